@@ -9,7 +9,7 @@ import persist
 from persist.codecs import Part, consolidate
 from persist.log import Keyframe, Replace
 from persist.read import Form, Snapshot, explained
-from persist.read.plan import _from
+from persist.read.scanning.plan import _from
 from persist.write import PartWriter
 
 

@@ -38,8 +38,8 @@ TESTS = {
     "persist/state/state.py": STATE,
     "persist/hold/leases.py": ["tests/hold"],
     "persist/compact/compactor.py": ["tests/compact/test_compaction_trouble.py", "tests/compact/test_compaction.py"],
-    "persist/read/scan.py": ["tests/read/test_scan.py", "tests/read/test_snapshot.py"],
-    "persist/read/lookup.py": ["tests/read/test_lookup.py"],
+    "persist/read/scanning/scan.py": ["tests/read/test_scan.py", "tests/read/test_snapshot.py"],
+    "persist/read/lookups/lookup.py": ["tests/read/test_lookup.py"],
 }
 
 

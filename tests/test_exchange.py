@@ -19,7 +19,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 import persist
 from persist.blob import MemoryBlob, UnreliableBlob, open_blob
-from persist.read.export_blobs import export_to_store
+from persist.read.results.export import export_to_store
 
 QUIET = persist.Settings(background=False)
 ROWS = [(1, "a"), (2, "b"), (2, "b"), (3, None)]

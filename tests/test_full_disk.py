@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-import persist.read.part_rows
+import persist.read.lookups.part_rows
 from persist.blob import StoreFull
 from persist.cli.main import main
 from persist.settings import Tuning
@@ -231,7 +231,7 @@ def test_maintenance_collects_garbage_though_it_cannot_renew_its_lease(small: Sm
 def test_look_ups_go_on_where_a_full_disk_has_no_room_for_what_they_decode(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
     settings = persist.Settings(background=False, memory_budget=16 << 20, cache_folder=disk / "cache")
     with persist.open(DatedBlob(ImpatientClock()), settings=settings) as client:
         c = client.create_or_load("c", key=KEY)

@@ -38,7 +38,7 @@ PAST_DOORS: dict[tuple[str, str], str] = {}
 UNNAMED = {
     "persist": "it gives its own name, to be sent to another process",
     "persist.late_names": "its callers import the same names for type checkers",
-    "persist.read.result": "packages that not everybody has, which its callers name",
+    "persist.read.results.result": "packages that not everybody has, which its callers name",
 }
 
 

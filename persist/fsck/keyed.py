@@ -1,7 +1,7 @@
 """Whether a keyed collection has at most one value per key, at every time that can be told apart.
 
 No checksum tells: it would be wrong if a resolution was made of something else than its record says. Cost: see
-`persist.read.values_per_key`.
+`persist.read.keyed.over_time`.
 """
 
 from persist.blob import Blob, CorruptBlob

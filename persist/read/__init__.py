@@ -7,20 +7,23 @@ its rows is believed; memory is bounded by slices, not by the collection.
 from typing import TYPE_CHECKING
 
 from persist.late_names import late_names
-from persist.read.as_of_join import joined
-from persist.read.changes import Changes, read_changes, with_moments
-from persist.read.claimed_read import ClaimedRead, collected
-from persist.read.difference import NewRows, differences
-from persist.read.export_blobs import INCOMPLETE, SUCCESS
-from persist.read.group_bounds import KeySamples
-from persist.read.joint_listen import JointListen, JointProgress
-from persist.read.keys_wanted import keys_alone, wanted_keys
-from persist.read.listen import Listen, Progress
-from persist.read.lookup import Lookup, Wanted
-from persist.read.merging import (
+from persist.read.following.changes import Changes, UpsertEvents, Upserts, read_changes, with_moments
+from persist.read.following.listen import AsyncSteps, JointListen, JointProgress, Listen, Progress
+from persist.read.keyed.over_time import joined, keys_with_less_than_none, keys_with_null, keys_with_several
+from persist.read.keyed.resolving import Folds, Purging, folded, machine_needed, resolved_updates, with_folded
+from persist.read.lookups.lookup import Lookup, Wanted
+from persist.read.lookups.part_rows import KeySamples
+from persist.read.lookups.wanted_keys import keys_alone, wanted_keys
+from persist.read.results.export import INCOMPLETE, SUCCESS
+from persist.read.results.result import BATCH_ROWS_MAX, required
+from persist.read.results.snapshot import Snapshot, check_request
+from persist.read.scanning.caches import DecodedRows, PartCaches, PartIndexes, SpilledRows
+from persist.read.scanning.merging import (
     TOUCH_FRACTION,
     Form,
+    NewRows,
     Split,
+    differences,
     read_snapshot,
     read_touched,
     repeated,
@@ -28,23 +31,12 @@ from persist.read.merging import (
     snapshot_tables,
     split,
 )
-from persist.read.part_caches import DecodedRows, PartCaches, PartIndexes
-from persist.read.part_reader import PartReader, memory_within
-from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
-from persist.read.purging import Purging
-from persist.read.records_counted import record_count
-from persist.read.resolving import Folds, folded, machine_needed, resolved_updates, with_folded
-from persist.read.result import BATCH_ROWS_MAX, required, rows_without_columns
-from persist.read.scan import SLICES_MAX, Scan, narrowed_scan, negated
-from persist.read.snapshot import Snapshot, check_request
-from persist.read.spilled_rows import SpilledRows
-from persist.read.stepping import AsyncSteps
-from persist.read.unread import UnreadParts
-from persist.read.upserts import UpsertEvents, Upserts
-from persist.read.values_per_key import keys_with_less_than_none, keys_with_null, keys_with_several
+from persist.read.scanning.plan import Explanation, UnreadParts, changes_scan, explained, record_count, snapshot_scan
+from persist.read.scanning.reader import ClaimedRead, PartReader, collected, memory_within
+from persist.read.scanning.scan import SLICES_MAX, Scan, narrowed_scan, negated, rows_without_columns
 
 if TYPE_CHECKING:
-    from persist.read.arrow_dataset import ResultDataset
+    from persist.read.results.dataset import ResultDataset
     from persist.read.where import parse_where
 
 __all__ = [
@@ -113,4 +105,4 @@ __all__ = [
     "with_moments",
 ]
 
-__getattr__ = late_names(__name__, {"arrow_dataset": ["ResultDataset"], "where": ["parse_where"]})
+__getattr__ = late_names(__name__, {"results.dataset": ["ResultDataset"], "where": ["parse_where"]})

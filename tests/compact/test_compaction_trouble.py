@@ -15,7 +15,7 @@ from persist.compact.planner import Forget, MakeKeyframe, Thin, Work
 from persist.errors import Superseded, UploadExpired
 from persist.log import Replace
 from persist.read import PartReader
-from persist.read.part_caches import SliceLeftovers
+from persist.read.scanning.caches import SliceLeftovers
 from persist.settings import Tuning
 from persist.state import CollectionState
 from persist.write import PartWriter

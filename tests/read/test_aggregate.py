@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 
 import persist
-import persist.read.aggregate
+import persist.read.results.aggregate
 from persist.blob import MemoryBlob
 from persist.read import PartReader
 from tests.codecs.oracle import sort_key
@@ -189,7 +189,7 @@ def test_aggregates_are_those_of_the_contents(
 
 def test_many_tables_are_merged_on_the_way(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partials are merged, with more limbs the further the bounds go."""
-    monkeypatch.setattr(persist.read.aggregate, "MERGE_ROWS", 10)
+    monkeypatch.setattr(persist.read.results.aggregate, "MERGE_ROWS", 10)
     c = client.create_or_load("c", key={"k": pa.int64()}, value={"g": pa.int8(), "v": pa.int64()})
     rng = np.random.default_rng(7)
     updates: list[Any] = []
@@ -364,14 +364,14 @@ def test_only_the_columns_that_are_needed_are_read(client: persist.Client, monke
     c.write([((1, ("a", 1)), 1, -1)]).result()
     c.seal(2).result()
     asked: list[tuple[str, ...]] = []
-    reading = persist.read.scan.PartReader.table  # type: ignore[attr-defined]
+    reading = persist.read.scanning.reader.PartReader.table
 
     def table(self: Any, part: Any, schema: Any, columns: Any, **how: Any) -> pa.Table:
         asked.append(tuple(columns))
         found: pa.Table = reading(self, part, schema, columns, **how)
         return found
 
-    monkeypatch.setattr(persist.read.scan.PartReader, "table", table)  # type: ignore[attr-defined]
+    monkeypatch.setattr(persist.read.scanning.reader.PartReader, "table", table)
     c.snapshot().aggregate(["g"], {"n": (None, "count")})
     assert asked == [("g",), ("g", "_diff")]
 

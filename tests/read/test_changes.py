@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-import persist.read.changes
+import persist.read.following.changes
 from persist.blob import MemoryBlob
 from persist.codecs import consolidate
 from tests.tiers import examples
@@ -48,7 +48,7 @@ def test_parts_apart_in_time_give_what_consolidation_gives(
         c.seal(last).result()
         found = c.changes(lower, upper).to_arrow()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(persist.read.changes, "_apart_in_time", lambda scan: None)
+            patch.setattr(persist.read.following.changes, "_apart_in_time", lambda scan: None)
             expected = c.changes(lower, upper).to_arrow()
         assert found.equals(expected) or str(found.to_pylist()) == str(expected.to_pylist())
         assert str(consolidated(c, lower, upper).to_pylist()) == str(expected.to_pylist())

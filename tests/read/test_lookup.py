@@ -19,13 +19,13 @@ from hypothesis import example, given, settings
 
 import persist
 import persist.codecs.order.search
-import persist.read.lookup
-import persist.read.part_reader
-import persist.read.part_rows
+import persist.read.lookups.lookup
+import persist.read.lookups.part_rows
+import persist.read.scanning.reader
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.codecs import SortedKeys, encode_parts, encode_with_rows
 from persist.read import Form, PartReader
-from persist.read.part_caches import decoded_rows
+from persist.read.scanning.caches import decoded_rows
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots
@@ -133,8 +133,8 @@ def test_rows_with_some_keys_are_found_as_a_filter_would(
     with client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(persist.codecs.order.search, "FEW_KEYS", searching[0])
         patch.setattr(persist.codecs.order.search, "ROWS_PER_SEARCH", searching[1])
-        patch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)  # Keyframes are blobs, and read in pieces.
-        patch.setattr(persist.read.lookup, "PARTS_MAX", (1, 2, 64)[len(updates) % 3])  # Of tiny ones, read as one.
+        patch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)  # Keyframes are blobs, and read in pieces.
+        patch.setattr(persist.read.lookups.lookup, "PARTS_MAX", (1, 2, 64)[len(updates) % 3])  # Read as one.
         for time in keyframes:
             add_keyframe(collection, time)
         records = expected(types, updates, wanted, as_of, columns, is_filtered)
@@ -199,7 +199,7 @@ def scattered(kind: str) -> pa.Table:
 def test_keys_are_found_in_parts_of_many_row_groups(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
     keys = scattered(kind)
     collection, rows = large(client, keys)
     assert len(collection.handle.contents().parts) == 1
@@ -222,7 +222,7 @@ def test_keys_are_found_in_parts_of_many_row_groups(
 
 
 def test_only_the_row_group_of_a_key_is_fetched_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
     store = MeteredBlob(MemoryBlob())
     with persist.open(store, settings=persist.Settings(background=False)) as client:
         collection, _ = large(client, scattered("int"))
@@ -307,7 +307,7 @@ def test_a_lookup_takes_anything_arrow_and_answers_each_key_once(client: persist
 def test_a_few_keys_of_several_parts_in_memory_are_given_in_order(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, columns: list[str] | None, null: bool
 ) -> None:
-    monkeypatch.setattr(persist.read.lookup, "PART_BYTES_MAX", 0)  # Each run is looked into by itself.
+    monkeypatch.setattr(persist.read.lookups.lookup, "PART_BYTES_MAX", 0)  # Each run is looked into by itself.
     collection = client.create_or_load("parts", key={"k": kind}, value={"v": pa.int64(), "s": pa.string()})
 
     def key(number: int) -> Any:
@@ -386,7 +386,7 @@ with persist.open(sys.argv[1], mode="read") as client:
 
 
 def test_other_columns_are_decoded_only_where_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
     with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
         collection, _ = large(client, pa.table({"k": np.arange(0, 2 * ROWS, 2)}))
         snapshot, kept = collection.snapshot(), client.engine.reader().decoded
@@ -499,7 +499,7 @@ def test_other_columns_of_a_key_that_was_looked_up_are_looked_up_too(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch, whole_bytes_max: int
 ) -> None:
     """What is kept of a part is kept for the columns that were read."""
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", whole_bytes_max)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", whole_bytes_max)
     rows = 200 if whole_bytes_max else 100_000
     c = client.create_or_load("c", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.int64()})
     numbers = np.arange(rows)
@@ -513,8 +513,8 @@ def test_other_columns_of_a_key_that_was_looked_up_are_looked_up_too(
 
 def test_single_keys_make_blocks_of_row_groups_and_are_found_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     group = ROWS // 20
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(persist.read.part_rows, "BLOCK_BYTES", ROWS * 32 * 8 // 20)  # Eight row groups.
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "BLOCK_BYTES", ROWS * 32 * 8 // 20)  # Eight row groups.
     monkeypatch.setitem(encode_with_rows.__kwdefaults__ or {}, "row_group_rows", group)
     store = MeteredBlob(MemoryBlob())
     with persist.open(store, settings=persist.Settings(background=False)) as client:
@@ -566,8 +566,8 @@ def test_decoded_rows_are_kept_within_bounds() -> None:
 def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(persist.read.part_rows, "BLOCK_BYTES", 1)  # One for each row group.
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "BLOCK_BYTES", 1)  # One for each row group.
     monkeypatch.setitem(encode_parts.__kwdefaults__ or {}, "row_group_rows", ROWS // 20)
     collection, rows = large(client, scattered("int"))
     keys, decoded = rows.select(["k"]), []
@@ -593,7 +593,7 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
 
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(client.engine, "_decoded", decoded_rows(4 << 20))
     collection, rows = large(client, scattered("int"))
     keys, wrong = rows["k"].to_pylist(), []

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-import persist.read.rungs
+import persist.read.lookups.rungs
 from persist.codecs import SortedKeys
 from persist.read import Lookup, Wanted, snapshot_scan
-from persist.read.lookup import without_diffs
-from persist.read.newest import by_age
-from persist.read.rungs import Rung
+from persist.read.lookups.lookup import without_diffs
+from persist.read.lookups.rungs import Rung, by_age
 from tests.tiers import examples
 
 QUIET = persist.Settings(background=False)
@@ -61,8 +60,8 @@ def test_what_a_key_holds_is_told_by_its_newest_update(
 ) -> None:
     key, of = KEYS[kind]
     with persist.open(persist.MemoryBlob(), settings=QUIET) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(persist.read.rungs, "TINY_BYTES", tiny)
-        patch.setattr(persist.read.rungs, "ROWS_PER_KEY", rows_per_key)
+        patch.setattr(persist.read.lookups.rungs, "TINY_BYTES", tiny)
+        patch.setattr(persist.read.lookups.rungs, "ROWS_PER_KEY", rows_per_key)
         users = client.create_or_load("users", key=key, value={"v": pa.int64()}, keyed=persist.Keyed())
         upper = 0
         for what, events in steps:
@@ -83,13 +82,13 @@ def test_what_a_key_holds_is_told_by_its_newest_update(
 
 def test_rungs_of_similar_size_become_one_and_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    before = persist.read.rungs._newest_of
+    before = persist.read.lookups.rungs._newest_of
 
     def counted(rows: pa.Table, keys: Any) -> Rung:
         made.append(len(rows))
         return before(rows, keys)
 
-    monkeypatch.setattr(persist.read.rungs, "_newest_of", counted)
+    monkeypatch.setattr(persist.read.lookups.rungs, "_newest_of", counted)
     with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
         users = client.create_or_load("users", key={"k": pa.int64()}, value={"v": pa.int64()}, keyed=persist.Keyed())
         for time in range(64):
@@ -109,8 +108,8 @@ def test_runs_of_one_time_that_overlap_are_asked_together() -> None:
 def test_what_was_written_before_a_collection_became_keyed_is_told_apart(
     rows_per_key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persist.read.rungs, "TINY_BYTES", 0)
-    monkeypatch.setattr(persist.read.rungs, "ROWS_PER_KEY", rows_per_key)
+    monkeypatch.setattr(persist.read.lookups.rungs, "TINY_BYTES", 0)
+    monkeypatch.setattr(persist.read.lookups.rungs, "ROWS_PER_KEY", rows_per_key)
     with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
         users = client.create_or_load("users", key={"k": pa.int64()}, value={"v": pa.int64()})
         # Three parts of one time, which cancel each other but for one row.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import persist
 from persist.blob import MemoryBlob
 from persist.read import PartReader, changes_scan
-from persist.read.part_reader import WHOLE_BYTES_MAX
+from persist.read.scanning.reader import WHOLE_BYTES_MAX
 from tests.keyframes import add_keyframe, snapshots
 from tests.tiers import examples
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 
 import persist
-import persist.read.part_rows
-import persist.read.spilled_rows
+import persist.read.lookups.part_rows
+import persist.read.scanning.caches
 from persist.blob import MemoryBlob, SystemClock
 from persist.codecs import MappedRows, mapped_file
 from persist.codecs.part.mapped import CHUNK_BYTES
@@ -38,8 +38,8 @@ KEYS: dict[str, Callable[[int], Any]] = {
 @pytest.fixture(autouse=True)
 def in_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let parts be read by row groups, and small pieces go to files."""
-    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(persist.read.spilled_rows, "SPILL_BYTES_MIN", 1)
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.scanning.caches, "SPILL_BYTES_MIN", 1)
 
 
 def configured(folder: Path, **others: Any) -> persist.Settings:
@@ -273,8 +273,8 @@ def test_what_was_removed_while_it_is_mapped_can_still_be_read(tmp_path: Path) -
 
 def test_two_processes_share_what_one_has_decoded(tmp_path: Path) -> None:
     script = """
-import sys, persist, persist.read.part_rows, persist.read.spilled_rows
-persist.read.part_rows.WHOLE_BYTES_MAX, persist.read.spilled_rows.SPILL_BYTES_MIN = 0, 1
+import sys, persist, persist.read.lookups.part_rows, persist.read.scanning.caches
+persist.read.lookups.part_rows.WHOLE_BYTES_MAX, persist.read.scanning.caches.SPILL_BYTES_MIN = 0, 1
 settings = persist.Settings(background=False, memory_budget=16 << 20, cache_folder=sys.argv[1] + "/cache")
 with persist.open(sys.argv[1] + "/store", mode="read", settings=settings) as client:
     rows = client.load("c").snapshot().get([5, 39_000]).to_pylist()

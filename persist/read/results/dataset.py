@@ -16,7 +16,7 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch, did_you_mean, under_way, until_the_end
-from persist.read.scan import refuse_positions
+from persist.read.scanning.scan import refuse_positions
 
 # Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.
 Narrowed = Callable[[Sequence[str] | None, pc.Expression | None], Iterator[pa.RecordBatch]]

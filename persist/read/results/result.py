@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 
 from persist.blob import InvalidUsage
 from persist.codecs import with_both_zeros
-from persist.read.claimed_read import ClaimedRead
-from persist.read.pandas_frame import DtypeBackend, to_frame
-from persist.read.polars_frame import in_milliseconds
+from persist.read.results.pandas_frame import DtypeBackend, to_frame
+from persist.read.results.polars_frame import in_milliseconds
+from persist.read.scanning.reader import ClaimedRead
+from persist.read.scanning.scan import rows_without_columns
 from persist.shown import ShownByRepr
 from persist.work import task
 
@@ -152,13 +153,13 @@ class ArrowResult(ShownByRepr):
         It reads when it is collected, as often as that is; keep this result open until then.
         """
         polars = required("polars")
-        from persist.read.polars_source import lazy_frame
+        from persist.read.results.polars_frame import lazy_frame
 
         return lazy_frame(polars, self.schema, self.narrowed)
 
     def dataset(self) -> Any:
         """Return a `pyarrow.dataset.Dataset` that reads the columns and parts it is asked for; as `lazy`."""
-        from persist.read.arrow_dataset import ResultDataset
+        from persist.read.results.dataset import ResultDataset
 
         return ResultDataset(self.schema, self.narrowed)
 
@@ -191,11 +192,6 @@ class ArrowResult(ShownByRepr):
 
 def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
-
-
-def rows_without_columns(rows: int) -> pa.Table:
-    """Return a table of that many rows and no column, which Arrow makes only by a detour."""
-    return pa.Table.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
 
 
 def required(package: str, extra: str | None = None) -> Any:

@@ -1,9 +1,9 @@
 """What a read will read, as a value, and how it is read.
 
 A `Scan` names the parts of a keyframe, whose rows all count, and parts of the history, of which the updates in an
-interval of times do, added or taken away; a slice of the key space, columns and a filter. `persist.read.plan` makes
-it from the state alone; it can be cut into slices that are independent of each other: threads read them here, tasks
-in Spark. `persist.read.snapshot` and `persist.read.changes` say what the updates amount to.
+interval of times do, added or taken away; a slice of the key space, columns and a filter. `persist.read.scanning.plan`
+makes it from the state alone; it can be cut into slices that are independent of each other: threads read them here,
+tasks in Spark. `persist.read.scanning.merging` and `persist.read.following.changes` say what the updates amount to.
 """
 
 import pickle
@@ -30,7 +30,7 @@ from persist.codecs import (
     part_lift,
     parts_that_may_match,
 )
-from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
+from persist.read.scanning.reader import ALL_KEYS, PartReader, memory_within
 
 SLICES_MAX = 100_000
 
@@ -283,3 +283,8 @@ def negated(table: pa.Table) -> pa.Table:
         negated = table.set_column(at, table.field(at), pc.negate(table["_diff"]))
         return pa.concat_tables([negated, halves, halves])
     return table.set_column(at, table.field(at), pc.negate(diffs))
+
+
+def rows_without_columns(rows: int) -> pa.Table:
+    """Return a table of that many rows and no column, which Arrow makes only by a detour."""
+    return pa.Table.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from persist.codecs import CollectionSchema, Part, SortedKeys, int64_array, sort_indices
-from persist.read.part_reader import PartReader
+from persist.read.scanning.reader import PartReader
 
 PART_BYTES_MAX = 64 << 10  # Decoded; a larger part is worth a search of its own.
 PARTS_MAX = 64

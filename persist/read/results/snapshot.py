@@ -1,4 +1,4 @@
-"""The contents of a collection as of a time, as users read them; how they are made is in `persist.read.merging`.
+"""The contents of a collection as of a time, as users read them; `persist.read.scanning.merging` makes them.
 
 A `Snapshot` is a plan over immutable parts, taken at one point of the log: reading it twice, or later, gives the same
 contents whatever has been written since.
@@ -26,15 +26,15 @@ from persist.codecs import (
     to_rows,
     to_tuples,
 )
-from persist.read.aggregate import Request, aggregate
-from persist.read.claimed_read import ClaimedRead
-from persist.read.export import Mode, export_delta, export_iceberg, export_parquet
-from persist.read.keys_wanted import arrow_keys
-from persist.read.lookup import Lookup
-from persist.read.merging import Form, read_snapshot, repeated, snapshot_tables
-from persist.read.plan import Explanation
-from persist.read.result import ArrowResult, rows_without_columns
-from persist.read.scan import Scan, narrowed_scan, refuse_positions
+from persist.read.lookups.lookup import Lookup
+from persist.read.lookups.wanted_keys import arrow_keys
+from persist.read.results.aggregate import Request, aggregate
+from persist.read.results.export import Mode, export_delta, export_iceberg, export_parquet
+from persist.read.results.result import ArrowResult
+from persist.read.scanning.merging import Form, read_snapshot, repeated, snapshot_tables
+from persist.read.scanning.plan import Explanation
+from persist.read.scanning.reader import ClaimedRead
+from persist.read.scanning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
 from persist.timeline import shown_time, timeline_of
 
 UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.

@@ -1,11 +1,11 @@
 """Point reads: the rows of a snapshot with certain keys, from the few row groups that may hold them.
 
-Where to look is told by what is known already (see `persist.read.group_bounds`): the sampled keys in a part's
+Where to look is told by what is known already (see `GroupBounds`): the sampled keys in a part's
 descriptor, then the statistics in its footer. Of the row groups that are left the keys are decoded, and all wanted keys
 are searched for in them at once (`persist.codecs.order.search`); then the other columns, of those row groups that have
-a wanted key. Both stay decoded in a bounded cache of the client's (`persist.read.part_caches.DecodedRows`): as blocks
-of many row groups once all of a block has been wanted, so that a key that is read again costs one search for each part.
-Parts without sampled keys (nested ones, very long ones) are read as a whole.
+a wanted key. Both stay decoded in a bounded cache of the client's (`DecodedRows`): as blocks of many row groups once
+all of a block has been wanted, so that a key that is read again costs one search for each part. Parts without sampled
+keys (nested ones, very long ones) are read as a whole.
 
 What does not help: pyarrow writes bloom filters and page indexes, and has no way to look anything up in them; in a file
 sorted by key, statistics say nearly as much. Most of a first look-up is decoding one row group of all wanted columns.
@@ -34,15 +34,13 @@ from persist.codecs import (
     small_key,
     sort_indices,
 )
-from persist.read.group_bounds import Numbers
-from persist.read.joined_rows import PART_BYTES_MAX, PARTS_MAX, JoinedRows
-from persist.read.keys_wanted import keys_alone, wanted_keys
-from persist.read.merging import repeated
-from persist.read.newest import Aged, by_age, newest
-from persist.read.part_reader import PartReader
-from persist.read.part_rows import Block, PartRows
-from persist.read.rungs import Rungs
-from persist.read.scan import Scan, cheap_first, negated
+from persist.read.lookups.joined_rows import PART_BYTES_MAX, PARTS_MAX, JoinedRows
+from persist.read.lookups.part_rows import Block, Numbers, PartRows
+from persist.read.lookups.rungs import Aged, Rungs, by_age, newest
+from persist.read.lookups.wanted_keys import keys_alone, wanted_keys
+from persist.read.scanning.merging import repeated
+from persist.read.scanning.reader import PartReader
+from persist.read.scanning.scan import Scan, cheap_first, negated
 
 FEW_ROWS = 32  # Are cut out one by one.
 
@@ -92,7 +90,7 @@ class _Source:
         return min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
 
     def aged(self, table: pa.Table) -> Aged:
-        """Return updates of it as `persist.read.newest` takes them."""
+        """Return updates of it as `persist.read.lookups.rungs` takes them."""
         least, greatest = self.span
         return Aged(table, least if least == greatest else None, self.diff)
 

@@ -46,8 +46,8 @@ from persist.codecs import (
     split,
     whole_numbers,
 )
-from persist.read.part_reader import PartReader
-from persist.read.scan import Scan
+from persist.read.scanning.reader import PartReader
+from persist.read.scanning.scan import Scan
 
 KINDS = ("sum", "count")
 CANCELLED_MAX = 2.0**12  # A float sum that is smaller than its terms by more than this may be mostly rounding errors.

@@ -8,16 +8,17 @@ decode, and rows to merge, which costs several times as much. No I/O happens her
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pyarrow.compute as pc
 
-from persist.codecs import CollectionSchema, Part, with_both_zeros
-from persist.log import Keyframe
-from persist.read.scan import Scan
+from persist.codecs import TIME_MAX, CollectionSchema, Part, with_both_zeros
+from persist.log import Keyframe, Numbers
+from persist.read.scanning.scan import Scan
 from persist.shown import Shown
-from persist.state import CollectionState, Unsealed, among_versions, form_in, unsealed
+from persist.state import CollectionState, Unsealed, among_versions, due, form_in, unsealed
 from persist.timeline import Timeline, shown_time, timeline_of
-from persist.upsert import live_filter
+from persist.upsert import dead_filter, live_filter
 
 MERGE_COST = 4  # Of a row that is merged, against one that is only decoded.
 
@@ -197,3 +198,45 @@ def _rows_between(part: Part, start: int, end: int) -> float:
     """Return about how many rows of a part have times in `(start, end]`, if they are spread evenly."""
     first, last = max(part.time_min, start + 1), min(part.time_max, end)
     return part.rows * (last - first + 1) / (part.time_max - part.time_min + 1)
+
+
+def record_count(contents: CollectionState) -> int | None:
+    """Return what all diffs sum to, sealed or not: the number of records, while no multiplicity is negative.
+
+    None where only reading tells: parts may hold tombstones, which nobody is shown, or sealed events are not resolved.
+    """
+    base = contents.parts_of(contents.keyframes[0].parts) if contents.history_from else ()
+    parts = (*base, *contents.history_parts)
+    form = contents.keyed
+    if form is not None and due(contents, contents.upper_times):
+        return None
+    if form is not None and form.tombstone is not None:
+        schema = contents.schema
+        dead = Scan(schema, parts, 0, TIME_MAX + 1, schema.names, dead_filter(schema, form))
+        if dead.pruned().parts:
+            return None
+    return sum(part.diff_sum for part in parts)
+
+
+class UnreadParts:
+    """The parts of one collection's history that hold times at or after a bound that only grows."""
+
+    def __init__(self) -> None:
+        self._runs: tuple[Numbers, ...] = ()
+        self._parts: tuple[Part, ...] = ()
+
+    def at_or_after(self, contents: CollectionState, lower: int) -> tuple[Part, ...]:
+        """Return these parts; neither state nor bound may be earlier than those of the call before.
+
+        Cost: O(parts added since and unread ones), and comparing as many pointers as there are runs; after a
+        compaction O(parts).
+        """
+        known, runs = self._runs, contents.history
+        if runs[: len(known)] == known:
+            added = contents.parts_of(chain.from_iterable(runs[len(known) :]))
+            candidates = (*self._parts, *added)
+        else:
+            candidates = contents.history_parts
+        self._runs = runs
+        self._parts = tuple(part for part in candidates if part.time_max >= lower)
+        return self._parts

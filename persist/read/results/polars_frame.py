@@ -1,31 +1,64 @@
-"""A result as a lazy frame of Polars: columns, predicates and slices of a query reach the read.
+"""Results as frames of Polars: whole ones without a value that changes, and lazy ones that read what a query needs.
 
-A predicate is pushed down as far as Arrow compares like Polars: comparisons of columns with constants, and whether
-something is NULL, in any `&` and `|` of these; not of floats, because NaN equals itself in Polars alone. Polars is
-asked for its own written form of the predicate, and what is not understood there is not pushed down. All of the
-predicate is applied to what was read, so an answer never depends on any of this.
+Polars counts milliseconds at least. It multiplies what comes in seconds without looking, and huge values wrap: so
+seconds become milliseconds here, checked.
+
+Columns, predicates and slices of a lazy query reach the read. A predicate is pushed down as far as Arrow compares like
+Polars: comparisons of columns with constants, and whether something is NULL, in any `&` and `|` of these; not of
+floats, because NaN equals itself in Polars alone. Polars is asked for its own written form of the predicate, and what
+is not understood there is not pushed down. All of the predicate is applied to what was read, so an answer never depends
+on any of this.
 """
 
 import io
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.read.arrow_dataset import Narrowed
-from persist.read.polars_frame import in_milliseconds
+from persist.blob import InvalidUsage
+from persist.codecs import children, with_children
+
+if TYPE_CHECKING:
+    from persist.read.results.dataset import Narrowed
 
 _COMPARED = {"Eq": "__eq__", "NotEq": "__ne__", "Lt": "__lt__", "LtEq": "__le__", "Gt": "__gt__", "GtEq": "__ge__"}
+
+
+def in_milliseconds(table: pa.Table) -> pa.Table:
+    """Return a table whose moments and durations in seconds are in milliseconds, at whatever depth: as Polars has them.
+
+    Raises:
+        InvalidUsage: one does not fit.
+    """
+    try:
+        wanted = pa.schema([field.with_type(_in_milliseconds(field.type)) for field in table.schema])
+        return table if wanted == table.schema else table.cast(wanted)
+    except pa.ArrowException as error:
+        raise InvalidUsage(
+            f"a moment or a duration in seconds does not fit Polars, which counts milliseconds at least: {error}. Read "
+            'it as Arrow; times also with times="int"'
+        ) from error
+
+
+def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
+    if pat.is_nested(kind):
+        inner = [field.type for field in children(kind)]
+        made = [_in_milliseconds(each) for each in inner]
+        return kind if made == inner else with_children(kind, made)
+    if pat.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    return pa.duration("ms") if kind == pa.duration("s") else kind
 
 
 class _NotUnderstood(ValueError):
     """Some of a predicate has no counterpart here."""
 
 
-def lazy_frame(polars: Any, schema: pa.Schema, narrowed: Narrowed) -> Any:
+def lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
     """Return a `polars.LazyFrame` that reads what its query needs; polars is the module."""
     plugins: Any = __import__("polars.io.plugins", fromlist=["register_io_source"])
 

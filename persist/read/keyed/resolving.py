@@ -1,0 +1,299 @@
+"""Events of keyed collections that wait: what they amount to, and which tombstones nothing needs after that.
+
+Pending events are read, grouped, and held against what their keys hold. Whoever resolves for good, and whoever reads
+what is not resolved yet, works it out here, so both come to the same. The key space is cut so that each slice is
+resolved within the budget; the events of one key are in one slice.
+
+A tombstone is kept so that a late row does not bring its key back. Once its watermark is below the late bound, every
+row that could is refused. Rows that are pending came before, and may be below the bound as it is now. So what counts is
+a *floor*, below which no event is that is still to be resolved. Nobody sees that a tombstone is retracted, because
+every read leaves tombstones out, at every time. To find those that are not needed is a scan of two columns, of the
+parts that may hold tombstones. It is made when the updates that were resolved since the last one are a quarter of all
+rows, so it costs a fraction of what resolving them did.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.blob import ByteBoundedLru
+from persist.codecs import (
+    TIME_MAX,
+    CollectionSchema,
+    Part,
+    RowSorter,
+    SortedKeys,
+    boolean_array,
+    encode_parts,
+    int64_array,
+    order_keys,
+    scalar_from_json,
+)
+from persist.errors import SchemaMismatch
+from persist.log import KeyedForm
+from persist.read.lookups.lookup import Lookup, Wanted, without_diffs
+from persist.read.scanning.merging import read_snapshot, snapshot_slices
+from persist.read.scanning.plan import snapshot_scan
+from persist.read.scanning.reader import PartReader
+from persist.read.scanning.scan import Scan
+from persist.state import CollectionState, among_versions, appended, due, form_in, pending_after
+from persist.upsert import (
+    NAME,
+    Machine,
+    Prepared,
+    dead_filter,
+    described,
+    event_fields,
+    events_schema,
+    prepared,
+    resolved,
+)
+
+SLICE_SHARE = 16  # Of the memory budget one slice of events takes this fraction: what they touch is read besides.
+LEFTOVER_SHARE = 2  # And this one what has been decoded of waiting parts for the slices that come after it.
+
+
+def resolved_updates(
+    contents: CollectionState,
+    schema: CollectionSchema,
+    machine: Machine,
+    end: Antichain,
+    reader: PartReader,
+    own: pa.Table | None = None,
+    on_keys: Callable[[pa.Table], object] = lambda keys: None,
+) -> Iterator[pa.Table]:
+    """Yield the updates at times before end that events at times beyond `contents.resolved` amount to.
+
+    Args:
+        own: events that are not pending yet, in their order: they arrived after those that are.
+        on_keys: is told the keys that have events, each once.
+
+    Returns:
+        tables of the columns of the schema, not consolidated; no key is in two of them. Memory: a slice, and own.
+
+    Raises:
+        CorruptBlob: a part is missing or damaged.
+        PersistError: the machine does not accept an event.
+    """
+    schema = among_versions(schema, contents)
+    form = form_in(contents, schema)
+    assert form is not None
+    lower, upper = contents.resolved.time, TIME_MAX + 1 if end.time is None else end.time
+    if lower is None or lower >= upper:
+        return
+    events = events_schema(schema, event_fields(schema, form))
+    parts = [contents.pending[number] for number in due(contents, end.elements)]
+    bytes_max = reader.memory_budget // SLICE_SHARE
+    if own is not None and len(own) and sum(part.memory for part in parts) > bytes_max:
+        parts += (msgspec.structs.replace(part, inline=data) for data, part in encode_parts(own, events))
+        own = None
+    scan = Scan(events, tuple(parts), lower, upper, events.names).pruned()
+    scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
+    lookup = None if scan_before is None else Lookup(scan_before, one_per_key=machine.has_one_value)
+    slices = scan.slices_within(bytes_max) if scan.parts else [scan]
+    waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
+    assert own is None or len(slices) == 1, "events that are not cut would be in each slice"
+    for each in slices:
+        arrived = _arrived(each, events, waiting, own)
+        if len(arrived):
+            ready = prepared(schema, form, arrived)
+            on_keys(ready.keys)
+            yield _resolved(ready, schema, machine, lookup, reader)
+
+
+def folded(
+    contents: CollectionState, schema: CollectionSchema, machine: Machine, end: Antichain, reader: PartReader
+) -> tuple[Part, ...]:
+    """Return the updates before end that are not resolved yet, as parts stored nowhere. Memory: all of them."""
+    tables = resolved_updates(contents, schema, machine, end, reader)
+    encoded = (each for table in tables for each in encode_parts(table, schema))
+    return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
+
+
+def with_folded(contents: CollectionState, parts: Sequence[Part]) -> CollectionState:
+    """Return contents with the parts of `folded` in their history: to read, and never to commit."""
+    waiting = pending_after(contents, contents.upper_times)
+    after, upper = appended(contents, tuple(parts)), contents.upper_times
+    return msgspec.structs.replace(after, resolved_times=upper, pending=waiting)
+
+
+class Folds:
+    """What was folded lately, so that many reads of one state fold once; safe to use from many threads.
+
+    Args:
+        bytes_max: of the parts that are kept.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._kept = ByteBoundedLru[_Unresolved, tuple[Part, ...]](
+            bytes_max, lambda parts: sum(len(part.inline) for part in parts)
+        )
+
+    def get(self, contents: CollectionState) -> tuple[Part, ...] | None:
+        """Return what was folded of contents; () where nothing has to be, None if that is not known."""
+        return self._kept.get(_unresolved(contents)) if due(contents, contents.upper_times) else ()
+
+    def put(self, contents: CollectionState, parts: Sequence[Part]) -> None:
+        """Keep what was folded of contents, and forget what has not been asked for longest."""
+        self._kept.put(_unresolved(contents), tuple(parts))
+
+
+_Unresolved = tuple[str, int, Antichain, Antichain, tuple[int, ...]]
+
+
+def _unresolved(contents: CollectionState) -> _Unresolved:
+    """Return what decides what sealed events come to: what is sealed and resolved stays as it is."""
+    waiting = due(contents, contents.upper_times)
+    return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
+
+
+def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) -> Machine:
+    """Return the machine of a collection; raise SchemaMismatch if it is not known here."""
+    if machine is None:
+        raise SchemaMismatch(
+            f"the collection {collection!r} has the machine {described(form.machine)}, which is not known here, and "
+            "events are to be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
+        )
+    return machine
+
+
+def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own: pa.Table | None) -> pa.Table:
+    """Return the events of a slice in the order in which those of each key arrived."""
+    columns = events.arrow.names
+    tables = [scan.empty(columns), *scan.updates(reader, columns)] if scan.parts else [scan.empty(columns)]
+    if own is not None:
+        tables.append(own.select(columns))
+    return pa.concat_tables(tables)
+
+
+def _resolved(
+    ready: Prepared, schema: CollectionSchema, machine: Machine, lookup: Lookup | None, reader: PartReader
+) -> pa.Table:
+    present = schema.arrow.empty_table()
+    if lookup is not None:
+        wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
+        if machine.has_one_value:
+            present = lookup.present(wanted, reader)
+        else:
+            present = without_diffs(lookup.contents(wanted, "rows", reader), lookup.scan)
+    return resolved(ready, machine, present)
+
+
+SHARE = 4  # Of the rows, this fraction must have been resolved since tombstones were looked for.
+SEEN_MAX = 1000  # Bounds that are remembered; with fewer, tombstones are kept longer.
+
+
+class Purged:
+    """Tombstones to be retracted, while what they are is worked out.
+
+    Args:
+        rows: the columns of key and value.
+        time: when they are retracted.
+    """
+
+    def __init__(self, rows: pa.Table, time: int) -> None:
+        self._rows = rows
+        self._time = time
+
+    def touched(self, keys: pa.Table) -> None:
+        """Leave out the tombstones of some distinct keys, because events decide what becomes of these."""
+        if not len(self._rows):
+            return
+        names = keys.column_names
+        both = pa.concat_tables([keys, self._rows.select(names)]).combine_chunks()
+        order, starts = RowSorter(order_keys(both, names)).sort()
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.cumsum(starts) - 1
+        is_touched = np.zeros(int(ranks.max()) + 1, np.bool_)
+        is_touched[ranks[: len(keys)]] = True
+        self._rows = self._rows.filter(boolean_array(~is_touched[ranks[len(keys) :]]))
+
+    def updates(self, schema: CollectionSchema) -> pa.Table:
+        """Return the retractions."""
+        times = int64_array(np.full(len(self._rows), self._time, np.int64))
+        diffs = int64_array(np.full(len(self._rows), -1, np.int64))
+        columns = [*self._rows.select([*schema.names]).columns, times, diffs]
+        return pa.Table.from_arrays(columns, schema=schema.arrow)
+
+
+@dataclass(slots=True)
+class _Known:
+    """Of one collection: rows resolved since the last look, and (next number of a part, late bound) as they were."""
+
+    resolved: int = 0
+    seen: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Purging:
+    """Decides when to look for tombstones that are not needed, and below what; safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, _Known] = {}
+
+    def resolved(self, collection: str, rows: int) -> None:
+        """Account for updates that were resolved."""
+        with self._lock:
+            self._known.setdefault(collection, _Known()).resolved += rows
+
+    def purged(
+        self, contents: CollectionState, schema: CollectionSchema, end: Antichain, reader: PartReader
+    ) -> Purged | None:
+        """Return the tombstones to retract with a resolution up to end, if it is time to look for them.
+
+        Memory: a slice of the snapshot, and a sixteenth of the budget for what is found; more is left for later.
+        """
+        schema = among_versions(schema, contents)
+        form, lower = form_in(contents, schema), contents.resolved.time
+        if form is None or form.tombstone is None or form.machine.name != NAME or contents.late_bound is None:
+            return None
+        if not lower:
+            return None
+        floor = self._floor(contents, end)
+        if floor is None or not self._is_due(contents):
+            return None
+        mark = pc.field(form.order_by[0])
+        try:
+            bound = scalar_from_json(floor, schema.arrow.field(form.order_by[0]).type)
+        except (pa.ArrowException, OverflowError, ValueError):
+            return None  # Below all watermarks that there can be.
+        dead = dead_filter(schema, form) & ((mark < bound) | mark.is_null())
+        scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
+        tables = [scan.empty(schema.names)]
+        left = reader.memory_budget // 16
+        for each in snapshot_slices(scan, "rows", reader.slice_bytes):
+            for table in read_snapshot(each, "rows", reader):
+                tables.append(table)
+                left -= table.nbytes
+            if left <= 0:
+                break
+        return Purged(pa.concat_tables(tables), TIME_MAX if end.time is None else end.time - 1)
+
+    def _floor(self, contents: CollectionState, end: Antichain) -> int | None:
+        """Return a watermark below which no event is that is not resolved by end; None if none is known."""
+        assert contents.late_bound is not None
+        waiting = pending_after(contents, end.elements)
+        with self._lock:
+            seen = self._known.setdefault(contents.id, _Known()).seen
+            if not seen or seen[-1] != (contents.next_number, contents.late_bound):
+                seen.append((contents.next_number, contents.late_bound))
+                del seen[:-SEEN_MAX]
+            if not waiting:
+                return contents.late_bound
+            first = min(waiting)
+            return max((bound for number, bound in seen if number <= first), default=None)
+
+    def _is_due(self, contents: CollectionState) -> bool:
+        rows = sum(part.rows for part in contents.parts)
+        with self._lock:
+            known = self._known.setdefault(contents.id, _Known())
+            if known.resolved * SHARE < rows:
+                return False
+            known.resolved = 0
+            return True
