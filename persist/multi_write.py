@@ -176,7 +176,8 @@ class MultiWrite:
                 "seal of it already: put it first"
             )
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
-        self._commit.add(collection.handle, [condition(collection.id, collection.handle.frontier("upper", upper))])
+        expected = collection.handle.frontier("upper", upper).elements
+        self._commit.add(collection.handle, [condition(collection.id, expected)])
 
     def expect_definition(self, view: Collection, number: int) -> None:
         """Let the commit be rejected (`ViewRedefined`) if the view has another definition when it comes.
@@ -194,7 +195,7 @@ class MultiWrite:
             query, batch, run: the query's id, the number of its batch, and what this run of the query is called.
             again: the batch was committed before, and another run goes on from there; the block holds nothing else.
 
-        The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.state.queries`).
+        The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.state.remembered`).
         """
         self._commit.check(collection.handle)
         mark = Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)

@@ -577,7 +577,7 @@ def test_a_damaged_state_object_is_named(how: Damage) -> None:
 
 @pytest.mark.parametrize("how", [truncated, emptied, flipped, missing])
 def test_a_damaged_part_list_is_named(how: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
+    monkeypatch.setattr("persist.log.commits.PARTS_INLINE_MAX", 0)
     blob = written(3)
     key = next(entry.key for entry in blob.list("list/"))
     damage(blob, key, how)

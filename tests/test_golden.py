@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,12 +12,12 @@ from persist.blob import FileBlob
 from persist.codecs import Part
 from persist.codecs.types import arrow_types
 from persist.codecs.types.codec import BUILT_IN
-from persist.log import FORMAT, BlobRef, Framed, KeyedForm, Keyframe, MachineForm, Mutation, Record, part_lists
+from persist.log import FORMAT, KINDS, BlobRef, Framed, KeyedForm, Keyframe, MachineForm, Record, commits
 from persist.replica import checkpoint, directory
 from persist.state import CollectionState, Dropped, LocationState, TakenOver
 from persist.state.contents import Held
-from persist.state.leases import Lease
-from persist.state.queries import LastBatch
+from persist.state.location import Lease
+from persist.state.remembered import LastBatch
 from tests.golden.make import HERE, digest, stored_members
 
 FORMATS = sorted(path.name for path in HERE.glob("format-*"))
@@ -64,13 +64,13 @@ def members(kind: type[msgspec.Struct]) -> set[str]:
 
 def test_golden_files_hold_every_kind_of_object() -> None:
     kinds = {each["persist"] for each in objects(PRESENT) if "persist" in each}
-    known = (Record, checkpoint.Checkpoint, checkpoint.StateObject, directory.DirectoryObject, part_lists.PartList)
+    known = (Record, checkpoint.Checkpoint, checkpoint.StateObject, directory.DirectoryObject, commits.PartList)
     assert kinds == {kind.__struct_config__.tag for kind in known}, PROCEDURE
     assert kinds == {kind.__struct_config__.tag for kind in Framed.__subclasses__()}, PROCEDURE
     assert {entry.key.split("/")[0] for entry in FileBlob(PRESENT).list("")} >= {"part", "list", "state", "directory"}
 
 
-@pytest.mark.parametrize("kind", get_args(Mutation), ids=lambda kind: str(kind.__struct_config__.tag))
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: str(kind.__struct_config__.tag))
 def test_golden_files_hold_every_kind_of_mutation_with_each_of_its_members(kind: type[msgspec.Struct]) -> None:
     found = [each for each in objects(PRESENT) if each.get("kind") == kind.__struct_config__.tag]
     assert found, f"there is no record of this kind: {PROCEDURE}"

@@ -46,7 +46,7 @@ from persist.log import (
     put_framed,
     record_key,
 )
-from persist.log.part_lists import PartList
+from persist.log.commits import PartList
 from persist.replica import Checkpoint, StateObject, write_checkpoint
 from persist.settings import Tuning
 from persist.state import Dropped
@@ -636,7 +636,7 @@ def test_neighbours_and_nested_locations_do_not_touch_each_other(
     """Not even one that lies where another one keeps what it collects."""
     monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 0)
     monkeypatch.setattr("persist.replica.directory.INLINE_BYTES_MAX", 0)
-    monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
+    monkeypatch.setattr("persist.log.commits.PARTS_INLINE_MAX", 0)
     monkeypatch.setattr("persist.write.part_writer.INLINE_PART_MAX", 0)
     outer = f"{tmp_path}/loc"
     # Those below the outer one first: it must not take theirs for its own when it has nothing yet.

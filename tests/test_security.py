@@ -56,7 +56,7 @@ class AgedBlob(S3Blob):
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     # So that a small location has checkpoints, a state object at each of them, and a part list.
     monkeypatch.setattr("persist.replica.checkpoint.INTERVAL", 4)
-    monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
+    monkeypatch.setattr("persist.log.commits.PARTS_INLINE_MAX", 0)
     monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 0)
     monkeypatch.setattr("persist.replica.directory.INLINE_BYTES_MAX", 500)
     return Gate(monkeypatch)

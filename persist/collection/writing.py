@@ -44,7 +44,7 @@ class WritingCalls(KeyedCalls):
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
                 matter, and neither do seal and expected_upper. Remembered while the updates' times are not sealed, and
-                of the last `persist.state.tokens.TOKENS_KEPT` writes after that; a repetition of an older one
+                of the last `persist.state.remembered.TOKENS_KEPT` writes after that; a repetition of an older one
                 is refused, because its times are sealed.
             expected_upper: the upper that the collection must have (compare-and-append).
             seal: the upper to seal to; see `seal`.

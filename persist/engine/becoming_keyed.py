@@ -42,4 +42,4 @@ def checked(
             break
         if several := [*islice(keys_with(contents, reader), KEYS_NAMED)]:
             raise NotOneValue(handle.name, several, are_null=False)
-    return ExpectNothingBeyondUpper(handle.id, contents.upper)
+    return ExpectNothingBeyondUpper(handle.id, contents.upper_times)

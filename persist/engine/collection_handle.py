@@ -274,7 +274,7 @@ class CollectionHandle:
 
     def expect_step(self, upper: int | Moment | Antichain) -> ExpectUpper:
         """Return what rejects a commit unless the collection has this upper."""
-        return ExpectUpper(self.id, self.frontier("expected upper", upper))
+        return ExpectUpper(self.id, self.frontier("expected upper", upper).elements)
 
     def seal_step(self, upper: int | Moment | Antichain) -> Seal:
         """Return what seals the collection in a commit."""

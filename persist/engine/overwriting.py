@@ -147,7 +147,7 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
 
 def _alone(contents: CollectionState, at: int, writes: Sequence[Step]) -> list[Step]:
     return [
-        ExpectNothingBeyondUpper(contents.id, contents.upper),
+        ExpectNothingBeyondUpper(contents.id, contents.upper_times),
         *writes,
         Seal(contents.id, Antichain(at + 1).elements),
     ]

@@ -4,7 +4,17 @@ Promises: what is read here is exactly what somebody committed, or it is an erro
 created once, at one seqno, whoever else tries, and a lost answer is resolved by looking at the slot.
 """
 
-from persist.log.commits import COMMIT_DEADLINE_S, begins_as, create_record, read_commit_id, read_record, record_bytes
+from persist.log.commits import (
+    COMMIT_DEADLINE_S,
+    as_read,
+    as_stored,
+    begins_as,
+    create_record,
+    move_out,
+    read_commit_id,
+    read_record,
+    record_bytes,
+)
 from persist.log.envelope import (
     FORMAT,
     MADE_AGAIN,
@@ -45,10 +55,11 @@ from persist.log.keys import (
     state_seqno,
     uploaded_seqno,
 )
-from persist.log.part_lists import as_read, as_stored, move_out
 from persist.log.records import (
+    KINDS,
     AdvanceLateBound,
     AllowCompaction,
+    AnyCollectionMutation,
     Append,
     Batch,
     BringsParts,
@@ -87,10 +98,10 @@ from persist.log.records import (
     SetTag,
     Submitted,
     TakeOver,
+    TimeText,
     TokenMark,
     Tokens,
     TruncateLog,
-    Unguarded,
     VoidUploads,
     Watermarks,
     Words,
@@ -102,6 +113,7 @@ __all__ = [
     "COMMIT_DEADLINE_S",
     "DIRECTORIES",
     "FORMAT",
+    "KINDS",
     "LISTS",
     "LOG",
     "MADE_AGAIN",
@@ -109,6 +121,7 @@ __all__ = [
     "STATES",
     "AdvanceLateBound",
     "AllowCompaction",
+    "AnyCollectionMutation",
     "Append",
     "Batch",
     "BlobRef",
@@ -149,10 +162,10 @@ __all__ = [
     "SetTag",
     "Submitted",
     "TakeOver",
+    "TimeText",
     "TokenMark",
     "Tokens",
     "TruncateLog",
-    "Unguarded",
     "VoidUploads",
     "Watermarks",
     "Words",

@@ -6,7 +6,17 @@
 never replaced. The answer of a `create` may be lost, or be a strange one; every record therefore carries a commit id
 of its own, and whoever got no clear answer reads the slot. If it is taken, the id says by whom; if it is free, the
 same bytes are offered again.
+
+A part list too large for its record is kept in an object of its own:
+
+    list/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "parts"
+
+In memory a mutation that brings parts always has its `parts`. On storage, a long list is replaced by `parts_in`, a
+pointer with a checksum. The object is written before the record that points to it. Its name begins like that of an
+upload (`persist.state.location.check_uploaded` says why) and goes on with its content, so writing it twice is harmless.
 """
+
+from typing import TypeVar
 
 import msgspec
 
@@ -25,14 +35,18 @@ from persist.blob import (
     Unavailable,
     get_at_most,
 )
-from persist.log.envelope import decode_framed, encode_framed
-from persist.log.keys import check_keys, record_key
-from persist.log.part_lists import as_read, as_stored
-from persist.log.records import BringsParts, Record
+from persist.codecs import Part
+from persist.log.envelope import Framed, decode_framed, encode_framed, get_framed, put_framed
+from persist.log.keys import check_keys, list_prefix, record_key
+from persist.log.records import BringsParts, Mutation, Record
 
 COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
 HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.
+PARTS_INLINE_MAX = 256  # A longer list is stored outside its record.
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
+
+M = TypeVar("M", bound=Mutation)
+A = TypeVar("A", bound=BringsParts)
 
 
 def read_record(blob: Blob, seqno: int) -> Record | None:
@@ -162,3 +176,40 @@ def _gave_up(blob: Blob, record: Record, deadline_s: float, doubtful: bool, fail
     if doubtful:
         return Indeterminate(f"{tried} ({failure}), so it may or may not be there. Read back before writing it again.")
     return Unavailable(f"{tried} ({failure}); nothing was written. Try again when the store answers.")
+
+
+class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
+    """The parts of one mutation."""
+
+    location: str
+    collection: str
+    parts: tuple[Part, ...]
+
+
+def move_out(blob: Blob, location: str, append: A, seqno: int) -> A:
+    """Return append, with its part list also stored as an object if it is long. Cost: one PUT, or nothing.
+
+    Args:
+        seqno: where the record would go now.
+    """
+    if len(append.parts) <= PARTS_INLINE_MAX:
+        return append
+    content = PartList(location=location, collection=append.collection, parts=append.parts)
+    return msgspec.structs.replace(append, parts_in=put_framed(blob, list_prefix(append.collection, seqno), content))
+
+
+def as_stored(mutation: M) -> M:
+    """Return mutation as it is written, without a part list that is stored elsewhere."""
+    if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
+        return msgspec.structs.replace(mutation, parts=())
+    return mutation
+
+
+def as_read(blob: Blob, location: str, mutation: M) -> M:
+    """Return mutation with its part list, which costs one GET if it is stored elsewhere."""
+    if not isinstance(mutation, BringsParts) or mutation.parts_in is None or mutation.parts:
+        return mutation
+    content = get_framed(blob, mutation.parts_in, PartList)
+    if (content.location, content.collection) != (location, mutation.collection):
+        raise CorruptBlob(mutation.parts_in.blob, "it belongs to another collection, so blobs were exchanged")
+    return msgspec.structs.replace(mutation, parts=content.parts)

@@ -1,11 +1,7 @@
 """What one entry of the commit log says: the mutations of one or more collections, all of them or none.
 
     record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations, submitted? }
-    mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
-             | pend | resolve | late_bound
-             | evolve | redefine | rename | describe | tag | drop_tag | retention | note            of one collection
-             | lease | end_lease | open_writer | close_writer | truncate | void_uploads | take_over | collected
-             | describe_location                                                                    of the location
+    mutation = a kind, told by its tag "kind", and the fields of its class below
 
 Fields:
     location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
@@ -18,11 +14,14 @@ Fields:
     submitted   whose operations these are that were committed for others (`persist.replica.submissions`)
 
 Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
-A long list of parts is stored outside the record (`parts_in`); `persist.log.part_lists` fills it in before anybody sees
+A long list of parts is stored outside the record (`parts_in`); `persist.log.commits` fills it in before anybody sees
 the record.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -33,10 +32,43 @@ Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...
 # Of the data of a write (`persist.codecs.order.digest`), 16 hex digits; null where nobody can use the token again.
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Seqno = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+TimeText = Callable[[int], str]  # How a time of a collection reads.
 
 
-class _Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+class _Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    """What all kinds have in common; `tag` is what a kind is called on storage.
+
+    Attributes:
+        is_guarded: whether an exclusive writer keeps others from it. Readers' claims, compaction and the collection of
+            garbage change no contents, so it keeps nobody from these.
+        is_alone: whether it gets a record of its own, because its place among other operations matters.
+        is_sent: whether one client may ask another to commit it.
+        in_words: what it does, for people: of the mutation and the name of its collection, as people know it.
+    """
+
+    is_guarded: ClassVar[bool] = True
+    is_alone: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = True
+    in_words: ClassVar[str]
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        """Return `in_words`, or what takes more than these; time tells a time of the collection to people."""
+        return self.in_words.format(self, name=name)
+
+
+class CollectionMutation(_Kind, frozen=True):
+    """What a record does to one collection."""
+
     collection: str
+
+
+class LocationMutation(_Kind, frozen=True):
+    """What a record does to the location as a whole."""
+
+    collection: ClassVar[str] = ""  # It is about none.
+
+
+Mutation = CollectionMutation | LocationMutation
 
 
 class MachineForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -68,7 +100,7 @@ class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     ties: Literal["last", "greatest"] = "last"
 
 
-class Create(_Mutation, frozen=True, tag="create"):
+class Create(CollectionMutation, frozen=True, tag="create"):
     """Make a collection, with since and upper at 0.
 
     Attributes:
@@ -80,12 +112,23 @@ class Create(_Mutation, frozen=True, tag="create"):
     keyed: KeyedForm | None = None
     view: dict[str, Any] | None = None
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"created {'' if self.view is None else 'the view '}{self.name!r}"
 
-class Append(_Mutation, frozen=True, tag="append"):
+
+class Append(CollectionMutation, frozen=True, tag="append"):
     """Add the updates of some parts, all at times beyond upper."""
 
+    is_sent: ClassVar[bool] = False
     parts: tuple[Part, ...] = ()
     parts_in: BlobRef | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        size = sum(part.bytes for part in self.parts)
+        first, last = min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
+        at = f"time {time(first)}" if first == last else f"times {time(first)} to {time(last)}"
+        inline = ", in the record itself" if all(part.inline for part in self.parts) else ""
+        return f"wrote {_rows(self, 'update')} to {name} at {at} ({size:,} bytes{inline})"
 
 
 Numbers = tuple[int, ...]
@@ -98,7 +141,7 @@ class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: Numbers
 
 
-class Replace(_Mutation, frozen=True, tag="replace"):
+class Replace(CollectionMutation, frozen=True, tag="replace"):
     """Put merged history, or keyframes, in the place of what they were made of.
 
     Parts are named by their numbers in the collection (`persist.state.contents`); those that come with this record
@@ -114,6 +157,7 @@ class Replace(_Mutation, frozen=True, tag="replace"):
         unused: the blobs that nothing refers to from now on.
     """
 
+    is_guarded: ClassVar[bool] = False
     parts: tuple[Part, ...] = ()
     parts_in: BlobRef | None = None
     removed_runs: Numbers = ()
@@ -123,23 +167,129 @@ class Replace(_Mutation, frozen=True, tag="replace"):
     history_from: int | None = None
     unused: tuple[str, ...] = ()
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        done = []
+        if self.keyframes:
+            done.append(f"made a keyframe as of {', '.join(time(keyframe.as_of) for keyframe in self.keyframes)}")
+        if self.removed_runs:
+            done.append(f"merged {_many(len(self.removed_runs), 'run')} into {len(self.runs)}")
+        if self.removed_keyframes:
+            done.append(f"dropped {_many(len(self.removed_keyframes), 'keyframe')}")
+        if self.history_from is not None:
+            done.append(f"forgot the history before {time(self.history_from)}")
+        return f"compacted {name}: {'; '.join(done) or 'rearranged its parts'}"
+
+
+class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A write that is remembered: its token, the least time of its updates, and what it was of (`Digest`)."""
+
+    token: str
+    time_min: int
+    digest: Digest | None = None
+
+
+class Tokens(CollectionMutation, frozen=True, tag="tokens"):
+    """Remember writes, so that none of them is done again."""
+
+    tokens: tuple[TokenMark, ...]
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"remembered {', '.join(repr(mark.token) for mark in self.tokens)} as written to {name}"
+
+
+class Batch(CollectionMutation, frozen=True, tag="batch"):
+    """Remember the last batch of a streaming query, and the run of it that this is (`persist.state.remembered`).
+
+    With again, it was committed before: only the run is new.
+    """
+
+    query: str
+    batch: Seqno
+    run: str
+    again: bool = False
+    in_words: ClassVar[str] = "was batch {0.batch} of the streaming query {0.query!r} into {name}"
+
+
+class Seal(CollectionMutation, frozen=True, tag="seal"):
+    """Advance upper."""
+
+    upper: Frontier
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"sealed {name} {'to ' if self.upper else ''}{_frontier(self.upper, time)}"
+
+
+class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
+    """Let since advance as far as this, once no hold keeps it back."""
+
+    since: Frontier
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"allowed compaction of {name} up to {_frontier(self.since, time)}"
+
+
+class Destroy(CollectionMutation, frozen=True, tag="destroy"):
+    """Remove the collection; its name becomes free, its blobs are left to be collected."""
+
+    in_words: ClassVar[str] = "destroyed {name}"
+
+
+class SetHold(CollectionMutation, frozen=True, tag="hold"):
+    """Keep since at or before a time, from now on.
+
+    hold is 32 hex digits for one that lives as long as a lease; it is a name for a permanent one, which is moved from
+    its expected time (None: it does not exist yet) by compare-and-set.
+
+    Attributes:
+        schema: the version of the schema under which its owner reads, if it stays with that; None leaves what it is.
+        columns: the ids of columns that may not be dropped as long as it is there; None leaves what it is.
+    """
+
+    is_guarded: ClassVar[bool] = False
+    hold: str
+    time: int
+    lease: str | None = None
+    expected: int | None = None
+    schema: int | None = None
+    columns: tuple[int, ...] | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        if self.lease is not None:
+            return f"a reader holds {name} at {time(self.time)} by a lease"
+        if self.expected is None:
+            return f"the hold {self.hold!r} of {name} was set at {time(self.time)}"
+        return f"the hold {self.hold!r} of {name} was moved from {time(self.expected)} to {time(self.time)}"
+
+
+class ReleaseHold(CollectionMutation, frozen=True, tag="release"):
+    """Give up a hold, if it is at its expected time; one that is not there is no error."""
+
+    is_guarded: ClassVar[bool] = False
+    hold: str
+    expected: int | None = None
+    in_words: ClassVar[str] = "a hold of {name} was released"
+
 
 Watermarks = tuple[int, int]  # The least and the greatest of some events, where a NULL counts as -2**63.
 
 
-class Pend(_Mutation, frozen=True, tag="pend"):
+class Pend(CollectionMutation, frozen=True, tag="pend"):
     """Add events to a keyed collection, all at times beyond upper, which wait to be resolved.
 
     Parts are numbered like those of an `Append`, and hold rows of `persist.upsert.events`. Events arrived in the order
     of (number of their part, `_seq`).
     """
 
+    is_sent: ClassVar[bool] = False
     parts: tuple[Part, ...] = ()
     parts_in: BlobRef | None = None
     watermarks: Watermarks | None = None
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"wrote {_rows(self, 'event')} to {name}, which become updates when their times are sealed"
 
-class Resolve(_Mutation, frozen=True, tag="resolve"):
+
+class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     """Put the updates that the events at `start <= time < end` amount to in the place of these events.
 
     It holds only if start is what is resolved now, and pending are the numbers of all pending parts with a time before
@@ -161,99 +311,36 @@ class Resolve(_Mutation, frozen=True, tag="resolve"):
     watermarks: Watermarks | None = None
     unused: tuple[str, ...] = ()
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"turned the events of {name} before {_frontier(self.end, time)} into {_rows(self, 'update')}"
 
-class AdvanceLateBound(_Mutation, frozen=True, tag="late_bound"):
+
+class AdvanceLateBound(CollectionMutation, frozen=True, tag="late_bound"):
     """Let events with a watermark below bound be late from now on; it never goes back."""
 
     bound: int
+    in_words: ClassVar[str] = "moved the late bound of {name}"
 
 
-class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A write that is remembered: its token, the least time of its updates, and what it was of (`Digest`)."""
-
-    token: str
-    time_min: int
-    digest: Digest | None = None
-
-
-class Tokens(_Mutation, frozen=True, tag="tokens"):
-    """Remember writes, so that none of them is done again."""
-
-    tokens: tuple[TokenMark, ...]
-
-
-class Batch(_Mutation, frozen=True, tag="batch"):
-    """Remember the last batch of a streaming query, and the run of it that this is (`persist.state.queries`).
-
-    With again, it was committed before: only the run is new.
-    """
-
-    query: str
-    batch: Seqno
-    run: str
-    again: bool = False
-
-
-class Seal(_Mutation, frozen=True, tag="seal"):
-    """Advance upper."""
-
-    upper: Frontier
-
-
-class AllowCompaction(_Mutation, frozen=True, tag="allow_compaction"):
-    """Let since advance as far as this, once no hold keeps it back."""
-
-    since: Frontier
-
-
-class Destroy(_Mutation, frozen=True, tag="destroy"):
-    """Remove the collection; its name becomes free, its blobs are left to be collected."""
-
-
-class SetHold(_Mutation, frozen=True, tag="hold"):
-    """Keep since at or before a time, from now on.
-
-    hold is 32 hex digits for one that lives as long as a lease; it is a name for a permanent one, which is moved from
-    its expected time (None: it does not exist yet) by compare-and-set.
-
-    Attributes:
-        schema: the version of the schema under which its owner reads, if it stays with that; None leaves what it is.
-        columns: the ids of columns that may not be dropped as long as it is there; None leaves what it is.
-    """
-
-    hold: str
-    time: int
-    lease: str | None = None
-    expected: int | None = None
-    schema: int | None = None
-    columns: tuple[int, ...] | None = None
-
-
-class ReleaseHold(_Mutation, frozen=True, tag="release"):
-    """Give up a hold, if it is at its expected time; one that is not there is no error."""
-
-    hold: str
-    expected: int | None = None
-
-
-class Rename(_Mutation, frozen=True, tag="rename"):
-    """Give the collection another name, which is not taken; the one that it had becomes free."""
-
-    name: str
-
-
-class Evolve(_Mutation, frozen=True, tag="evolve"):
+class Evolve(CollectionMutation, frozen=True, tag="evolve"):
     """Make the next version of the schema, from the one before it.
 
     Attributes:
         keyed: how the collection resolves events from now on, if it was not keyed before.
     """
 
+    is_alone: ClassVar[bool] = True
     schema: dict[str, Any]
     keyed: KeyedForm | None = None
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        sides = (self.schema.get(side) or {} for side in ("key", "value"))
+        columns = ", ".join(str(field[0]) for side in sides for field in side.get("fields", ()))
+        keyed = "; it takes events from then on" * (self.keyed is not None)
+        return f"gave {name} version {self.schema.get('version')} of its schema: {columns}{keyed}"
 
-class Redefine(_Mutation, frozen=True, tag="redefine"):
+
+class Redefine(CollectionMutation, frozen=True, tag="redefine"):
     """Give a view its next definition, which holds from start on.
 
     Attributes:
@@ -262,9 +349,21 @@ class Redefine(_Mutation, frozen=True, tag="redefine"):
         schema: the next version of the schema, if its columns are others from now on.
     """
 
+    is_alone: ClassVar[bool] = True
     view: dict[str, Any]
     start: Frontier
     schema: dict[str, Any] | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"gave {name} its definition {self.view.get('number')}: {str(self.view.get('sql'))[:80]}"
+
+
+class Rename(CollectionMutation, frozen=True, tag="rename"):
+    """Give the collection another name, which is not taken; the one that it had becomes free."""
+
+    is_alone: ClassVar[bool] = True
+    name: str
+    in_words: ClassVar[str] = "gave {name} the name {0.name!r}"
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -274,56 +373,68 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     properties: dict[str, str | None] = {}
 
 
-class Describe(_Mutation, frozen=True, tag="describe"):
+class Describe(CollectionMutation, frozen=True, tag="describe"):
     """Say something of a collection and of its columns, by their ids.
 
     With a version, nothing may have been said since what is known has that version.
     """
 
+    is_alone: ClassVar[bool] = True
     words: Words = Words()
     columns: dict[str, Words] = {}
     version: int | None = None
+    in_words: ClassVar[str] = "described {name}"
 
 
-class SetTag(_Mutation, frozen=True, tag="tag"):
+class SetTag(CollectionMutation, frozen=True, tag="tag"):
     """Give a sealed time a name, and keep since at or before it. expected is where the tag is (None: there is none)."""
 
+    is_guarded: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = True
     tag: str
     time: int
     expected: int | None = None
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"tagged {name} as of {time(self.time)} as {self.tag!r}"
 
-class DropTag(_Mutation, frozen=True, tag="drop_tag"):
+
+class DropTag(CollectionMutation, frozen=True, tag="drop_tag"):
     """Give up a tag, which is at its expected time."""
 
+    is_guarded: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = True
     tag: str
     expected: int
+    in_words: ClassVar[str] = "dropped the tag {0.tag!r} of {name}"
 
 
-class SetRetention(_Mutation, frozen=True, tag="retention"):
+class SetRetention(CollectionMutation, frozen=True, tag="retention"):
     """Let compaction be allowed up to so many times before upper, now and with every seal; None ends that."""
 
+    is_alone: ClassVar[bool] = True
     times: int | None = None
+    in_words: ClassVar[str] = "set how long {name} keeps its history"
 
 
-class Note(_Mutation, frozen=True, tag="note"):
+class Note(CollectionMutation, frozen=True, tag="note"):
     """What whoever commits wants to be remembered of the commit. It changes nothing."""
 
     message: str = ""
     metadata: dict[str, str] = {}
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"noted on {name}: {self.message}" if name else f"noted: {self.message}"
 
-class _LocationMutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
-    collection: ClassVar[str] = ""  # It is about none.
 
-
-class GrantLease(_LocationMutation, frozen=True, tag="lease"):
+class GrantLease(LocationMutation, frozen=True, tag="lease"):
     """Begin a lease, or prolong it if it renews one. It lasts until somebody ends it, others not before its expiry.
 
     Whatever its holder reads from now on is of the state at reads_from or later. With a consumer, it is the lease of
     that consumer alone, and whoever takes that name up next ends it.
     """
 
+    is_guarded: ClassVar[bool] = False
     lease: str
     holder: str
     expires_ms: int
@@ -331,110 +442,112 @@ class GrantLease(_LocationMutation, frozen=True, tag="lease"):
     reads_from: int = 0
     consumer: str = ""
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"{self.holder} {'renewed' if self.renews else 'took'} a lease"
 
-class EndLease(_LocationMutation, frozen=True, tag="end_lease"):
+
+class EndLease(LocationMutation, frozen=True, tag="end_lease"):
     """End a lease and release its holds. By others than its holder with the expiry that they saw pass."""
 
+    is_guarded: ClassVar[bool] = False
     lease: str
     expires_ms: int | None = None
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"the lease {self.lease[:8]} ended"
 
-class OpenWriter(_LocationMutation, frozen=True, tag="open_writer"):
+
+class OpenWriter(LocationMutation, frozen=True, tag="open_writer"):
     """Make the writer of this record the only one; the record's seqno is its epoch."""
 
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
     reentrance_id: str
     holder: str
     force: bool = False
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"{self.holder} opened the location exclusively{' by force' if self.force else ''}"
 
-class CloseWriter(_LocationMutation, frozen=True, tag="close_writer"):
+
+class CloseWriter(LocationMutation, frozen=True, tag="close_writer"):
     """Let others write again."""
 
+    is_sent: ClassVar[bool] = False
+    in_words: ClassVar[str] = "the exclusive writer closed"
 
-class TruncateLog(_LocationMutation, frozen=True, tag="truncate"):
+
+class TruncateLog(LocationMutation, frozen=True, tag="truncate"):
     """Declare that records below floor are not needed any more; they may be deleted once a checkpoint says so too."""
 
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
     floor: int
+    in_words: ClassVar[str] = "declared the log before {0.floor} as not needed"
 
 
-class VoidUploads(_LocationMutation, frozen=True, tag="void_uploads"):
+class VoidUploads(LocationMutation, frozen=True, tag="void_uploads"):
     """Declare that blobs whose names begin with a seqno below floor are never referred to if they are not yet."""
 
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
     floor: int
+    in_words: ClassVar[str] = "declared uploads begun before {0.floor} void"
 
 
-class TakeOver(_LocationMutation, frozen=True, tag="take_over"):
+class TakeOver(LocationMutation, frozen=True, tag="take_over"):
     """Declare of what checkpoints from this record on are made: of this one, or of one from this record on."""
 
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
     checkpoint: BlobRef
+    in_words: ClassVar[str] = "declared that checkpoints are made of {0.checkpoint.blob}"
 
 
-class Collected(_LocationMutation, frozen=True, tag="collected"):
+class Collected(LocationMutation, frozen=True, tag="collected"):
     """Forget what was dropped, (collection, seqno) each, because its blobs have been deleted."""
 
+    is_guarded: ClassVar[bool] = False
+    is_sent: ClassVar[bool] = False
     dropped: tuple[tuple[str, int], ...]
 
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"forgot {len(self.dropped)} things whose blobs were deleted"
 
-class DescribeLocation(_LocationMutation, frozen=True, tag="describe_location"):
+
+class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
     """Say something of the location; as `Describe`."""
 
+    is_alone: ClassVar[bool] = True
     words: Words = Words()
     version: int | None = None
+    in_words: ClassVar[str] = "described the location"
 
 
-CollectionMutation = (
-    Create
-    | Append
-    | Replace
-    | Tokens
-    | Batch
-    | Seal
-    | AllowCompaction
-    | Destroy
-    | SetHold
-    | ReleaseHold
-    | Pend
-    | Resolve
-    | AdvanceLateBound
-    | Evolve
-    | Redefine
-    | Rename
-    | Describe
-    | SetTag
-    | DropTag
-    | SetRetention
-    | Note
-)
 BringsParts = Append | Replace | Pend | Resolve
-LocationMutation = (
-    GrantLease
-    | EndLease
-    | OpenWriter
-    | CloseWriter
-    | TruncateLog
-    | VoidUploads
-    | TakeOver
-    | Collected
-    | DescribeLocation
-)
-Mutation = CollectionMutation | LocationMutation
+# The table of all kinds, by their tags. What each does is among the rules of `persist.state`, under its class.
+KINDS: dict[str, type[_Kind]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (*CollectionMutation.__subclasses__(), *LocationMutation.__subclasses__())
+}
+if TYPE_CHECKING:
+    AnyCollectionMutation = CollectionMutation
+    AnyMutation = Mutation
+else:  # What msgspec tells apart by tags.
+    AnyCollectionMutation = reduce(or_, CollectionMutation.__subclasses__())
+    AnyMutation = reduce(or_, KINDS.values())
 
-# Readers' claims, compaction and the collection of garbage change no contents: an exclusive writer does not keep others
-# from them.
-Unguarded = (
-    Replace
-    | SetHold
-    | ReleaseHold
-    | SetTag
-    | DropTag
-    | GrantLease
-    | EndLease
-    | OpenWriter
-    | TruncateLog
-    | VoidUploads
-    | TakeOver
-    | Collected
-)
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _rows(mutation: BringsParts, noun: str) -> str:
+    return _many(sum(part.rows for part in mutation.parts), noun)
+
+
+def _frontier(times: Frontier, time: TimeText) -> str:
+    return time(times[0]) if times else "for ever"
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -459,5 +572,5 @@ class Record(Framed, frozen=True, kw_only=True, tag="record"):
     writer: str
     epoch: int | None
     written_ms: int
-    mutations: tuple[Mutation, ...]
+    mutations: tuple[AnyMutation, ...]
     submitted: tuple[Submitted, ...] | msgspec.UnsetType = msgspec.UNSET

@@ -27,9 +27,9 @@ import msgspec
 
 from persist.blob import Blob, CorruptBlob
 from persist.log import (
+    AnyCollectionMutation,
     BlobRef,
     BringsParts,
-    CollectionMutation,
     Create,
     Destroy,
     Framed,
@@ -57,7 +57,7 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     id: str
     name: str
     base: BlobRef | None = None
-    pending: tuple[CollectionMutation, ...] = ()
+    pending: tuple[AnyCollectionMutation, ...] = ()
     leased: tuple[tuple[str, str], ...] = ()
 
 

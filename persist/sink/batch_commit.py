@@ -1,6 +1,6 @@
 """One micro-batch of a streaming query as one commit, once: to one collection or several.
 
-The record that adds the batch says so for each collection (`persist.state.queries`), and that is what makes it happen
+The record that adds the batch says so for each collection (`persist.state.remembered`), and that makes it happen
 once: a batch is run again if nobody knows whether it was committed, with the same query id and batch number.
 Then nothing is added; what its tasks uploaded is deleted.
 

@@ -158,7 +158,7 @@ class PlannedWrite:
             handle = self.target.at(engine)
             with Commit(engine, self.token) as commit:
                 if self.replaces:
-                    commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper)])
+                    commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper.elements)])
                 commit.add_parts(handle, parts, digest=digest)
                 if self.seal is not None:
                     self._check_seal(max((part.time_max for part in parts), default=-1))

@@ -4,7 +4,6 @@ Promises: the state is a function of the log alone. Nothing here does I/O, reads
 every rule about what may be committed is checked here and nowhere else.
 """
 
-from persist.state.about import About, check_note
 from persist.state.collection_rules import (
     Condition,
     ExpectDefinition,
@@ -16,12 +15,14 @@ from persist.state.collection_rules import (
 )
 from persist.state.contents import (
     CollectionState,
+    Unsealed,
     appended,
     check_changes_readable,
     check_readable,
     check_runs,
     definition_number,
     last_sealed,
+    unsealed,
     with_replaced,
 )
 from persist.state.draft import Draft, DraftStep
@@ -39,7 +40,7 @@ from persist.state.keyed_rules import (
     unused_after,
 )
 from persist.state.location import Dropped, LocationState, TakenOver, check_uploaded, is_waited_for
-from persist.state.queries import is_repeated
+from persist.state.remembered import About, check_note, is_repeated
 from persist.state.schemas import (
     among_versions,
     check_follows,
@@ -51,7 +52,6 @@ from persist.state.schemas import (
     version_of,
 )
 from persist.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, State, apply
-from persist.state.unsealed_writes import Unsealed, unsealed
 
 __all__ = [
     "PENDING_MAX",

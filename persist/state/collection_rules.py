@@ -9,13 +9,15 @@ disagree. A draft has steps that are no mutations: appends whose parts are not e
 because the slot of the log that the record is for is the compare-and-set.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 
 from persist.antichain import Antichain, as_time
-from persist.codecs import TIME_MAX, CollectionSchema
+from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -55,7 +57,6 @@ from persist.log import (
     Tokens,
 )
 from persist.names import check_hold_name, check_tag_name, is_id
-from persist.state.about import check_note, described
 from persist.state.contents import (
     CollectionState,
     Held,
@@ -64,6 +65,7 @@ from persist.state.contents import (
     check_plain,
     definition_number,
     replaced,
+    unsealed,
 )
 from persist.state.keyed_rules import (
     PlannedPend,
@@ -75,10 +77,8 @@ from persist.state.keyed_rules import (
     since_max,
     with_late_bound,
 )
-from persist.state.queries import with_batch
+from persist.state.remembered import check_note, described, with_batch, with_tokens
 from persist.state.schemas import check_columns_there, check_written, evolved, redefined
-from persist.state.tokens import with_tokens
-from persist.state.unsealed_writes import unsealed
 
 TAGS_MAX = 1024
 
@@ -92,39 +92,36 @@ class PlannedAppend:
     schema: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectUpper:
-    """Not a mutation but a condition: the operation it is part of is only valid while upper is this."""
+class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Not a mutation, but what must hold for the operation that it is part of to be valid."""
 
     collection: str
-    upper: Antichain
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectNothingBeyondUpper:
-    """A condition, too: upper is this, and there are no updates at times beyond it."""
+class ExpectUpper(Condition, frozen=True, tag="expect_upper"):
+    """Upper is this."""
 
-    collection: str
-    upper: Antichain
+    upper: Frontier
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectParts:
-    """A condition: no part has come since the next one was to have this number."""
+class ExpectNothingBeyondUpper(Condition, frozen=True, tag="expect_nothing_beyond_upper"):
+    """Upper is this, and there are no updates at times beyond it."""
 
-    collection: str
+    upper: Frontier
+
+
+class ExpectParts(Condition, frozen=True, tag="expect_parts"):
+    """No part has come since the next one was to have this number."""
+
     next_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectDefinition:
-    """A condition: the view still has the definition of this number."""
+class ExpectDefinition(Condition, frozen=True, tag="expect_definition"):
+    """The view still has the definition of this number."""
 
-    collection: str
     number: int
 
 
-Condition = ExpectParts | ExpectUpper | ExpectNothingBeyondUpper | ExpectDefinition
 Planned = PlannedAppend | PlannedPend
 CollectionStep = CollectionMutation | Planned | Condition
 
@@ -142,90 +139,75 @@ def after_step(contents: CollectionState | None, step: CollectionStep) -> Collec
     if contents is None:
         raise ValueError(f"the first mutation of collection {step.collection} does not create it")
     try:
-        return _after(contents, step)
+        return RULES[type(step)](contents, step)
     except PersistError as error:
         with_timeline(error, contents.timeline)
         raise
 
 
-def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
-    change = msgspec.structs.replace
-    if isinstance(step, PlannedAppend):
-        check_plain(contents)
-        check_beyond_upper(contents, step.time_min)
-        check_written(contents, step.schema)
-        return contents
-    if isinstance(step, PlannedPend):
-        check_written(contents, step.schema)
-        return planned(contents, step)
-    if isinstance(step, Condition):
-        _check_condition(contents, step)
-        return contents
-    if isinstance(step, Append):
-        check_plain(contents)
-        for part in step.parts:
-            check_beyond_upper(contents, part.time_min)
-            check_written(contents, part.schema)
-        return appended(contents, step.parts)
-    if isinstance(step, Pend):
-        for part in step.parts:
-            check_written(contents, part.schema)
-        return pended(contents, step)
-    if isinstance(step, Resolve):
-        _check_resolved(contents, step)
-        return _with_since(resolved(contents, step))
-    if isinstance(step, AdvanceLateBound):
-        return with_late_bound(contents, step.bound)
-    if isinstance(step, Replace):
-        after = replaced(contents, step)
-        if any(part.schema > len(contents.earlier) + 1 for part in step.parts):
-            raise ValueError("it brings parts of a schema version that there is not yet")
-        return after
-    if isinstance(step, Tokens):
-        return change(contents, tokens=with_tokens(contents, step))
-    if isinstance(step, Batch):
-        return change(contents, queries=with_batch(contents.queries, step))
-    if isinstance(step, Seal):
-        _check_forward("upper", contents.upper, step.upper)
-        if step.upper == contents.upper_times:
-            return contents
-        return _with_retention(_with_since(sealed(contents, step.upper)))
-    if isinstance(step, AllowCompaction):
-        _check_forward("since", contents.since, step.since)
-        allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
-        return _with_since(change(contents, allowed_times=allowed.elements))
-    if isinstance(step, SetHold):
-        return _with_since(change(contents, holds={**contents.holds, step.hold: _held(contents, step)}))
-    if isinstance(step, Note):
-        check_note(step)
-        return contents
-    if isinstance(step, Evolve):
-        return evolved(contents, step)
-    if isinstance(step, Redefine):
-        return redefined(contents, step)
-    if isinstance(step, Rename):
-        return change(contents, name=step.name)
-    if isinstance(step, Describe):
-        _check_columns(contents, step)
-        return change(contents, about=described(contents.about, step.words, step.columns, step.version))
-    if isinstance(step, SetRetention):
-        return _with_retention(change(contents, retention=_checked_retention(step.times)))
-    if isinstance(step, SetTag | DropTag):
-        return _with_since(change(contents, tags=_with_tag(contents, step)))
-    assert isinstance(step, ReleaseHold)
-    held = contents.holds.get(step.hold)
-    if held is not None and step.expected not in (None, held.time):
-        raise HoldMoved(step.hold, step.expected, held.time)
-    return _with_since(change(contents, holds={name: h for name, h in contents.holds.items() if name != step.hold}))
+_change = msgspec.structs.replace
 
 
-def _check_resolved(contents: CollectionState, step: Resolve) -> None:
-    """Raise Superseded if a resolution was made under another version of the schema: events may mean less by now."""
-    newest = len(contents.earlier) + 1
-    if any(part.schema > newest for part in step.parts):
+def _appended(contents: CollectionState, step: Append) -> CollectionState:
+    check_plain(contents)
+    for part in step.parts:
+        check_beyond_upper(contents, part.time_min)
+        check_written(contents, part.schema)
+    return appended(contents, step.parts)
+
+
+def _append_planned(contents: CollectionState, step: PlannedAppend) -> CollectionState:
+    check_plain(contents)
+    check_beyond_upper(contents, step.time_min)
+    check_written(contents, step.schema)
+    return contents
+
+
+def _pended(contents: CollectionState, step: Pend) -> CollectionState:
+    for part in step.parts:
+        check_written(contents, part.schema)
+    return pended(contents, step)
+
+
+def _pend_planned(contents: CollectionState, step: PlannedPend) -> CollectionState:
+    check_written(contents, step.schema)
+    return planned(contents, step)
+
+
+def _resolved(contents: CollectionState, step: Resolve) -> CollectionState:
+    _check_versions_known(contents, step.parts)
+    if any(part.schema < len(contents.earlier) + 1 for part in step.parts):
+        raise Superseded("the collection has evolved since its events were resolved")  # They may mean less by now.
+    return _with_since(resolved(contents, step))
+
+
+def _replaced(contents: CollectionState, step: Replace) -> CollectionState:
+    after = replaced(contents, step)
+    _check_versions_known(contents, step.parts)
+    return after
+
+
+def _check_versions_known(contents: CollectionState, parts: tuple[Part, ...]) -> None:
+    if any(part.schema > len(contents.earlier) + 1 for part in parts):
         raise ValueError("it brings parts of a schema version that there is not yet")
-    if any(part.schema < newest for part in step.parts):
-        raise Superseded("the collection has evolved since its events were resolved")
+
+
+def _sealed(contents: CollectionState, step: Seal) -> CollectionState:
+    _check_forward("upper", contents.upper, step.upper)
+    if step.upper == contents.upper_times:
+        return contents
+    return _with_retention(_with_since(sealed(contents, step.upper)))
+
+
+def _allowed(contents: CollectionState, step: AllowCompaction) -> CollectionState:
+    _check_forward("since", contents.since, step.since)
+    allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
+    return _with_since(_change(contents, allowed_times=allowed.elements))
+
+
+def _noted(contents: CollectionState, step: Note) -> CollectionState:
+    check_note(step)
+    return contents
 
 
 def _with_since(contents: CollectionState) -> CollectionState:
@@ -234,7 +216,7 @@ def _with_since(contents: CollectionState) -> CollectionState:
     held = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
     least = (Antichain(min(held)),) if held else ()
     reach = min((Antichain(*contents.allowed_times), *least, *since_max(contents)))
-    return msgspec.structs.replace(contents, since_times=max(contents.since, reach).elements)
+    return _change(contents, since_times=max(contents.since, reach).elements)
 
 
 def _with_retention(contents: CollectionState) -> CollectionState:
@@ -243,13 +225,17 @@ def _with_retention(contents: CollectionState) -> CollectionState:
     if contents.retention is None or upper is None:
         return contents
     allowed = max(Antichain(*contents.allowed_times), Antichain(max(0, upper - contents.retention)))
-    return _with_since(msgspec.structs.replace(contents, allowed_times=allowed.elements))
+    return _with_since(_change(contents, allowed_times=allowed.elements))
 
 
-def _checked_retention(times: int | None) -> int | None:
-    if times is not None and not 1 <= times <= TIME_MAX:
-        raise InvalidUsage(f"retention={times} is not a number of times from 1 to {TIME_MAX}, or None to keep all")
-    return times
+def _retained(contents: CollectionState, step: SetRetention) -> CollectionState:
+    if step.times is not None and not 1 <= step.times <= TIME_MAX:
+        raise InvalidUsage(f"retention={step.times} is not a number of times from 1 to {TIME_MAX}, or None to keep all")
+    return _with_retention(_change(contents, retention=step.times))
+
+
+def _tagged(contents: CollectionState, step: SetTag | DropTag) -> CollectionState:
+    return _with_since(_change(contents, tags=_with_tag(contents, step)))
 
 
 def _with_tag(contents: CollectionState, step: SetTag | DropTag) -> dict[str, int]:
@@ -270,28 +256,38 @@ def _with_tag(contents: CollectionState, step: SetTag | DropTag) -> dict[str, in
     return dict(sorted({**others, step.tag: step.time}.items()))
 
 
-def _check_columns(contents: CollectionState, step: Describe) -> None:
+def _described(contents: CollectionState, step: Describe) -> CollectionState:
     known = {str(id_) for id_ in contents.schema.ids} if step.columns else set()
     if not known.issuperset(step.columns):
         raise InvalidUsage(f"{sorted(step.columns)} are not all ids of columns of this collection: {sorted(known)}")
+    return _change(contents, about=described(contents.about, step.words, step.columns, step.version))
 
 
-def _check_condition(contents: CollectionState, step: Condition) -> None:
-    if isinstance(step, ExpectParts):
-        if contents.next_number != step.next_number:
-            raise Superseded("something was written while what is stored was looked at: try again")
-        return
-    if isinstance(step, ExpectDefinition):
-        if (number := definition_number(contents)) != step.number:
-            raise ViewRedefined(contents.name, step.number, number)
-        return
-    if contents.upper != step.upper:
-        raise UpperMismatch(step.upper, contents.upper)
-    if isinstance(step, ExpectNothingBeyondUpper):
-        hidden = None if contents.keyed is not None else unsealed(contents)
-        if hidden is not None:
-            first = hidden.first if hidden.is_exact else None
-            raise UpdatesBeyondUpper(step.upper, hidden.last, first=first, updates=hidden.updates)
+def _expect_parts(contents: CollectionState, step: ExpectParts) -> CollectionState:
+    if contents.next_number != step.next_number:
+        raise Superseded("something was written while what is stored was looked at: try again")
+    return contents
+
+
+def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> CollectionState:
+    if (number := definition_number(contents)) != step.number:
+        raise ViewRedefined(contents.name, step.number, number)
+    return contents
+
+
+def _expect_upper(contents: CollectionState, step: ExpectUpper | ExpectNothingBeyondUpper) -> CollectionState:
+    if contents.upper_times != step.upper:
+        raise UpperMismatch(Antichain(*step.upper), contents.upper)
+    return contents
+
+
+def _expect_nothing(contents: CollectionState, step: ExpectNothingBeyondUpper) -> CollectionState:
+    _expect_upper(contents, step)
+    hidden = None if contents.keyed is not None else unsealed(contents)
+    if hidden is not None:
+        first = hidden.first if hidden.is_exact else None
+        raise UpdatesBeyondUpper(contents.upper, hidden.last, first=first, updates=hidden.updates)
+    return contents
 
 
 def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
@@ -299,7 +295,7 @@ def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
         raise FrontierRegression(which, Antichain(*asked), current)
 
 
-def _held(contents: CollectionState, step: SetHold) -> Held:
+def _held(contents: CollectionState, step: SetHold) -> CollectionState:
     _check_hold(contents, step)
     if step.schema is not None and not 1 <= step.schema <= len(contents.earlier) + 1:
         raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")
@@ -308,7 +304,15 @@ def _held(contents: CollectionState, step: SetHold) -> Held:
     columns = before.columns if before is not None and step.columns is None else step.columns or ()
     if step.columns:
         check_columns_there(contents, step.columns)
-    return Held(step.time, step.lease, known, columns)
+    held = Held(step.time, step.lease, known, columns)
+    return _with_since(_change(contents, holds={**contents.holds, step.hold: held}))
+
+
+def _released(contents: CollectionState, step: ReleaseHold) -> CollectionState:
+    held = contents.holds.get(step.hold)
+    if held is not None and step.expected not in (None, held.time):
+        raise HoldMoved(step.hold, step.expected, held.time)
+    return _with_since(_change(contents, holds={n: other for n, other in contents.holds.items() if n != step.hold}))
 
 
 def _check_hold(contents: CollectionState, step: SetHold) -> None:
@@ -326,3 +330,34 @@ def _check_hold(contents: CollectionState, step: SetHold) -> None:
         raise HoldMoved(step.hold, step.expected, actual)
     if actual is not None and step.time < actual:
         raise FrontierRegression(f"the hold {step.hold!r}", Antichain(step.time), Antichain(actual))
+
+
+# What each kind of mutation, and each step of a draft that stands for one, makes of contents. `Create` has none before
+# it, and `Destroy` leaves none.
+RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
+    PlannedAppend: _append_planned,
+    PlannedPend: _pend_planned,
+    ExpectParts: _expect_parts,
+    ExpectUpper: _expect_upper,
+    ExpectNothingBeyondUpper: _expect_nothing,
+    ExpectDefinition: _expect_definition,
+    Append: _appended,
+    Pend: _pended,
+    Resolve: _resolved,
+    AdvanceLateBound: with_late_bound,
+    Replace: _replaced,
+    Tokens: lambda before, step: _change(before, tokens=with_tokens(before.tokens, step, before.upper.time)),
+    Batch: lambda before, step: _change(before, queries=with_batch(before.queries, step)),
+    Seal: _sealed,
+    AllowCompaction: _allowed,
+    SetHold: _held,
+    ReleaseHold: _released,
+    SetTag: _tagged,
+    DropTag: _tagged,
+    SetRetention: _retained,
+    Note: _noted,
+    Describe: _described,
+    Evolve: evolved,
+    Redefine: redefined,
+    Rename: lambda before, step: _change(before, name=step.name),
+}

@@ -24,6 +24,7 @@ all events have become updates; what is said above of sealed times holds of thes
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -33,9 +34,9 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part, versions
 from persist.errors import AsOfCompacted, KeyedCollection, Superseded, UpdateNotBeyondUpper, with_timeline
-from persist.log import Digest, Frontier, KeyedForm, Keyframe, Numbers, Replace
-from persist.state.about import About
-from persist.state.queries import LastBatch
+from persist.log import Frontier, KeyedForm, Keyframe, Numbers, Replace
+from persist.state.remembered import About, LastBatch, Remembered
+from persist.timeline import Timeline
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,13 +51,6 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     lease: str | None = None
     schema: int | None = None
     columns: tuple[int, ...] = ()
-
-
-class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A write that had a token: the least time of its updates, and the digest of what it was of, unless unknown."""
-
-    time_min: int
-    digest: Digest | None = None
 
 
 class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -283,3 +277,49 @@ def check_beyond_upper(contents: CollectionState, time: int) -> None:
     """Raise UpdateNotBeyondUpper unless time is beyond upper."""
     if not contents.upper.has_beyond(time):
         raise UpdateNotBeyondUpper(time, contents.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsealed:
+    """The updates at times beyond upper, which nobody can read yet, as far as the descriptors of parts tell.
+
+    Attributes:
+        updates: how many there are, if is_exact; otherwise at most so many, because some parts hold sealed ones, too.
+            Of a keyed collection, events are counted.
+        first, last: the least and the greatest of their times; first is a bound, too, unless is_exact.
+        timeline: of the collection, to show the times as moments.
+    """
+
+    updates: int
+    first: int
+    last: int
+    is_exact: bool
+    timeline: Timeline | None = None
+
+    @property
+    def advice(self) -> str:
+        """What is there, and what makes it readable."""
+        return f"{self}: sealing to {self.last + 1} makes all of that readable"
+
+    def __str__(self) -> str:
+        many = f"{self.updates:,} update{'' if self.updates == 1 else 's'}"
+        first, last = (str(t) if self.timeline is None else self.timeline.text_of(t) for t in (self.first, self.last))
+        at = f"time {first}" if first == last else f"times {first} to {last}"
+        return f"{'' if self.is_exact else 'at most '}{many} at {at}"
+
+
+def unsealed(contents: CollectionState) -> Unsealed | None:
+    """Return what contents hold at times that are not sealed; None if that is nothing."""
+    upper = contents.upper.time
+    held = contents.history_parts if contents.keyed is None else contents.pending.values()
+    parts = [part for part in held if upper is not None and part.time_max >= upper]
+    if upper is None or not parts:
+        return None
+    first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
+    return Unsealed(
+        sum(part.rows for part in parts),
+        max(first, upper),
+        last,
+        first >= upper,
+        Timeline(contents.timeline) if contents.timeline else None,
+    )

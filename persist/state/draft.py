@@ -1,8 +1,9 @@
 """A state with operations that are not in the log yet: which of them would be valid, in the order they came in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from persist.antichain import Antichain
 from persist.errors import UpdatesBeyondUpper, ViewWritten
 from persist.log import Batch, Mutation, ReleaseHold, Seal, Tokens
 from persist.state.collection_rules import (
@@ -15,11 +16,10 @@ from persist.state.collection_rules import (
     after_step,
 )
 from persist.state.contents import CollectionState
-from persist.state.exclusive import check_writer
 from persist.state.frozen_map import MapChanges
-from persist.state.queries import is_repeated
+from persist.state.location import check_writer
+from persist.state.remembered import Remembered, Used, is_repeated, were_used
 from persist.state.state import Changing, CollectionEntry, State
-from persist.state.tokens import Used, were_used
 
 DraftStep = Mutation | Planned | Condition
 
@@ -74,7 +74,7 @@ class Draft:
         self._check_views(steps)
         for step in steps:
             if isinstance(step, ExpectNothingBeyondUpper) and step.collection in self._appended:
-                raise UpdatesBeyondUpper(step.upper, None)
+                raise UpdatesBeyondUpper(Antichain(*step.upper), None)
             draft.add(step, self._seqno, 0)
         self._valid_from.clear()
         now.entries.update(draft.entries)
@@ -99,24 +99,28 @@ class Draft:
         expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
         for step in steps:
             if isinstance(step, PlannedAppend | Seal) and step.collection not in expected:
-                entry = self._now.entries.now(step.collection)
-                if entry is not None and entry.contents is not None and entry.contents.view is not None:
-                    raise ViewWritten(entry.contents.name)
+                contents = self._contents_of(step.collection)
+                if contents is not None and contents.view is not None:
+                    raise ViewWritten(contents.name)
 
     def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
         """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
         repeated = False
         for mark in steps:
             if isinstance(mark, Batch) and not mark.again:
-                entry = self._now.entries.now(mark.collection)
-                if entry is not None and entry.contents is not None:
-                    repeated |= is_repeated(entry.contents.queries, mark)
+                contents = self._contents_of(mark.collection)
+                if contents is not None:
+                    repeated |= is_repeated(contents.queries, mark)
         return repeated
 
+    def _contents_of(self, collection: str) -> CollectionState | None:
+        entry = self._now.entries.now(collection)
+        return None if entry is None else entry.contents
+
     def _done(self, tokens: dict[Used, str | None]) -> bool:
-        def remembered(used: Used) -> CollectionState | None:
-            entry = self._now.entries.now(used[0])
-            return None if entry is None else entry.contents
+        def remembered(collection: str) -> tuple[str, Mapping[str, Remembered]]:
+            contents = self._contents_of(collection)
+            return (collection, {}) if contents is None else (contents.name, contents.tokens)
 
         return were_used(tokens, self._new_tokens, remembered)
 

@@ -34,7 +34,7 @@ from persist.errors import (
     Superseded,
     UpdatesBeyondUpper,
 )
-from persist.log import Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
+from persist.log import AdvanceLateBound, Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
 from persist.state.contents import CollectionState, appended, check_beyond_upper
 
 WATERMARK_OF_NULL = -(2**63)
@@ -320,12 +320,12 @@ def since_max(contents: CollectionState) -> Iterable[Antichain]:
         yield Antichain(TIME_MAX if time is None else max(0, time - 1))
 
 
-def with_late_bound(contents: CollectionState, bound: int) -> CollectionState:
-    """Return contents with the late bound at bound, or where it is if that is farther."""
+def with_late_bound(contents: CollectionState, step: AdvanceLateBound) -> CollectionState:
+    """Return contents with the late bound at that of step, or where it is if that is farther."""
     if not keyed_form(contents).order_by:
         raise KeyedCollection(contents.name, "late_bound")
     known = contents.late_bound
-    return msgspec.structs.replace(contents, late_bound=bound if known is None else max(known, bound))
+    return msgspec.structs.replace(contents, late_bound=step.bound if known is None else max(known, step.bound))
 
 
 def _with_watermarks(contents: CollectionState, watermarks: Watermarks | None) -> CollectionState:
@@ -342,7 +342,8 @@ def _with_watermarks(contents: CollectionState, watermarks: Watermarks | None) -
     late_by = keyed_form(contents).late_by
     if late_by is None or greatest == WATERMARK_OF_NULL:
         return contents
-    return with_late_bound(contents, max(greatest - late_by, WATERMARK_OF_NULL))
+    bound = max(greatest - late_by, WATERMARK_OF_NULL)
+    return with_late_bound(contents, AdvanceLateBound(contents.id, bound))
 
 
 def check_pending(contents: CollectionState) -> None:

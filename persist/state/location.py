@@ -1,7 +1,5 @@
 """What the log says of a location itself: who may write, who reads, and what waits to be deleted.
 
-Who may write is in `persist.state.exclusive`, who reads in `persist.state.leases`.
-
 Like the collections, this is a pure function of the log. Invariants:
 
 - `epoch` is the seqno of the newest exclusive opening; while `writer` is set, only its records may change contents,
@@ -19,9 +17,12 @@ Like the collections, this is a pure function of the log. Invariants:
   on. It only moves to what the same rule allows, so what it said of checkpoints stays true when it moves.
 """
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import msgspec
 
-from persist.errors import UploadExpired
+from persist.errors import Conflict, LeaseExpired, Locked, UploadExpired, WriterFenced
 from persist.log import (
     BlobRef,
     BringsParts,
@@ -30,7 +31,7 @@ from persist.log import (
     DescribeLocation,
     EndLease,
     GrantLease,
-    LocationMutation,
+    Mutation,
     OpenWriter,
     Replace,
     Resolve,
@@ -41,9 +42,29 @@ from persist.log import (
     checkpoint_seqno,
     uploaded_seqno,
 )
-from persist.state.about import About, described
-from persist.state.exclusive import ExclusiveWriter, opened
-from persist.state.leases import Lease, with_ended, with_granted
+from persist.names import check_holder, is_id
+from persist.state.remembered import About, described
+
+CONSUMER_CHARS_MAX = 600  # The id of a collection, and the name of a hold.
+
+
+class ExclusiveWriter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who has the location exclusively."""
+
+    reentrance_id: str
+    holder: str
+
+
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reader that is alive, or was until not long ago.
+
+    It reads from the state at seqno reads_from, and later ones. It may be the lease of one consumer alone.
+    """
+
+    holder: str
+    expires_ms: int
+    reads_from: int = 0
+    consumer: str = ""
 
 
 class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,46 +124,115 @@ def check_uploaded(control: LocationState, append: BringsParts) -> None:
             raise UploadExpired(key)
 
 
-def step(control: LocationState, mutation: LocationMutation, seqno: int) -> LocationState:
-    """Return control after one mutation of the record at seqno. Holds that end with a lease are the caller's concern.
+def check_writer(
+    writer: ExclusiveWriter | None, newest: int | None, epoch: int | None, steps: Iterable[object]
+) -> None:
+    """Check that a client of that epoch may commit mutations, or what stands for them (rule 12).
+
+    Args:
+        writer, newest: who has the location exclusively, and the epoch of who had it last; None if nobody ever did.
+        epoch: the client's, None if it did not open exclusively.
 
     Raises:
-        Conflict: another client came first.
+        Locked: it is not an exclusive one, and another client is.
+        WriterFenced: it is one, and not the newest.
     """
-    change = msgspec.structs.replace
-    if isinstance(mutation, GrantLease):
-        return change(control, leases=with_granted(control.leases, mutation))
-    if isinstance(mutation, EndLease):
-        return change(control, leases=with_ended(control.leases, mutation))
-    if isinstance(mutation, OpenWriter):
-        return change(control, epoch=seqno, writer=opened(control.writer, mutation))
-    if isinstance(mutation, CloseWriter):
-        return change(control, writer=None)
-    if isinstance(mutation, TruncateLog):
-        return change(control, log_floor=max(control.log_floor, min(mutation.floor, seqno)))
-    if isinstance(mutation, VoidUploads):
-        return change(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
-    if isinstance(mutation, TakeOver):
-        return _with_taken_over(control, mutation.checkpoint, seqno)
-    if isinstance(mutation, DescribeLocation):
-        return change(control, about=described(control.about, mutation.words, {}, mutation.version))
-    assert isinstance(mutation, Collected)
-    gone = set(mutation.dropped)
-    return change(control, dropped=tuple(d for d in control.dropped if (d.collection, d.seqno) not in gone))
+    may_write = epoch is None if writer is None else epoch == newest
+    if may_write or all(isinstance(step, Mutation) and not step.is_guarded for step in steps):
+        return
+    if epoch is not None:
+        raise WriterFenced(epoch, epoch if newest is None else newest)
+    assert writer is not None
+    raise Locked(writer.holder)
 
 
-def _with_taken_over(control: LocationState, checkpoint: BlobRef, seqno: int) -> LocationState:
+def _granted(control: LocationState, mutation: GrantLease, _: int) -> LocationState:
+    """Return control after a lease was granted or renewed; what its holder reads from never goes back."""
+    check_holder(mutation.holder)
+    if not is_id(mutation.lease):
+        raise ValueError(f"{mutation.lease[:200]!r} is not the id of a lease")
+    if mutation.consumer and not (len(mutation.consumer) <= CONSUMER_CHARS_MAX and mutation.consumer.isprintable()):
+        raise ValueError(f"{mutation.consumer[:200]!r} is not the name of a consumer")
+    known = control.leases.get(mutation.lease)
+    if known is None and mutation.renews:
+        raise LeaseExpired("the lease has ended and cannot be renewed: since may have moved on")
+    reads_from = mutation.reads_from if known is None else max(known.reads_from, mutation.reads_from)
+    lease = Lease(mutation.holder, mutation.expires_ms, reads_from, mutation.consumer)
+    return msgspec.structs.replace(control, leases={**control.leases, mutation.lease: lease})
+
+
+def _ended(control: LocationState, mutation: EndLease, _: int) -> LocationState:
+    """Return control after the end of a lease, which may have ended before; it may have been renewed since it was seen.
+
+    Holds that end with it are the caller's concern.
+    """
+    lease = control.leases.get(mutation.lease)
+    if lease is None:
+        return control
+    if mutation.expires_ms not in (None, lease.expires_ms):
+        raise Conflict(f"the lease {mutation.lease} of {lease.holder} was renewed, so it has not expired")
+    others = {id_: other for id_, other in control.leases.items() if id_ != mutation.lease}
+    return msgspec.structs.replace(control, leases=others)
+
+
+def _opened(control: LocationState, mutation: OpenWriter, seqno: int) -> LocationState:
+    check_holder(mutation.holder)
+    before = control.writer
+    if before is not None and before.reentrance_id != mutation.reentrance_id and not mutation.force:
+        raise Locked(before.holder)
+    writer = ExclusiveWriter(mutation.reentrance_id, mutation.holder)
+    return msgspec.structs.replace(control, epoch=seqno, writer=writer)
+
+
+def _closed(control: LocationState, _: CloseWriter, __: int) -> LocationState:
+    return msgspec.structs.replace(control, writer=None)
+
+
+def _truncated(control: LocationState, mutation: TruncateLog, seqno: int) -> LocationState:
+    return msgspec.structs.replace(control, log_floor=max(control.log_floor, min(mutation.floor, seqno)))
+
+
+def _voided(control: LocationState, mutation: VoidUploads, seqno: int) -> LocationState:
+    return msgspec.structs.replace(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
+
+
+def _taken_over(control: LocationState, mutation: TakeOver, seqno: int) -> LocationState:
     """Return control after a `TakeOver`, which changes nothing if another one has come first that does not allow it.
 
     Raises:
         ValueError: it names no checkpoint before its own record.
     """
+    checkpoint = mutation.checkpoint
     of = checkpoint_seqno(checkpoint.blob)
     if of is None or of >= seqno:
         raise ValueError(f"{checkpoint.blob[:200]!r} is not the name of a checkpoint before seqno {seqno}")
     if control.taken_over is not None and not control.taken_over.allows(checkpoint):
         return control
     return msgspec.structs.replace(control, taken_over=TakenOver(seqno, checkpoint))
+
+
+def _collected(control: LocationState, mutation: Collected, _: int) -> LocationState:
+    gone = set(mutation.dropped)
+    kept = tuple(dropped for dropped in control.dropped if (dropped.collection, dropped.seqno) not in gone)
+    return msgspec.structs.replace(control, dropped=kept)
+
+
+def _described(control: LocationState, mutation: DescribeLocation, _: int) -> LocationState:
+    return msgspec.structs.replace(control, about=described(control.about, mutation.words, {}, mutation.version))
+
+
+# What each kind of the location does in the record at a seqno. A rule raises Conflict if another client came first.
+LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] = {
+    GrantLease: _granted,
+    EndLease: _ended,
+    OpenWriter: _opened,
+    CloseWriter: _closed,
+    TruncateLog: _truncated,
+    VoidUploads: _voided,
+    TakeOver: _taken_over,
+    Collected: _collected,
+    DescribeLocation: _described,
+}
 
 
 def with_destroyed(

@@ -17,9 +17,9 @@ from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, SchemaMismatch, changes_between, check_next, only_adds
 from persist.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
 from persist.log import Evolve, Redefine
-from persist.state.about import without_columns
 from persist.state.contents import CollectionState, definition_number
 from persist.state.keyed_rules import evolved_form, keyed_from
+from persist.state.remembered import without_columns
 
 
 def version_of(contents: CollectionState, version: int) -> CollectionSchema:

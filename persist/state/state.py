@@ -50,13 +50,18 @@ from persist.log import (
     SetHold,
 )
 from persist.names import VIEW_HOLD, check_name, is_id
-from persist.state.about import check_note
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
-from persist.state.exclusive import check_writer
 from persist.state.frozen_map import FrozenMap, MapChanges
-from persist.state.location import LocationState, check_uploaded, with_destroyed, with_unused
-from persist.state.location import step as location_step
+from persist.state.location import (
+    LOCATION_RULES,
+    LocationState,
+    check_uploaded,
+    check_writer,
+    with_destroyed,
+    with_unused,
+)
+from persist.state.remembered import check_note
 from persist.state.schemas import columns_in_use
 
 PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
@@ -166,7 +171,7 @@ class Changing:
     def add(self, step: Mutation | CollectionStep, seqno: int, written_ms: int) -> None:
         """Apply one mutation of the record at seqno."""
         if isinstance(step, LocationMutation):
-            before, self.control = self.control, location_step(self.control, step, seqno)
+            before, self.control = self.control, LOCATION_RULES[type(step)](self.control, step, seqno)
             if isinstance(step, EndLease) and step.lease in before.leases:
                 self._release_all(step.lease)
             return

@@ -2,7 +2,7 @@
 
 Promises: operations of a client are applied in call order; what a future says has happened is durable; a rejected
 operation fails alone, and whatever is uncertain is resolved from the log before anybody is told. What a retry may
-assume is in `persist.state.tokens`.
+assume is in `persist.state.remembered`.
 """
 
 from persist.write.committer import Committer

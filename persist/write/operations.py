@@ -27,26 +27,19 @@ from persist.log import (
     AllowCompaction,
     Append,
     Batch,
+    CollectionMutation,
     Create,
-    Describe,
-    DescribeLocation,
     Destroy,
-    DropTag,
-    Evolve,
     GrantLease,
     LocationMutation,
     Mutation,
     Note,
     Pend,
-    Redefine,
     ReleaseHold,
-    Rename,
     Replace,
     Resolve,
     Seal,
     SetHold,
-    SetRetention,
-    SetTag,
     TokenMark,
     Tokens,
 )
@@ -111,8 +104,6 @@ TOKEN_CHARS_MAX = 200
 
 Step = Write | Mutation | Condition | Asked
 Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the steps, and the names of what they concern.
-# Rare, so a record each costs little.
-_ALONE = frozenset((Evolve, Redefine, Rename, Describe, SetTag, DropTag, SetRetention, DescribeLocation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +147,7 @@ class Operation:
     @property
     def is_alone(self) -> bool:
         """Whether it gets a record of its own, because its place among the others matters."""
-        return not _ALONE.isdisjoint(map(type, self.steps))
+        return any(isinstance(step, Mutation) and step.is_alone for step in self.steps)
 
     @property
     def is_ready(self) -> bool:
@@ -190,7 +181,7 @@ class Change:
     holds: list[SetHold | ReleaseHold] = field(default_factory=list)
     seal: Seal | None = None
     allow_compaction: AllowCompaction | None = None
-    alone: list[Evolve | Redefine | Rename | Describe | SetTag | DropTag | SetRetention] = field(default_factory=list)
+    alone: list[CollectionMutation] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     destroy: Destroy | None = None
 
@@ -218,7 +209,7 @@ class Change:
             before = self.allow_compaction
             if before is None or Antichain(*before.since) < Antichain(*step.since):
                 self.allow_compaction = step
-        elif isinstance(step, Evolve | Redefine | Rename | Describe | SetTag | DropTag | SetRetention):
+        elif isinstance(step, CollectionMutation) and step.is_alone:
             self.alone.append(step)
         elif isinstance(step, Note):
             self.notes.append(step)

@@ -14,27 +14,13 @@ from itertools import groupby
 from typing import Protocol
 
 from persist.blob import Indeterminate, PersistError
-from persist.log import (
-    Batch,
-    CloseWriter,
-    Collected,
-    Note,
-    OpenWriter,
-    Seal,
-    Submitted,
-    TakeOver,
-    Tokens,
-    TruncateLog,
-    VoidUploads,
-)
+from persist.log import Batch, Mutation, Note, Seal, Submitted, Tokens
 from persist.state import Condition
 from persist.write.operations import Asked, Operation, Write
 
 Answer = int | PersistError | None
 
 OPERATIONS_MAX = 1000  # That one request holds.
-# What each client does by itself, if at all.
-OWN = OpenWriter | CloseWriter | TruncateLog | VoidUploads | TakeOver | Collected
 _PLAIN = Tokens | Seal | Note | Batch | Condition | Asked
 
 
@@ -56,9 +42,11 @@ def may_be_relayed(operations: Sequence[Operation]) -> bool:
 
     Not if a client has asked this one: in the log it looks for its own id, and each operation has one.
     """
-    return 0 < len(operations) <= OPERATIONS_MAX and not any(
-        operation.submission is not None or any(isinstance(step, OWN) for step in operation.steps)
-        for operation in operations
+    steps = (step for operation in operations for step in operation.steps)
+    return (
+        0 < len(operations) <= OPERATIONS_MAX
+        and all(operation.submission is None for operation in operations)
+        and all(step.is_sent for step in steps if isinstance(step, Mutation))
     )
 
 

@@ -14,53 +14,24 @@ state like all others. What it cannot know without reading them is whether parts
 may commit is trusted with that, as is whoever may write to the store.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import reduce
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
-from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, Part, SmallUpdates, gathered
 from persist.error_json import error_from_json, error_to_json
 from persist.errors import PersistError, SchemaMismatch
-from persist.log import (
-    FORMAT,
-    AdvanceLateBound,
-    AllowCompaction,
-    Batch,
-    Create,
-    Describe,
-    DescribeLocation,
-    Destroy,
-    DropTag,
-    EndLease,
-    Evolve,
-    Frontier,
-    GrantLease,
-    Note,
-    Redefine,
-    ReleaseHold,
-    Rename,
-    Replace,
-    Resolve,
-    Seal,
-    SetHold,
-    SetRetention,
-    SetTag,
-    Tokens,
-    Watermarks,
-    decoder_of,
-)
+from persist.log import FORMAT, KINDS, Create, Mutation, Watermarks, decoder_of
 from persist.state import (
     CollectionState,
-    ExpectDefinition,
-    ExpectNothingBeyondUpper,
-    ExpectParts,
-    ExpectUpper,
+    Condition,
     PlannedPend,
     version_of,
 )
@@ -73,13 +44,12 @@ REQUEST_BYTES_MAX = 64 << 20
 CHECKSUM_BYTES = 16
 
 
-class _Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
-    collection: str
-
-
-class _Write(_Step, frozen=True, tag="write"):
+class _Write(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="write"
+):
     """A `Write`; events are (time_max, watermarks) if it adds some to a keyed collection."""
 
+    collection: str
     schema: dict[str, Any]
     time_min: int
     rows: bytes = b""
@@ -87,51 +57,10 @@ class _Write(_Step, frozen=True, tag="write"):
     events: tuple[int, Watermarks | None] | None = None
 
 
-class _ExpectUpper(_Step, frozen=True, tag="expect_upper"):
-    upper: Frontier
-
-
-class _ExpectNothing(_Step, frozen=True, tag="expect_nothing_beyond_upper"):
-    upper: Frontier
-
-
-class _ExpectDefinition(_Step, frozen=True, tag="expect_definition"):
-    number: int
-
-
-class _ExpectParts(_Step, frozen=True, tag="expect_parts"):
-    next_number: int
-
-
-Sent = (
-    _Write
-    | _ExpectUpper
-    | _ExpectNothing
-    | _ExpectParts
-    | _ExpectDefinition
-    | Create
-    | Replace
-    | Tokens
-    | Batch
-    | Seal
-    | AllowCompaction
-    | Destroy
-    | SetHold
-    | ReleaseHold
-    | Resolve
-    | AdvanceLateBound
-    | Evolve
-    | Redefine
-    | Rename
-    | Describe
-    | SetTag
-    | DropTag
-    | SetRetention
-    | Note
-    | GrantLease
-    | EndLease
-    | DescribeLocation
-)
+if TYPE_CHECKING:
+    Sent = _Write | Condition | Mutation
+else:
+    Sent = reduce(or_, (_Write, *Condition.__subclasses__(), *(kind for kind in KINDS.values() if kind.is_sent)))
 Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
@@ -171,7 +100,15 @@ def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
     ids = [each.submission for each in operations if each.submission is not None]
     assert len(ids) == len(operations) > 0, "what is asked for has an id"
     asked = tuple(
-        Asking(id_.number, each.names, tuple(_sent(step) for step in each.steps if not isinstance(step, Asked)))
+        Asking(
+            id_.number,
+            each.names,
+            tuple(
+                _sent_write(step) if isinstance(step, Write) else step
+                for step in each.steps
+                if not isinstance(step, Asked)
+            ),
+        )
         for id_, each in zip(ids, operations, strict=True)
     )
     return _message(Request(FORMAT, location, ids[0].submitter, ids[0].after, asked))
@@ -213,7 +150,10 @@ def steps_from(asking: Asking, contents_of: Callable[[str], CollectionState | No
         InvalidUsage: rows do not fit.
     """
     made = {step.collection: step for step in asking.steps if isinstance(step, Create)}
-    return [_step(step, made, contents_of) for step in asking.steps]
+    return [
+        _write(step, made.get(step.collection), contents_of(step.collection)) if isinstance(step, _Write) else step
+        for step in asking.steps
+    ]
 
 
 def _answer(answer: Answer) -> _Answer:
@@ -242,20 +182,6 @@ def _read(data: bytes, kind: type[T]) -> T:
     return found
 
 
-def _sent(step: Any) -> Any:
-    if isinstance(step, Write):
-        return _sent_write(step)
-    if isinstance(step, ExpectUpper):
-        return _ExpectUpper(step.collection, step.upper.elements)
-    if isinstance(step, ExpectNothingBeyondUpper):
-        return _ExpectNothing(step.collection, step.upper.elements)
-    if isinstance(step, ExpectParts):
-        return _ExpectParts(step.collection, step.next_number)
-    if isinstance(step, ExpectDefinition):
-        return _ExpectDefinition(step.collection, step.number)
-    return step
-
-
 def _sent_write(write: Write) -> _Write:
     events = None if write.events is None else (write.events.time_max, write.events.watermarks)
     schema = write.schema.to_json()
@@ -263,20 +189,6 @@ def _sent_write(write: Write) -> _Write:
         return _Write(write.collection, schema, write.time_min, parts=write.data.result(), events=events)
     table = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
     return _Write(write.collection, schema, write.time_min, rows=sent_rows(table), events=events)
-
-
-def _step(step: Sent, made: Mapping[str, Create], contents_of: Callable[[str], CollectionState | None]) -> Step:
-    if isinstance(step, _Write):
-        return _write(step, made.get(step.collection), contents_of(step.collection))
-    if isinstance(step, _ExpectUpper):
-        return ExpectUpper(step.collection, Antichain(*step.upper))
-    if isinstance(step, _ExpectNothing):
-        return ExpectNothingBeyondUpper(step.collection, Antichain(*step.upper))
-    if isinstance(step, _ExpectParts):
-        return ExpectParts(step.collection, step.next_number)
-    if isinstance(step, _ExpectDefinition):
-        return ExpectDefinition(step.collection, step.number)
-    return step
 
 
 def _write(step: _Write, create: Create | None, contents: CollectionState | None) -> Write:

@@ -80,14 +80,14 @@ def blobs_of(seed: int) -> Blobs:
                 keys = list(range(time * 1000, time * 1000 + 1000))
                 text = [f"{rng.getrandbits(400):x}" for _ in keys]
                 times = [max(LARGE_WRITES) + 1] * 1000
-                patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
+                patch.setattr("persist.log.commits.PARTS_INLINE_MAX", 0)
                 many.write(pa.table({"k": keys, "v": text, "_time": times, "_diff": [1] * 1000})).result()
                 is_first = time == min(LARGE_WRITES)
                 events = large_events(rng, range(4) if is_first else range(4, SEALS))
                 keyed.upsert(events, seal=4 if is_first else SEALS).result()
                 if is_first:
                     keyed.resolve()  # What comes after that stays pending: readers work it out.
-                patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 256)
+                patch.setattr("persist.log.commits.PARTS_INLINE_MAX", 256)
             if time in CHECKPOINTS:
                 # All but the last one are in directory objects; that one holds some pending rows itself.
                 patch.setattr(directory, "INLINE_BYTES_MAX", 2000 if time < max(CHECKPOINTS) else 1 << 20)

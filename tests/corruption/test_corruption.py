@@ -32,7 +32,7 @@ from persist.log import (
     get_framed,
     read_record,
 )
-from persist.log.part_lists import PartList
+from persist.log.commits import PartList
 from persist.replica import Checkpoint, StateObject, read_checkpoint
 from persist.replica.directory import DirectoryObject
 from persist.upsert import event_fields, events_schema

@@ -26,8 +26,8 @@ from persist.log import (
     Record,
     checkpoint_key,
     checkpoint_seqno,
+    commits,
     encode_framed,
-    part_lists,
     put_framed,
     read_record,
     record_key,
@@ -58,7 +58,7 @@ def dated() -> DatedBlob:
 
 @pytest.fixture(autouse=True)
 def _long_lists_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_lists, "PARTS_INLINE_MAX", 1)
+    monkeypatch.setattr(commits, "PARTS_INLINE_MAX", 1)
 
 
 def opened(blob: Blob, clock: ImpatientClock | None = None) -> persist.Client:

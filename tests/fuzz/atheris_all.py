@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["persist"]):
     from persist.codecs.types.codec import BUILT_IN
     from persist.errors import PersistError
     from persist.log import FORMAT, Record, decode_framed
-    from persist.log.part_lists import PartList
+    from persist.log.commits import PartList
     from persist.replica import Checkpoint, StateObject
     from persist.replica.directory import DirectoryObject
 

@@ -19,7 +19,7 @@ import xxhash
 import persist
 from persist.blob import FileBlob
 from persist.codecs import TIME_MAX, to_updates
-from persist.log import FORMAT, Record, SetHold, TruncateLog, part_lists
+from persist.log import FORMAT, Record, SetHold, TruncateLog, commits
 from persist.replica import Checkpoint, StateObject, directory, write_checkpoint
 from persist.write import PartWriter, group_commit
 from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_evolved_keyed, write_keyed
@@ -76,7 +76,7 @@ AS_OTHERS = ["date64", "time32_s", "timestamp_s"]  # Which Parquet stores as oth
 def main() -> None:
     folder = HERE / f"format-{FORMAT}"
     shutil.rmtree(folder, ignore_errors=True)
-    part_lists.PARTS_INLINE_MAX = 1
+    commits.PARTS_INLINE_MAX = 1
     write_every_kind(folder / "location")
     with persist.open(folder / "location", settings=SETTINGS) as client:
         every = client.create_or_load(
@@ -138,7 +138,7 @@ def main() -> None:
 def stored_members() -> dict[str, dict[str, str]]:
     """Return the members of everything that is stored in frames, and their types: what a format number stands for."""
     found: dict[str, dict[str, str]] = {}
-    waiting: list[Any] = [Record, Checkpoint, StateObject, directory.DirectoryObject, part_lists.PartList]
+    waiting: list[Any] = [Record, Checkpoint, StateObject, directory.DirectoryObject, commits.PartList]
     while waiting:
         kind = waiting.pop()
         waiting += get_args(kind)

@@ -12,7 +12,7 @@ import persist
 from persist.blob import CorruptBlob, Fault, Indeterminate, MemoryBlob, Unavailable, UnreliableBlob
 from persist.codecs import CollectionSchema, encode_parts, to_updates
 from persist.log import Append, Create, Mutation, Record, Seal, create_record, move_out, read_record, record_key
-from persist.log.part_lists import PARTS_INLINE_MAX
+from persist.log.commits import PARTS_INLINE_MAX
 from persist.replica import Follower
 from tests.clocks import ImpatientClock
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from persist.blob import CorruptBlob, IncompatibleVersion, PersistError
 from persist.log import FORMAT, Create, Framed, Record, Seal, decode_framed, encode_framed
-from persist.log.part_lists import PartList
+from persist.log.commits import PartList
 from persist.replica import Checkpoint, StateObject
 from persist.replica.directory import DirectoryObject
 

@@ -20,7 +20,7 @@ import persist.write.group_commit
 from persist.blob import Indeterminate
 from persist.log import Tokens, checkpoint_key, create_record, record_bytes, record_key
 from persist.replica import read_checkpoint
-from persist.state.tokens import with_tokens
+from persist.state.remembered import with_tokens
 
 Patch = tuple[Any, str, Any]
 
@@ -52,9 +52,9 @@ def since_passes_holds(with_since: Callable[[Any], Any]) -> Callable[[Any], Any]
 def tokens_forgotten(remember: Callable[..., Any]) -> Callable[..., Any]:
     """Every other token is not remembered."""
 
-    def planted(contents: Any, step: Tokens) -> Any:
+    def planted(before: Any, step: Tokens, upper: int | None) -> Any:
         kept = [mark for mark in step.tokens if int(mark.token[1:]) % 2]
-        return remember(contents, msgspec.structs.replace(step, tokens=tuple(kept)))
+        return remember(before, msgspec.structs.replace(step, tokens=tuple(kept)), upper)
 
     return planted
 

@@ -10,8 +10,7 @@ from persist.blob import MemoryBlob
 from persist.client import Client
 from persist.codecs import Part, to_updates
 from persist.collection import Collection
-from persist.state.queries import QUERIES_KEPT, LastBatch
-from persist.state.tokens import TOKENS_KEPT
+from persist.state.remembered import QUERIES_KEPT, TOKENS_KEPT, LastBatch
 from persist.write import PartWriter
 from tests.stepped import Gate, Stepped, wait_until
 

@@ -18,7 +18,7 @@ def opened(blob: MemoryBlob) -> persist.Client:
 
 
 def test_a_token_of_a_write_at_upper_itself_is_not_forgotten(blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.state.tokens.TOKENS_KEPT", 3)
+    monkeypatch.setattr("persist.state.remembered.TOKENS_KEPT", 3)
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY)
         c.seal(10).result()

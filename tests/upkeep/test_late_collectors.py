@@ -15,7 +15,7 @@ import pytest
 
 import persist
 from persist.blob import Blob, BlobEntry
-from persist.log import part_lists
+from persist.log import commits
 from persist.replica import write_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.invariants import Guarded, check_named
@@ -126,9 +126,9 @@ class World:
             quiet.write(ROWS, time=0, seal=1).result()
             quiet.write([((1, None), 1, 1)], seal=2).result()
             quiet.compact()
-            part_lists.PARTS_INLINE_MAX = 0  # Set back by `small_objects`.
+            commits.PARTS_INLINE_MAX = 0  # Set back by `small_objects`.
             quiet.write(ROWS, time=2).result()
-            part_lists.PARTS_INLINE_MAX = 1
+            commits.PARTS_INLINE_MAX = 1
         self.settle(self.writer)
 
     def prepare(self) -> None:
@@ -176,7 +176,7 @@ def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make directory objects, state objects and part lists of little data."""
     monkeypatch.setattr("persist.replica.directory.INLINE_BYTES_MAX", 600)
     monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 2)
-    monkeypatch.setattr(part_lists, "PARTS_INLINE_MAX", 1)  # Beyond what the busy collection needs.
+    monkeypatch.setattr(commits, "PARTS_INLINE_MAX", 1)  # Beyond what the busy collection needs.
 
 
 def late(at: int | None, **changed: Any) -> Pausing:

@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.blob import Fault, MemoryBlob, UnreliableBlob
-from persist.state.tokens import TOKENS_KEPT
+from persist.state.remembered import TOKENS_KEPT
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}

@@ -231,7 +231,7 @@ class Outputs:
             for each in due:
                 if each.definition is not None:
                     commit.add(each.handle, [ExpectDefinition(each.handle.id, each.definition[0])])
-                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, Upper(each.upper))])
+                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, (each.upper,))])
                 commit.add_parts(each.handle, parts.get(each.sink.collection, ()), keep=True)
                 each.describe(commit)
                 commit.add(each.handle, [each.handle.seal_step(Upper() if until >= NEVER else Upper(until))])
@@ -252,8 +252,8 @@ class Outputs:
             for each in due:
                 if each.definition is not None:
                     commit.add(each.handle, [ExpectDefinition(each.handle.id, each.definition[0])])
-                expected = Upper(min(each.upper, TIME_MAX + 1))
-                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, expected)])
+                expected = min(each.upper, TIME_MAX + 1)
+                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, (expected,))])
                 updates = each.updates(each.sealed_to)
                 if updates.shape[1]:
                     commit.add(each.handle, each.handle.write_steps(each.table(updates)))
