@@ -1,7 +1,7 @@
-"""Columns of a file as the columns of a collection: what casts, row by row where it must be."""
+"""Columns of a file as the columns of a collection: what casts, row by row where it must be, and what does not."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -221,3 +221,23 @@ def _why(piece: pa.ChunkedArray, wanted: pa.DataType, error: Exception) -> str:
 
 def _rows(flags: pa.ChunkedArray) -> list[int]:
     return [int(row) for row in np.flatnonzero(flags.combine_chunks().to_numpy(zero_copy_only=False))]
+
+
+REASONS_MAX = 10
+
+
+@dataclass
+class Misfits:
+    """The rows that do not fit: how many, and the first reasons with their places."""
+
+    count: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, count: int, reasons: list[str]) -> None:
+        """Count some more, with the reasons of the first of them."""
+        self.count += count
+        self.reasons += reasons[: REASONS_MAX - len(self.reasons)]
+
+    def __str__(self) -> str:
+        more = self.count - len(self.reasons)
+        return "\n".join([*self.reasons, *([f"and {more:,} more"] if more > 0 else [])])

@@ -11,15 +11,47 @@ from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from persist.cli.place import Place
-from persist.cli.sections import SectionedGroup
 from persist.cli.text import tell
 
 OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 EXIT_CODES = """Exit status: 0 all is well; 1 problems are left in the location; 2 a mistake in the call; 3 somebody
 else was first; 4 the store does not answer, or the disk; 130 interrupted."""
+
+# A list of forty commands in one piece is read from its top, so what people do first stands there. A command that no
+# section names would not be found by a newcomer: a test holds the sections against all commands.
+SECTIONS = {
+    "Write": ("create", "write", "upsert", "overwrite", "delete", "seal"),
+    "Look": ("ls", "show", "read", "changes", "diff", "tail", "sql", "log", "ui"),
+    "Derive": ("view", "refresh", "apply"),
+    "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
+    "Change": ("evolve", "rename", "destroy"),
+    "Exchange": ("export", "import", "serve"),
+    "Maintain": ("compact", "gc", "fsck", "bench"),
+}
+
+
+class SectionedGroup(TyperGroup):
+    """The program: its commands are listed in the order of `SECTIONS`, in its help and where a shell completes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of the sections."""
+        named = [name for names in SECTIONS.values() for name in names]
+        return sorted(super().list_commands(ctx), key=lambda name: named.index(name) if name in named else len(named))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a list for each section, all of them as wide as the widest."""
+        width = max(map(len, self.commands))
+        whole = 10_000  # Sentences are wrapped, and not cut.
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{name:{width}}", self.commands[name].get_short_help_str(whole)) for name in names]
+                )
+
 
 app = typer.Typer(
     name="persist",

@@ -1,7 +1,7 @@
 """Running one command, and what becomes of its errors.
 
 Errors of the library, of the network and of files are one line on standard error, in the words of the command line
-(`persist.cli.wording`); the exit status says of what kind they are (`persist.cli.command`). With --json the line is an
+(`persist.cli.text`); the exit status says of what kind they are (`persist.cli.command`). With --json the line is an
 object. A traceback is a fault of ours.
 """
 
@@ -15,16 +15,15 @@ from typing import Any
 import typer
 
 import persist
-from persist.cli import looking, moving, naming, page, reading, upkeep, writing
+from persist.cli import looking, moving, naming, reading, upkeep, writing
 from persist.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
-from persist.cli.text import shown
-from persist.cli.wording import worded
+from persist.cli.text import shown, worded
 
 # Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.
 _Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 _CARET = re.compile(r"\n\s*\^\s*$")
-COMMANDS = (looking, reading, writing, naming, moving, upkeep, page)
+COMMANDS = (looking, reading, writing, naming, moving, upkeep)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

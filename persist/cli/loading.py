@@ -18,8 +18,7 @@ import pyarrow as pa
 import xxhash
 
 import persist
-from persist.cli.casting import Caster
-from persist.cli.misfits import Misfits
+from persist.cli.casting import Caster, Misfits
 from persist.cli.rows_in import RowFile
 from persist.cli.text import tell
 from persist.work import task

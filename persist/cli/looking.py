@@ -101,7 +101,7 @@ def log(
     before: Annotated[int | None, typer.Option(min=0, help="Only records before this seqno.")] = None,
 ) -> int:
     """Show the newest records of the log as a person reads them, the oldest of them first."""
-    from persist.cli.records import Told, records_before
+    from persist.cli.portrait import Told, records_before
 
     with at.reading() as client:
         id_ = None if collection is None else client.load(collection).id

@@ -1,4 +1,4 @@
-"""Commands that change a schema, move data in and out, and serve it: evolve, export, import, serve."""
+"""Commands that change a schema, move data in and out, and serve it: evolve, export, import, serve, ui."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ import persist
 from persist.cli.command import OK, Name, command
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import AsOf, Columns, Where, narrowed
+from persist.cli.text import print_json, say, tell
 from persist.facts import time_of, written_time_of
 from persist.shown import counted
 
@@ -43,7 +44,7 @@ def evolve(
     ] = "last",
 ) -> int:
     """Change the schema for every reader and every time from now on; no data is rewritten."""
-    from persist.cli.columns import typed
+    from persist.cli.rows_in import typed
 
     names = dict(_pair(each) for each in rename or [])
     if not (add or drop or names or widen or keyed):
@@ -191,3 +192,35 @@ def _pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
     if not (old and equals and new):
         raise persist.InvalidUsage(f"{text!r} is not of the form {shape}")
     return old, new
+
+
+@command
+def ui(
+    at: Place,
+    host: Annotated[str, typer.Option(help="Where to listen; others can reach it if it is no loopback address.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", "-p", help="0 for any that is free.")] = 8420,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name by which it may be asked for, such as a proxy's; may be repeated."),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> int:
+    """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
+    from persist.notify import is_loopback
+    from persist.web import MEMORY_BUDGET, served
+
+    with at.reading(memory_budget=MEMORY_BUDGET) as client, served(client, host, port, None, allow_host or []) as page:
+        if at.as_json:
+            print_json({"url": page.url})
+        else:
+            say(f"{page.url}\nWhoever has this address can read {client.url}. Ctrl-C ends it.")
+        if not is_loopback(host):
+            tell("This address can be reached from other machines, and what it shows goes over the network as it is.")
+        if open_:
+            import webbrowser
+
+            webbrowser.open(page.url)
+        page.run()
+    return OK

@@ -5,7 +5,9 @@ by name. All rows are looked at, in pieces of one size, whatever the first reaso
 found by halving the piece until the rows are alone, so rows that do fit cost nothing more.
 """
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,16 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.cli.casting import Caster
-from persist.cli.csv_in import csv_pieces
-from persist.cli.formats import BY_SUFFIX, READ
-from persist.cli.json_in import json_pieces
-from persist.cli.misfits import REASONS_MAX, Misfits
+from persist.cli.casting import REASONS_MAX, Caster, Misfits
+from persist.cli.text_in import csv_pieces, json_pieces
+from persist.codecs import arrow_type, did_you_mean
 
+READ = ("csv", "json", "parquet", "arrow")
+WRITTEN = ("table", *READ)
+BY_SUFFIX = {
+    ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".arrow": "arrow",
+    ".arrows": "arrow", ".ipc": "arrow", ".feather": "arrow",
+}  # fmt: skip
 COMPRESSED = (".gz", ".bz2", ".zst")
 
 
@@ -116,3 +122,76 @@ def _arrow(path: str) -> Iterator[Any]:
             yield batch
         if is_empty:
             yield pa.RecordBatch.from_pylist([], schema=file.schema)
+
+
+OWN = ("_time", "_diff")
+
+
+def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: str | None) -> tuple[Any, Any]:
+    """Return key and value as `Client.create_or_load` takes them: a dict of names and types each, or None.
+
+    Args:
+        key, value: NAME:TYPE each; of those that a file has, NAME is enough.
+        like: the file; its columns that are not named become values, if no value is named.
+
+    Raises:
+        InvalidUsage: a type is missing.
+    """
+    types = {} if like is None else _types_of(like, format)
+    keys = dict(_column(each, types) for each in key)
+    values = dict(_column(each, types) for each in value)
+    if like is not None and not value:
+        values = {name: types[name] for name in types if name not in keys and name not in OWN}
+    if not keys and not values:
+        raise InvalidUsage("a collection needs columns: say --key id:int64 --value amount:float64, or --like FILE")
+    return keys or None, values or None
+
+
+def typed(text: str) -> tuple[str, pa.DataType]:
+    """Return the name and the type of a column that is given as NAME:TYPE."""
+    name, kind = _column(text, {})
+    return name, arrow_type(kind, f"column {name!r}")
+
+
+def _column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
+    name, colon, kind = text.partition(":")
+    if colon:
+        return name, re.sub(r",\s*", ", ", kind)  # As Arrow writes them; shells make spaces a bother.
+    if name in types:
+        return name, types[name]
+    hint = did_you_mean(name, types) if types else ""
+    raise InvalidUsage(
+        f"{text!r} has no type{hint or ':'} write NAME:TYPE, such as id:int64 or at:timestamp[us,tz=UTC]"
+    )
+
+
+def _types_of(path: str, format: str | None) -> dict[str, pa.DataType]:
+    file = RowFile.of(path, format)
+    if not os.path.exists(file.path):
+        raise InvalidUsage(f"there is no file {path!r}: give the path of one whose columns the collection shall have")
+    try:
+        schema = _schema_of(file)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidUsage(f"{path} cannot be read as {file.format}: {' '.join(str(error).split())}") from error
+    return {field.name: pa.string() if pa.types.is_null(field.type) else field.type for field in schema}
+
+
+def _schema_of(file: RowFile) -> pa.Schema:
+    if file.format == "csv":
+        import pyarrow.csv as csv
+
+        return csv.read_csv(file.path).schema
+    if file.format == "json":
+        import pyarrow.json as json
+
+        return json.read_json(file.path).schema
+    if file.format == "parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_schema(file.path)
+    with pa.OSFile(file.path) as source:
+        try:
+            return pa.ipc.open_file(source).schema
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return pa.ipc.open_stream(source).schema

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Protocol
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.cli.formats import BY_SUFFIX, WRITTEN
+from persist.cli.rows_in import BY_SUFFIX, WRITTEN
 from persist.cli.text import cell, print_table, tell
 from persist.work import watched
 

@@ -61,7 +61,7 @@ def create(
     format: Format = None,
 ) -> int:
     """Make a collection, empty; the location, too, if it is not there."""
-    from persist.cli.columns import sides
+    from persist.cli.rows_in import sides
 
     if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
         raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from persist.cli.command import app
+from persist.cli.command import SECTIONS, SectionedGroup, app
 from persist.cli.main import main
-from persist.cli.sections import SECTIONS, SectionedGroup
 
 HEAVY = {"pyarrow", "numpy", "msgspec", "fsspec", "boto3", "duckdb", "pandas", "starlette", "uvicorn", "click", "rich"}
 

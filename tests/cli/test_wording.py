@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.cli.main import main
-from persist.cli.wording import worded
+from persist.cli.text import worded
 
 # A call, an argument, or a class of the library; but "such as x" and as_of: words of the command line's own.
 PYTHON = re.compile(r"\w\(|\b\w+=[\"'\[TFN]|\b\w+=(?=[\s.,;]|$)|persist\.[A-Z]|Antichain|create_or_load|\bpa\.")
