@@ -11,6 +11,7 @@ import pyarrow as pa
 from persist.blob import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
+from persist.collection.describing import Described
 from persist.engine import (
     READ_TIMEOUT_S,
     About,
@@ -133,7 +134,7 @@ def _relay(client: "Client", server: Notify) -> None:
     engine.count_also("commit_through", relay.counts)
 
 
-class Client:
+class Client(Described):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
     Attributes:
@@ -253,16 +254,6 @@ class Client:
         """What the location says of itself. Cost: one GET."""
         self.engine.check_open("about")
         return about_location(self.engine.follower.refresh().control.about)
-
-    @property
-    def comment(self) -> str:
-        """What the location is, for people; "" if nobody said. Cost: one GET."""
-        return self.about.comment
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """Texts by name that people and tools gave the location; see `describe`. Cost: one GET."""
-        return self.about.properties
 
     def describe(
         self,

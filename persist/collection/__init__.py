@@ -6,8 +6,7 @@ own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
 
 from persist.collection.describing import DescribingCalls
-from persist.collection.keeping import KeepingCalls
-from persist.collection.reading import ReadingCalls
+from persist.collection.reading import KeepingCalls, ReadingCalls
 from persist.collection.writing import WritingCalls
 
 __all__ = ["Collection"]

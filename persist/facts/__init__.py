@@ -9,9 +9,17 @@ from persist.facts.times import time_of, times_of, written_time_of
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
-    from persist.facts.differing import difference
-    from persist.facts.portraits import Portrait, portrait
-    from persist.facts.surveys import GETS_1000, Facts, hold_for_people, monthly_dollars, names_by_id, survey
+    from persist.facts.surveys import (
+        GETS_1000,
+        Facts,
+        Portrait,
+        difference,
+        hold_for_people,
+        monthly_dollars,
+        names_by_id,
+        portrait,
+        survey,
+    )
 
 __all__ = [
     "GETS_1000",
@@ -29,10 +37,5 @@ __all__ = [
 ]
 
 __getattr__ = late_names(
-    __name__,
-    {
-        "differing": ["difference"],
-        "portraits": ["Portrait", "portrait"],
-        "surveys": ["GETS_1000", "Facts", "hold_for_people", "monthly_dollars", "names_by_id", "survey"],
-    },
+    __name__, {"surveys": [name for name in __all__ if not name.endswith(("time_of", "times_of"))]}
 )

@@ -1,7 +1,7 @@
-"""What there is to say of collections without reading their data: from their states alone.
+"""What there is to say of collections without reading their data: lists of them, one of them, and what differs.
 
-Each state is an object of its own, which is read with many others at a time, so that a thousand of them in a far store
-take seconds and not a minute.
+Facts come from the states of collections alone. Each state is an object of its own, which is read with many others at a
+time, so that a thousand of them in a far store take seconds and not a minute. Only `difference` reads data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 import persist
 from persist.blob import MissingBlob
+from persist.codecs import consolidate
 from persist.log import BlobRef
 from persist.names import VIEW_HOLD
 from persist.read import record_count
 from persist.replica import load_contents
-from persist.state import CollectionEntry, CollectionState, Unsealed, last_sealed, unsealed
+from persist.state import CollectionEntry, CollectionState, Unsealed, definition_number, last_sealed, unsealed
 from persist.timeline import Timeline
 
 THREADS = 16
@@ -171,3 +175,134 @@ def _is_far(entry: CollectionEntry) -> bool:
 def monthly_dollars(bytes_: int) -> float:
     """Return what it costs to keep so many bytes for a month, by the list price of S3 Standard."""
     return bytes_ / GIB * STORED_GIB_MONTH
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """One collection in one state: facts, holds, and the plan of reading it as of its latest sealed time.
+
+    Attributes:
+        names: of all collections, by their ids.
+    """
+
+    url: str
+    schema: Any
+    facts: Facts
+    holds: "list[persist.HoldInfo]"
+    plan: "persist.Explanation | None"
+    names: Mapping[str, str]
+
+    @property
+    def keyed(self) -> dict[str, Any] | None:
+        """How a keyed collection makes updates of events; None of one that is not keyed."""
+        form = self.facts.contents.keyed
+        if form is None:
+            return None
+        return {
+            "machine": form.machine.name,
+            "resolve": form.resolve,
+            "order_by": list(form.order_by),
+            "ties": form.ties,
+            "tombstone": form.tombstone,
+            "tombstone_value": form.tombstone_value,
+        }
+
+    @property
+    def view(self) -> dict[str, Any] | None:
+        """What a view is derived from, and how; None of a collection that users write."""
+        view = self.facts.contents.view
+        if view is None:
+            return None
+        inputs = [self.names.get(id_, "a collection that is gone") for id_ in view["inputs"]]
+        return {"sql": view["sql"], "inputs": inputs, "definition": definition_number(self.facts.contents)}
+
+    @property
+    def columns(self) -> list[tuple[str, str, str]]:
+        """Side, name and type of each column."""
+        sides = (("key", self.schema.key), ("value", self.schema.value))
+        return [
+            (side, field.name, str(field.type) + (f" through {fields.codec_name}" if fields.codec_name else ""))
+            for side, fields in sides
+            for field in fields.fields
+        ]
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The runs of history, the oldest first."""
+        contents = self.facts.contents
+        return [self._run(contents.parts_of(run)) for run in contents.history]
+
+    @property
+    def keyframes(self) -> list[dict[str, Any]]:
+        contents = self.facts.contents
+        return [{"as_of": k.as_of, **self._run(contents.parts_of(k.parts))} for k in contents.keyframes]
+
+    @staticmethod
+    def _run(parts: Any) -> dict[str, Any]:
+        times = {
+            "first": min((p.time_min for p in parts), default=0),
+            "last": max((p.time_max for p in parts), default=0),
+        }
+        return {
+            **times,
+            "rows": sum(p.rows for p in parts),
+            "bytes": sum(p.bytes for p in parts),
+            "parts": len(parts),
+            "inline": sum(bool(p.inline) for p in parts),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        facts, plan = self.facts, self.plan
+        hidden = facts.unsealed
+        return {
+            **facts.as_json(),
+            "id": facts.contents.id,
+            "location": self.url,
+            "timeline": facts.contents.timeline,
+            "keyed": self.keyed,
+            "view": self.view,
+            "columns": [dict(zip(("side", "name", "type"), each, strict=True)) for each in self.columns],
+            "not_sealed": None if hidden is None else str(hidden),
+            "holds": [
+                {"name": h.name, "time": h.time, "holder": h.holder, "expires_ms": h.expires_ms} for h in self.holds
+            ],
+            "tags": dict(facts.contents.tags),
+            "history": self.history,
+            "keyframes": self.keyframes,
+            "read": None if plan is None else {"as_of": plan.as_of, "parts": plan.parts, "bytes": plan.bytes},
+            "dollars_a_month": monthly_dollars(facts.bytes),
+        }
+
+
+def portrait(client: "persist.Client", collection: "persist.Collection") -> Portrait:
+    """Return all of one collection. Cost: a GET or two."""
+    facts = Facts(collection.handle.contents())
+    plan = None
+    if facts.latest is not None:
+        with collection.snapshot(facts.latest) as snapshot:
+            plan = snapshot.explain()
+    return Portrait(client.url, collection.schema, facts, collection.holds(), plan, names_by_id(client))
+
+
+def difference(
+    collection: "persist.Collection",
+    first: int | str,
+    second: int | str,
+    *,
+    columns: Sequence[str] | None,
+    filter: pc.Expression | None,
+) -> pa.Table:
+    """Return the records that come or go between two times, each with `_diff`. Memory: the updates between them.
+
+    Raises:
+        AsOfCompacted, AsOfNotSealed: one of the times cannot be read.
+    """
+    start, end = collection.as_time("T1", first), collection.as_time("T2", second)
+    lower, upper = min(start, end) + 1, max(start, end) + 1
+    with collection.changes(lower, upper, columns=columns, filter=filter, timeout_s=0) as updates:
+        table = updates.to_arrow().drop_columns("_time")
+    names = [name for name in table.column_names if name != "_diff"]
+    table = consolidate(table, names)
+    if start > end:
+        table = table.set_column(table.column_names.index("_diff"), "_diff", pc.negate_checked(table["_diff"]))
+    return table

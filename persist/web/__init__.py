@@ -4,9 +4,13 @@ Promises: it only reads, and reads pages, never a whole collection; nothing that
 nothing is asked of any other server; without the token of its address, it answers nothing.
 """
 
-from persist.web.limits import MEMORY_BUDGET
-from persist.web.notebook import slider
-from persist.web.serving import served
+from typing import TYPE_CHECKING
+
+from persist.late_names import late_names
+
+if TYPE_CHECKING:
+    from persist.web.notebook import slider
+    from persist.web.serving import MEMORY_BUDGET, served
 
 __all__ = ["slider"]
 # For the rooms above; no part of what users import.
@@ -14,3 +18,6 @@ __all__ += [
     "MEMORY_BUDGET",
     "served",
 ]
+
+# Each needs a package of its own: the slider anywidget, and the page uvicorn.
+__getattr__ = late_names(__name__, {"notebook": ["slider"], "serving": ["MEMORY_BUDGET", "served"]})

@@ -19,7 +19,6 @@ from starlette.routing import Route
 import persist
 from persist.notify import host_of, is_loopback
 from persist.web.explorer import Explorer
-from persist.web.limits import LISTENERS_MAX
 
 FILES = {
     "": ("page.html", "text/html; charset=utf-8"),
@@ -40,6 +39,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+LISTENERS_MAX = 32
 POLL_S = 1.0
 OTHER_NAME = "Ask by the address that persist ui printed; a proxy's name is given to it as --allow-host NAME.\n"
 logger = logging.getLogger(__name__)

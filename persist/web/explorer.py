@@ -12,20 +12,18 @@ import pyarrow.compute as pc
 
 import persist
 from persist.dataflow import depths
-from persist.facts import Facts, difference, portrait, survey
+from persist.facts import Facts, difference, portrait, survey, time_of
 from persist.log import read_record
-from persist.web.cells import cells, first_rows, key_of
-from persist.web.limits import (
-    LINEAGE_MAX,
-    LIST_MAX,
-    MINUTES,
-    OFFSET_MAX,
-    RECORDS_READ_MAX,
-    ROWS_MAX,
-    UPDATES_READ_MAX,
-    VIEWS_DRAWN_MAX,
-)
-from persist.web.picture import picture
+from persist.web.shown import cells, first_rows, key_of, picture
+
+LIST_MAX = 200  # Collections, or rows of contents, in one answer.
+ROWS_MAX = 1000  # Updates in one answer.
+OFFSET_MAX = 100_000  # Contents are read from their beginning, so nobody turns further pages than this.
+UPDATES_READ_MAX = 2_000_000  # Updates that may be read and sorted for one answer.
+LINEAGE_MAX = 10_000  # Collections whose definitions are looked at, once, for the picture of what reads what.
+VIEWS_DRAWN_MAX = 200
+RECORDS_READ_MAX = 600  # For the picture of commits.
+MINUTES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +243,13 @@ def _depths(edges: list[tuple[str, str]]) -> dict[str, int]:
 
 
 def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
-    hidden = facts.unsealed
+    listed = facts.as_json()
     return {
-        "name": facts.name,
-        "rows": facts.rows,
-        "bytes": facts.bytes,
-        "parts": facts.parts,
-        "since": None if facts.since is None else str(facts.since),
-        "upper": None if facts.upper is None else str(facts.upper),
-        "since_moment": facts.moment(facts.since) if facts.since else None,
-        "upper_moment": facts.moment(facts.upper) if facts.upper else None,
-        "holds": len(facts.contents.holds),
+        **listed,
+        **{end: None if listed[end] is None else str(listed[end]) for end in ("since", "upper")},
+        **{f"{end}_moment": listed[f"{end}_moment"] if listed[end] else None for end in ("since", "upper")},
         "sql": None if facts.contents.view is None else facts.contents.view.get("sql"),
-        "waiting": 0 if hidden is None else hidden.updates,
+        "waiting": listed["unsealed"],
         "lag_s": facts.lag_s(now_s),
     }
 
@@ -267,8 +259,6 @@ def _time(text: str | None) -> int | str | None:
 
 
 def _required(text: str) -> int | str:
-    from persist.facts import time_of
-
     return time_of(text.strip())
 
 

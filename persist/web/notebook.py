@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import persist
 from persist.facts import Facts, time_of
-from persist.web.cells import cells, first_rows
-from persist.web.picture import picture
+from persist.web.shown import cells, first_rows, picture
 
 if TYPE_CHECKING:
     from persist.collection import Collection

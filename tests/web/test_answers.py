@@ -21,8 +21,8 @@ from persist.cli.main import main
 from persist.notify import is_loopback
 from persist.web import MEMORY_BUDGET, served
 from persist.web.explorer import Explorer
-from persist.web.picture import picture
 from persist.web.serving import names_of
+from persist.web.shown import picture
 from tests.web.places import NASTY, START, add_views, fill, shown
 
 Ask = Callable[..., Any]
@@ -269,7 +269,7 @@ def test_a_list_of_many_collections_reads_the_states_of_one_page(tmp_path: Path)
 
 
 def test_a_picture_of_very_many_parts_shows_the_largest(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr("persist.web.picture.PARTS_DRAWN_MAX", 3)
+    monkeypatch.setattr("persist.web.shown.PARTS_DRAWN_MAX", 3)
     with persist.open(folder, mode="read") as client:
         drawn = picture(client.load("orders").handle.contents())
     assert len(drawn["history"]) + len(drawn["keyframes"]) == 3
