@@ -25,6 +25,11 @@ def client(tmp_path: Path) -> Iterator[persist.Client]:
         yield client
 
 
+def test_a_slider_needs_no_package_of_the_page() -> None:
+    code = "import sys; sys.modules['uvicorn'] = None; from persist.web import slider"
+    assert not subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode
+
+
 def test_a_slider_shows_what_was_there_and_what_changed(client: persist.Client) -> None:
     slid = slider(client.load("orders"), as_of=53)
     assert slid.shown["as_of"] == "53"
