@@ -19,13 +19,16 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
 _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 
 
-def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Blob:
+def open_blob(
+    url: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, attempt_s: float = 20.0
+) -> Blob:
     """Return the store at url; nothing is asked of it yet, and nothing is created.
 
     Args:
         url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`, any
             other scheme that fsspec knows, or `fsspec+<scheme>://…` to have fsspec open any of these.
         options: for the store; names it does not know are refused.
+        attempt_s: how long one request to S3 waits for bytes at most, and for a connection, which gets 5 s at most.
 
     Raises:
         InvalidUsage: the scheme, an option or a value is not known, or a package is missing.
@@ -50,7 +53,8 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
         return MemoryBlob.named(_memory_name(text))
     if scheme in ("s3", "s3a"):
         bucket, prefix = _bucket_and_prefix(text)
-        return S3Blob(bucket, prefix, options)
+        connect_s, read_s = min(5.0, attempt_s), min(20.0, attempt_s)
+        return S3Blob(bucket, prefix, options, connect_timeout_s=connect_s, read_timeout_s=read_s)
     if scheme.startswith("fsspec+"):
         return FsspecBlob(text[len("fsspec+") :], options)
     if scheme in known_protocols():

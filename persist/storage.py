@@ -45,7 +45,7 @@ def open_storage(
         InvalidUsage: the location, an option or a setting does not fit.
     """
     settings, clock = settings or Settings(), clock or SystemClock()
-    metered = MeteredBlob(_opened(location, options))
+    metered = MeteredBlob(_opened(location, options, settings.retry_s))
     retried = RetryBlob(metered, settings.retry, clock=clock)
     memory_bytes = settings.tuning.cache_memory_bytes
     if memory_bytes is None:
@@ -77,9 +77,9 @@ class _Borrowed:
         return repr(self._inner)
 
 
-def _opened(location: Location, options: Mapping[str, Any] | None) -> Blob:
+def _opened(location: Location, options: Mapping[str, Any] | None, retry_s: float) -> Blob:
     if isinstance(location, (str, os.PathLike)):
-        return open_blob(os.fspath(location), options)
+        return open_blob(os.fspath(location), options, attempt_s=retry_s)  # No attempt takes longer than all may.
     if not callable(getattr(location, "create", None)):
         raise InvalidUsage(f"location {location!r} is not a path, a URL or a Blob: give for example s3://bucket/prefix")
     if options:

@@ -12,7 +12,6 @@ import persist
 from persist.cli.text import print_json, say
 
 FAR = ("://",)  # What has it is no folder.
-S3_TIMEOUTS_S = {"connect": 5.0, "read": 20.0}  # What an attempt takes at most, unless somebody says otherwise.
 # What a client that was ended before its first record may have left.
 OWN = frozenset(("checkpoint", "directory", "gc", "list", "log", "lost", "part", "state"))
 
@@ -36,11 +35,8 @@ class Place:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the store; of S3, one attempt takes no longer than all of them may."""
-        given = storage_options(self.given, self.file)
-        if self.timeout_s is None or not self.location.startswith("s3://"):
-            return given
-        return {f"{what}_timeout_s": min(self.timeout_s, most) for what, most in S3_TIMEOUTS_S.items()} | given
+        """The options of the store."""
+        return storage_options(self.given, self.file)
 
     def settings(self, memory_budget: int | None = None) -> "persist.Settings":
         """Return how a client of a command behaves: nothing happens in the background."""
