@@ -5,7 +5,8 @@ Promises: a blob is deleted only when the log says that nobody may refer to it a
 
 from persist.upkeep.background import Upkeep
 from persist.upkeep.compacting import CompactionSchedule
-from persist.upkeep.garbage import OBJECTS, Deleted, Garbage, GarbageReport, void_floor
+from persist.upkeep.garbage import Deleted, Garbage, GarbageReport, void_floor
+from persist.upkeep.names import OBJECTS
 
 __all__ = [
     "OBJECTS",

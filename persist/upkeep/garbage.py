@@ -55,18 +55,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
-from persist.blob import Blob, BlobEntry, CorruptBlob, Indeterminate, MissingBlob, StoreFull, delete_all
+from persist.blob import Blob, BlobEntry, Indeterminate, MissingBlob, StoreFull, delete_all
 from persist.log import (
     CHECKPOINTS,
     CLOCK_KEY,
-    DIRECTORIES,
-    LISTS,
     LOG,
-    MADE_AGAIN,
     PARTS,
-    STATES,
-    BlobRef,
-    BringsParts,
     Collected,
     LocationMutation,
     TakeOver,
@@ -75,33 +69,27 @@ from persist.log import (
     checkpoint_key,
     checkpoint_seqno,
     collection_part,
-    directory_seqno,
     get_framed,
     is_upload,
     record_seqno,
-    state_seqno,
     uploaded_seqno,
 )
 from persist.replica import (
     STALE_AFTER_S,
     Checkpoint,
     Follower,
-    KnownLevels,
     StoredCheckpoint,
-    checkpoint_state,
     load_contents,
-    read_checkpoint,
-    stored_checkpoints,
     write_checkpoint,
 )
 from persist.settings import Settings
 from persist.shown import Shown, counted
-from persist.state import CollectionEntry, Dropped, FrozenMap, State, is_waited_for
+from persist.state import Dropped, State, is_waited_for
+from persist.upkeep.names import OBJECTS, Names, object_seqno
 from persist.work import Done, task
 from persist.write import Committer
 
 CHECKPOINTS_MIN = 2
-OBJECTS = {"directories": DIRECTORIES, "states": STATES, "lists": LISTS}
 _NOUNS = {
     "parts": "part",
     "lists": "list",
@@ -266,7 +254,7 @@ class _Round:
         self._records: list[_Mark] = []
         self._now_s = 0.0
         self._full: StoreFull | None = None
-        self._levels = KnownLevels()
+        self._names = Names(blob)
 
     def run(self, before: Callable[[], object]) -> GarbageReport:
         had_deleted = -1
@@ -477,16 +465,12 @@ class _Round:
                 return seqno + 1
         return 0
 
-    def _newest(self) -> StoredCheckpoint | None:
-        """Return the checkpoint that is the newest now, or was so after this was called; None if there is none."""
-        return next(stored_checkpoints(self._blob), None)
-
     def _known_floor(self) -> int:
         """Return the floor of the log that the newest checkpoint gives.
 
         Whoever opens, or comes back after a long time, learns of it there: until then, records beyond it are read.
         """
-        newest = self._newest()
+        newest = self._names.newest()
         return max(self._log_floor, 0 if newest is None else newest.checkpoint.control.log_floor)
 
     def _collect_records(self) -> None:
@@ -515,14 +499,17 @@ class _Round:
 
     def _collect_objects(self) -> None:
         """Delete directory objects, state objects and part lists: see the module's docstring."""
-        newest = self._newest()
+        newest = self._names.newest()
         if newest is None:
             return
         listed = {what: [*self._blob.list(prefix)] for what, prefix in OBJECTS.items()}
-        named = self._named_by(newest.checkpoint)
+        named = self._names.named_by(newest.checkpoint)
         present = {entry.key for entries in listed.values() for entry in entries}
-        self._check_present(named, present)
-        named |= self._named_by_others(newest, present)
+        self._names.check_present(named, present)
+        others, useless = self._names.named_by_others((mark.seqno for mark in self._marks), newest, present)
+        if useless and self._only is None:
+            self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
+        named |= others
         # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
         age_s = min(self._settings.orphan_grace_s, self._erase_after_s)
         floor = max(self._log_floor, newest.checkpoint.control.log_floor)
@@ -532,7 +519,7 @@ class _Round:
                 entry
                 for entry in entries
                 if self._is_unnamed(entry, named, age_s)
-                and (seqno := _object_seqno(entry.key)) is not None
+                and (seqno := object_seqno(entry.key)) is not None
                 and seqno < ends[what]
             ]
             for what, entries in listed.items()
@@ -541,8 +528,8 @@ class _Round:
             return
         end, named = self._declared(newest)
         for what, entries in unused.items():
-            dead = (e for e in entries if e.key not in named and (_object_seqno(e.key) or 0) < end)
-            self._delete(what, dead, check=self._check_unnamed)
+            dead = (e for e in entries if e.key not in named and (object_seqno(e.key) or 0) < end)
+            self._delete(what, dead, check=self._names.check_unnamed)
 
     def _declared(self, newest: StoredCheckpoint) -> tuple[int, set[str]]:
         """Declare of what checkpoints are made from now on; return what no later checkpoint names.
@@ -553,72 +540,17 @@ class _Round:
             return newest.checkpoint.seqno + 1, set()
         if self._follower.refresh().seqno >= newest.checkpoint.seqno:  # Or else this client has slept.
             self._with_room(lambda: self._take_over(newest))
-        taken, after = self._follower.refresh().control.taken_over, self._newest()
+        taken, after = self._follower.refresh().control.taken_over, self._names.newest()
         if taken is None or after is None or after.checkpoint.seqno < taken.seqno:
             return 0, set()  # There is no room for what it takes.
         basis = get_framed(self._blob, taken.checkpoint, Checkpoint)
         # And without a grace period, what this client makes for an older one is not to go, either.
         end = basis.seqno + 1 if self._being_made is None else min(basis.seqno + 1, self._being_made)
-        return end, self._named_by(basis) | self._named_by(after.checkpoint)
+        return end, self._names.named_by(basis) | self._names.named_by(after.checkpoint)
 
     def _take_over(self, newest: StoredCheckpoint) -> None:
         self._declarations.append(self._commit(TakeOver(newest.pointer)))
         self._checkpoint()
-
-    def _named_by(self, checkpoint: Checkpoint) -> set[str]:
-        """Return the names of all directory objects, state objects and part lists that a checkpoint refers to."""
-        entries = checkpoint_state(self._blob, checkpoint, self._levels).entries.values()
-        return {pointer.blob for pointer in checkpoint.directory} | set(_named_by(entries))
-
-    def _named_by_others(self, newest: StoredCheckpoint, present: set[str]) -> set[str]:
-        """Return what the older checkpoints that are kept refer to; delete those that refer to what is gone.
-
-        These came late, when there were newer ones already, and cannot be used.
-        """
-        named: set[str] = set()
-        useless: set[str] = set()
-        before = FrozenMap[CollectionEntry]()
-        for mark in self._marks:
-            key = checkpoint_key(mark.seqno)
-            checkpoint = read_checkpoint(self._blob, key) if key != newest.pointer.blob else None
-            if checkpoint is None:
-                continue  # Or others have collected it: it was not the newest.
-            try:
-                entries = checkpoint_state(self._blob, checkpoint, self._levels).entries
-            except MissingBlob:
-                useless.add(key)
-                continue
-            ours = {pointer.blob for pointer in checkpoint.directory}
-            ours.update(_named_by(entries.changes_since(before).values()))  # The others have been looked at.
-            named |= ours
-            before = entries
-            if any(self._blob.get(missing, range=(0, 0)) is None for missing in ours - present):
-                useless.add(key)
-        if useless and self._only is None:
-            self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
-        return named
-
-    def _check_present(self, named: set[str], present: set[str]) -> None:
-        """Raise MissingBlob if the newest checkpoint names what is not there."""
-        if all(key in present for key in named):
-            return
-        newest = self._newest()  # Others may have made a newer one, and collected, since the listing began.
-        for key in sorted(self._named_by(newest.checkpoint) - present if newest is not None else ()):
-            if self._blob.get(key, range=(0, 0)) is None:
-                assert newest is not None
-                raise MissingBlob(key, f"it is missing, and {newest.pointer.blob} names it", MADE_AGAIN)
-
-    def _check_unnamed(self, doomed: Iterable[str]) -> None:
-        """Raise CorruptBlob if the newest checkpoint names what is about to be deleted: then something is wrong."""
-        newest = self._newest()
-        wrong = self._named_by(newest.checkpoint).intersection(doomed) if newest is not None else set()
-        if newest is not None and wrong:
-            raise CorruptBlob(
-                newest.pointer.blob,
-                f"it names {min(wrong)}, which no checkpoint from {self._follower.state.control.taken_over} on can "
-                "name, so it was made against the rules, and nothing more was deleted",
-                "Stop the client that made it; `persist log` says who wrote the records before it",
-            )
 
     @property
     def _erase_after_s(self) -> float:
@@ -656,16 +588,3 @@ def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: fl
     if grace_s == 0:
         return state.seqno + 2
     return max((seqno for seqno, modified_s in checkpoints if now_s - modified_s >= grace_s), default=-1) + 1
-
-
-def _object_seqno(key: str) -> int | None:
-    """Return the seqno in the name of a directory object, a state object or a part list; None if it is none of them."""
-    return next((n for of in (directory_seqno, state_seqno, uploaded_seqno) if (n := of(key)) is not None), None)
-
-
-def _named_by(entries: Iterable[CollectionEntry | None]) -> Iterator[str]:
-    """Yield the state objects and part lists that entries of a checkpoint refer to."""
-    for entry in entries:
-        if entry is not None:
-            lists = (m.parts_in for m in entry.pending if isinstance(m, BringsParts))
-            yield from (pointer.blob for pointer in (entry.base, *lists) if isinstance(pointer, BlobRef))

@@ -15,11 +15,12 @@ import persist.state.contents
 import persist.state.draft
 import persist.state.state
 import persist.upkeep.garbage
+import persist.upkeep.names
 import persist.upsert.resolution
 import persist.write.group_commit
 from persist.blob import Indeterminate
 from persist.log import Tokens, checkpoint_key, create_record, record_bytes, record_key
-from persist.replica import read_checkpoint
+from persist.replica import Follower, read_checkpoint
 from persist.state.remembered import with_tokens
 
 Patch = tuple[Any, str, Any]
@@ -77,10 +78,10 @@ def marks_for_ever_old(self: Any, age_s: float) -> int:
 def what_a_listing_said(self: Any) -> None:
     """A collector that was late believes its listing of checkpoints, and takes those that are gone since for none."""
     checkpoints = [read_checkpoint(self._blob, checkpoint_key(mark.seqno)) for mark in self._marks]
-    named: set[str] = set().union(*(self._named_by(checkpoint) for checkpoint in checkpoints if checkpoint))
+    named: set[str] = set().union(*(self._names.named_by(checkpoint) for checkpoint in checkpoints if checkpoint))
     for what in ("directories", "states"):
-        listed = self._blob.list(persist.upkeep.garbage.OBJECTS[what])
-        old = (e for e in listed if (persist.upkeep.garbage._object_seqno(e.key) or 0) <= self._marks[0].seqno)
+        listed = self._blob.list(persist.upkeep.names.OBJECTS[what])
+        old = (e for e in listed if (persist.upkeep.names.object_seqno(e.key) or 0) <= self._marks[0].seqno)
         self._delete(what, [entry for entry in old if self._is_unnamed(entry, named)])
 
 
@@ -119,7 +120,9 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.upkeep.garbage._Round, "_seqno_before", marks_for_ever_old)
     ],
     "a late collector believes what it listed": lambda: [
-        (persist.upkeep.garbage._Round, "_collect_objects", what_a_listing_said)
+        (persist.upkeep.garbage._Round, "_collect_objects", what_a_listing_said),
+        # It would notice, if the log was truncated meanwhile beyond what it knows.
+        (Follower, "prove_known", lambda follower: None),
     ],
     "a resolution loses an update": lambda: [
         (module, "resolved", an_update_lost(persist.upsert.resolution.resolved))

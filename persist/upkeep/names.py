@@ -1,0 +1,115 @@
+"""What checkpoints name: directory objects, state objects and part lists.
+
+`persist.upkeep.garbage` says why an object that these do not name is never named again. Two invariants are checked here
+before anything of that kind is deleted: whatever the newest checkpoint names is there, and nothing that it names is
+among what is about to be deleted. Both are read from the store each time, and no earlier listing is believed.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from persist.blob import Blob, CorruptBlob, MissingBlob
+from persist.log import (
+    DIRECTORIES,
+    LISTS,
+    MADE_AGAIN,
+    STATES,
+    BlobRef,
+    BringsParts,
+    checkpoint_key,
+    directory_seqno,
+    state_seqno,
+    uploaded_seqno,
+)
+from persist.replica import (
+    Checkpoint,
+    KnownLevels,
+    StoredCheckpoint,
+    checkpoint_state,
+    read_checkpoint,
+    stored_checkpoints,
+)
+from persist.state import CollectionEntry, FrozenMap
+
+OBJECTS = {"directories": DIRECTORIES, "states": STATES, "lists": LISTS}
+
+
+class Names:
+    """Reads what the checkpoints of one location name. Memory: the directory levels that it has read."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._levels = KnownLevels()
+
+    def newest(self) -> StoredCheckpoint | None:
+        """Return the checkpoint that is the newest now, or was so after this was called; None if there is none."""
+        return next(stored_checkpoints(self._blob), None)
+
+    def named_by(self, checkpoint: Checkpoint) -> set[str]:
+        """Return the names of all directory objects, state objects and part lists that a checkpoint refers to."""
+        entries = checkpoint_state(self._blob, checkpoint, self._levels).entries.values()
+        return {pointer.blob for pointer in checkpoint.directory} | set(_named_by(entries))
+
+    def named_by_others(
+        self, seqnos: Iterable[int], newest: StoredCheckpoint, present: set[str]
+    ) -> tuple[set[str], set[str]]:
+        """Return what the checkpoints at seqnos name, but for the newest, and which of them name what is gone.
+
+        These came late, when there were newer ones already, and cannot be used.
+
+        Args:
+            present: names that have been listed.
+        """
+        named: set[str] = set()
+        useless: set[str] = set()
+        before = FrozenMap[CollectionEntry]()
+        for key in map(checkpoint_key, seqnos):
+            checkpoint = read_checkpoint(self._blob, key) if key != newest.pointer.blob else None
+            if checkpoint is None:
+                continue  # Or others have collected it: it was not the newest.
+            try:
+                entries = checkpoint_state(self._blob, checkpoint, self._levels).entries
+            except MissingBlob:
+                useless.add(key)
+                continue
+            ours = {pointer.blob for pointer in checkpoint.directory}
+            ours.update(_named_by(entries.changes_since(before).values()))  # The others have been looked at.
+            named |= ours
+            before = entries
+            if any(self._blob.get(missing, range=(0, 0)) is None for missing in ours - present):
+                useless.add(key)
+        return named, useless
+
+    def check_present(self, named: set[str], present: set[str]) -> None:
+        """Raise MissingBlob if the newest checkpoint names what is not there."""
+        if all(key in present for key in named):
+            return
+        newest = self.newest()  # Others may have made a newer one, and collected, since the listing began.
+        for key in sorted(self.named_by(newest.checkpoint) - present if newest is not None else ()):
+            if self._blob.get(key, range=(0, 0)) is None:
+                assert newest is not None
+                raise MissingBlob(key, f"it is missing, and {newest.pointer.blob} names it", MADE_AGAIN)
+
+    def check_unnamed(self, doomed: Iterable[str]) -> None:
+        """Raise CorruptBlob if the newest checkpoint names what is about to be deleted: then something is wrong."""
+        newest = self.newest()
+        wrong = self.named_by(newest.checkpoint).intersection(doomed) if newest is not None else set()
+        if newest is not None and wrong:
+            raise CorruptBlob(
+                newest.pointer.blob,
+                f"it names {min(wrong)}, which no checkpoint from {newest.checkpoint.control.taken_over} on can name, "
+                "so it was made against the rules, and nothing more was deleted",
+                "Stop the client that made it; `persist log` says who wrote the records before it",
+            )
+
+
+def object_seqno(key: str) -> int | None:
+    """Return the seqno in the name of a directory object, a state object or a part list; None if it is none of them."""
+    return next((n for of in (directory_seqno, state_seqno, uploaded_seqno) if (n := of(key)) is not None), None)
+
+
+def _named_by(entries: Iterable[CollectionEntry | None]) -> Iterator[str]:
+    """Yield the state objects and part lists that entries of a checkpoint refer to."""
+    for entry in entries:
+        if entry is not None:
+            lists = (m.parts_in for m in entry.pending if isinstance(m, BringsParts))
+            yield from (pointer.blob for pointer in (entry.base, *lists) if isinstance(pointer, BlobRef))
