@@ -4,6 +4,7 @@ Promise to those above: what a program's output holds at a time is what its defi
 an output is complete, and sealed, as far as the inputs it depends on are; all outputs of a step are one commit.
 """
 
+from persist.antichain import Antichain, Time
 from persist.dataflow.errors import (
     InputClosed,
     NotConsolidated,
@@ -46,7 +47,6 @@ from persist.dataflow.running.report import OperatorReport, depths
 from persist.dataflow.running.running import Options, Running, Step
 from persist.dataflow.stream import Grouped, Stream
 from persist.dataflow.together import open_together
-from persist.dataflow.updates.times import Antichain, MutableAntichain, Time, advance_by, glb, less_equal, lub
 
 __all__ = [
     "Aggregate",
@@ -56,7 +56,6 @@ __all__ = [
     "Grouped",
     "InputClosed",
     "Logic",
-    "MutableAntichain",
     "NotConsolidated",
     "NotConverging",
     "OperatorFailed",
@@ -70,12 +69,8 @@ __all__ = [
     "Step",
     "Stream",
     "Time",
-    "advance_by",
     "col",
-    "glb",
-    "less_equal",
     "lit",
-    "lub",
     "open_together",
     "when",
 ]

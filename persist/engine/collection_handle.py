@@ -331,7 +331,8 @@ class CollectionHandle:
         A frontier is a bound, too: its time, or the end of all times if it is empty.
         """
         if isinstance(given, Antichain):
-            return TIME_MAX + 1 if given.time is None else given.time
+            reach = Antichain.at(given).time
+            return TIME_MAX + 1 if reach is None else reach
         if is_tag(given):
             return self.tagged(given)
         if is_moment(given):

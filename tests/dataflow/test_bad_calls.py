@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist import InvalidUsage
 from persist.codecs import InvalidUpdate
-from persist.dataflow import Antichain, MutableAntichain, NotConsolidated, OperatorFailed, Program, Stream, col
+from persist.dataflow import Antichain, NotConsolidated, OperatorFailed, Program, Stream, col
 
 KV = {"key": {"k": pa.int64()}, "value": {"v": pa.int64()}}
 
@@ -154,15 +154,8 @@ def test_frontiers_compare_with_times() -> None:
     assert not Antichain((0, 1), (1, 0)) <= (0, 0)
     assert Antichain(3).meet(2) == Antichain(2)
     assert Antichain(3).join(5) == Antichain(5)
-    for wrong in ("x", (1, 2), None):
-        with pytest.raises(InvalidUsage):
+    with pytest.raises(InvalidUsage, match="dimensions"):
+        Antichain(3) <= (1, 2)  # noqa: B015
+    for wrong in ("x", None):
+        with pytest.raises(TypeError):
             Antichain(3) <= wrong  # noqa: B015
-
-
-def test_a_refused_change_of_counts_changes_nothing() -> None:
-    counted = MutableAntichain([1, 2])
-    for wrong in ([((2, 3), 1)], [(3, 1.5)], [(1, True)], [(2, -2)]):
-        with pytest.raises(InvalidUsage):
-            counted.update([(5, 1), *wrong])
-    assert [counted.count(time) for time in (1, 2, 3, 5)] == [1, 1, 0, 0]
-    assert counted.update([(1, -1)]) == [(1, -1), (2, 1)]

@@ -33,7 +33,7 @@ def compare(data: st.DataObject, dimensions: int, choices: list[tuple[int, list[
 
 def without_plain_python(patch: pytest.MonkeyPatch) -> None:
     """Let a few updates be handled as many are."""
-    for each in ("batch.FEW_ROWS", "spine.FEW_ROWS", "reduce.FEW_ROWS"):
+    for each in ("updates.batch.FEW_ROWS", "state.spine.FEW_ROWS", "operators.reduce.FEW_ROWS"):
         patch.setattr(f"persist.dataflow.{each}", 0)
 
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from persist.antichain import Antichain
 from persist.dataflow.operators.linear import Shape
 from persist.dataflow.operators.operators import Operator, Waiting
 from persist.dataflow.state.spine import Allocate, Spine
 from persist.dataflow.updates.batch import Layout, matches
-from persist.dataflow.updates.times import Antichain, Ints, meet_of
+from persist.dataflow.updates.times import Ints, meet_of
 
 ReaderFrontier = Callable[[], Antichain]
 

@@ -16,10 +16,11 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow.types as pat
 
+from persist.antichain import Coordinates
 from persist.dataflow.operators.aggregates import COUNT, FIRST_LIMB, SLOTS, Wanted, check_int64
 from persist.dataflow.operators.logic import Logic
 from persist.dataflow.updates.batch import check_sum
-from persist.dataflow.updates.times import Coordinates, Ints
+from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL, is_ordered
 
 Values: TypeAlias = tuple[int, ...]

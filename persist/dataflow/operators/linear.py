@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from persist.antichain import coordinates
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, TIME_MAX, to_array
 from persist.dataflow.errors import OperatorFailed
@@ -34,7 +35,7 @@ from persist.dataflow.plan.stages import (
 )
 from persist.dataflow.updates.batch import negated, products
 from persist.dataflow.updates.bulk import reordered
-from persist.dataflow.updates.times import Flags, Ints, coordinates
+from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, is_interned
 
 Shape = Callable[[Ints], Ints]

@@ -10,18 +10,18 @@ frontier of an operator is the meet of those of what it reads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import le
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from persist.antichain import Antichain, Coordinates, as_given
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.operators.linear import Shape
 from persist.dataflow.plan.taps import Captured, Probed, to_table
 from persist.dataflow.state.stash import Ready, Stash
 from persist.dataflow.updates.batch import Layout, to_batch
-from persist.dataflow.updates.times import Antichain, Coordinates, Flags, Ints, meet_of
+from persist.dataflow.updates.times import Flags, Ints, beyond, meet_of
 from persist.dataflow.updates.words import Domain
 
 
@@ -49,7 +49,7 @@ class Operator:
         self.depth = depth
         self.outer = outer
         self.dimensions = outer + depth
-        self.frontier = Antichain.least(outer)
+        self.frontier = Antichain(as_given((0,) * outer))
         self.rounds: tuple[int, ...] = ()
         self.out: Ints | None = None
         self.moves_times = False
@@ -72,7 +72,7 @@ class Operator:
 
     def ready(self, times: Ints) -> Flags:
         """Return which times are complete here by now."""
-        waits = self.frontier.beyond(times[: self.outer])
+        waits = beyond(self.frontier, times[: self.outer])
         for number, round_ in enumerate(self.rounds, self.outer):
             waits |= times[number] > round_
         return ~waits
@@ -82,13 +82,13 @@ class Operator:
         for at, round_ in zip(time[self.outer :], self.rounds, strict=False):
             if at > round_:
                 return False
-        return not any(all(map(le, point, time)) for point in self.frontier.points)
+        return not self.frontier.has_beyond(as_given(time[: self.outer]))
 
     def ready_before(self, level: int) -> Ready:
         """Return which times are complete but for the iterations of the scope at a level, and of those inside of it."""
 
         def ready(times: Ints) -> Flags:
-            waits = self.frontier.beyond(times[: self.outer])
+            waits = beyond(self.frontier, times[: self.outer])
             for number, round_ in enumerate(self.rounds[:level], self.outer):
                 waits |= times[number] > round_
             return ~waits
@@ -104,9 +104,7 @@ class Operator:
         """Return from which value of the last coordinate on no time can be ready; None if that cannot be told."""
         if self.rounds:
             return self.rounds[-1] + 1
-        if self.outer == 1 and self.frontier.points:
-            return self.frontier.points[0][0]
-        return None
+        return self.frontier.time if self.outer == 1 else None
 
     def next_round(self, level: int) -> int | None:
         """Return the least iteration, of the scope at a level, in which there is something to do; None for none."""
@@ -184,10 +182,10 @@ class Waiting(Operator):
     def _are_all_ready(self, updates: Ints) -> bool:
         """Return whether all updates are ready."""
         times = updates[self.layout.words : -1]
-        if len(times) > 1 or not self.frontier.points:
+        if len(times) > 1 or self.frontier.is_empty:
             return bool(self.ready(times).all())
         last = times.item(0) if times.shape[1] == 1 else times.max()
-        return bool(last < self.frontier.points[0][0])
+        return bool(last < self.frontier.time)
 
     def next_round(self, level: int) -> int | None:
         if self.stash.is_empty:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from persist.antichain import Coordinates
 from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.few_groups import FewGroups, Group, Plain, Record, Values, closed, plain_rows
 from persist.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
@@ -32,7 +33,7 @@ from persist.dataflow.operators.operators import Operator
 from persist.dataflow.state.spine import Allocate, Spine
 from persist.dataflow.state.stash import Stash
 from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
-from persist.dataflow.updates.times import Coordinates, Flags, Ints
+from persist.dataflow.updates.times import Flags, Ints
 
 CELLS_MAX = 1 << 22  # Cells of versions (records times moments) that are looked at together.
 FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.

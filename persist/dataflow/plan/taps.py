@@ -3,8 +3,9 @@
 import numpy as np
 import pyarrow as pa
 
+from persist.antichain import Antichain, Time
 from persist.blob import InvalidUsage
-from persist.dataflow.updates.times import Antichain, Ints, Time
+from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 
 

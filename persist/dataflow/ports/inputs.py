@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from persist.antichain import Antichain, Time, as_given, coordinates
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, CollectionSchema, InvalidUpdate, to_updates
 from persist.dataflow.errors import InputClosed
@@ -15,7 +16,7 @@ from persist.dataflow.operators.operators import EntryOperator
 from persist.dataflow.ports.few_given import FewGiven
 from persist.dataflow.state.stash import Stash
 from persist.dataflow.updates.batch import Layout, to_batch
-from persist.dataflow.updates.times import Antichain, Ints, Time, as_given, coordinates
+from persist.dataflow.updates.times import Ints, beyond
 from persist.dataflow.updates.words import Domain
 
 
@@ -28,7 +29,7 @@ class Gate:
     """
 
     def __init__(self, entry: EntryOperator, words: int, dimensions: int) -> None:
-        self.frontier = Antichain.least(dimensions)
+        self.frontier = Antichain(as_given((0,) * dimensions))
         self.consolidates = False
         self._entry = entry
         self._words = words
@@ -40,13 +41,13 @@ class Gate:
 
     def open(self, limit: int | None) -> int:
         """Let in what is complete, up to a time, exclusive, if there is a limit; return how many updates."""
-        frontier = self.frontier if limit is None else self.frontier.meet(Antichain(limit))
+        frontier = self.frontier if limit is None else self.frontier.meet(limit)
         self._entry.frontier = frontier
         if self._stash.is_empty:
             self._entry.out = None
             return 0
-        bound = frontier.points[0][0] if frontier.points and len(frontier.points[0]) == 1 else None
-        found = self._stash.take(lambda times: ~frontier.beyond(times), bound)
+        bound = frontier.time
+        found = self._stash.take(lambda times: ~beyond(frontier, times), bound)
         self._entry.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
         if self.consolidates and self._entry.out is not None:
             dimensions = self._entry.out.shape[0] - self._words - 1
@@ -61,7 +62,7 @@ class Gate:
         """Return the times of all that is complete and waits, in one dimension."""
         found = [chunk[self._words] for chunk in self._stash.everything()]
         times = np.concatenate(found) if found else np.empty(0, np.int64)
-        return times[~self.frontier.beyond(times[None])]
+        return times[~beyond(self.frontier, times[None])]
 
     def words(self) -> list[Ints]:
         """Return the words of what waits."""
@@ -106,7 +107,7 @@ class InputHandle:
             self._gate.add(found)
 
     def _check_open(self, times: Ints) -> None:
-        closed = ~self.frontier.beyond(times)
+        closed = ~beyond(self.frontier, times)
         if closed.any():
             time = tuple(int(each) for each in times[:, int(closed.argmax())])
             raise InputClosed(self.name, as_given(time), self.frontier)
@@ -118,9 +119,8 @@ class InputHandle:
             InvalidUsage: it would go back, or has another number of dimensions.
         """
         found = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
-        for point in found.points:
-            if len(point) != self._dimensions:
-                coordinates(f"input {self.name!r}: frontier", point, self._dimensions)  # Raises.
+        for element in found.elements:
+            coordinates(f"input {self.name!r}: frontier", element, self._dimensions)  # Raises.
         if not self.frontier <= found:
             raise InvalidUsage(
                 f"input {self.name!r} would go back from {self.frontier} to {found}: a frontier only advances"

@@ -9,7 +9,7 @@ further: then what it wrote is compared, too, and this copy goes on behind it.
 import numpy as np
 import pyarrow as pa
 
-from persist.antichain import Antichain as Upper
+from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.dataflow.errors import OutputConflict, SourceLost
 from persist.dataflow.operators.operators import SinkOperator
@@ -17,7 +17,7 @@ from persist.dataflow.plan.fingerprint import PROPERTY
 from persist.dataflow.plan.taps import to_table
 from persist.dataflow.ports.kept import KeptLinear
 from persist.dataflow.updates.batch import Layout, to_batch
-from persist.dataflow.updates.times import Antichain, Ints
+from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 from persist.engine import (
     CollectionHandle,
@@ -40,12 +40,9 @@ from persist.errors import (
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
 
 
-def end_of(upper: Upper | Antichain) -> int:
+def end_of(upper: Antichain) -> int:
     """Return the first time that is not complete."""
-    found = upper.points[0][0] if isinstance(upper, Antichain) and upper.points else None
-    if isinstance(upper, Upper):
-        found = upper.time
-    return NEVER if found is None else found
+    return NEVER if upper.time is None else upper.time
 
 
 class Output:
@@ -271,7 +268,7 @@ class Output:
             if since < self.done:
                 return 0, self._words(changes(self.handle, self.done, until).to_arrow())
             if not self._is_new:
-                raise AsOfCompacted(self.done - 1, Upper(since))
+                raise AsOfCompacted(self.done - 1, Antichain(since))
             # The first updates of a new output are its contents at the time at which it begins.
             contents = self._words(snapshot(self.handle, since, form="diff").to_arrow())
             contents[-2] = since

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from persist.antichain import Antichain as Upper
+from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, Part
 from persist.dataflow.errors import OutputConflict
@@ -234,7 +234,7 @@ class Outputs:
                 commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, (each.upper,))])
                 commit.add_parts(each.handle, parts.get(each.sink.collection, ()), keep=True)
                 each.describe(commit)
-                commit.add(each.handle, [each.handle.seal_step(Upper() if until >= NEVER else Upper(until))])
+                commit.add(each.handle, [each.handle.seal_step(Antichain() if until >= NEVER else Antichain(until))])
             self._move_holds(commit, durable)
         for source in self._sources:
             source.named_moved(durable)
@@ -257,7 +257,7 @@ class Outputs:
                 updates = each.updates(each.sealed_to)
                 if updates.shape[1]:
                     commit.add(each.handle, each.handle.write_steps(each.table(updates)))
-                upper = Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to)
+                upper = Antichain() if each.sealed_to >= NEVER else Antichain(each.sealed_to)
                 commit.add(each.handle, [each.handle.seal_step(upper)])
                 each.describe(commit)
                 if each.jumps_to is not None:

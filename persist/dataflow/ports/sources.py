@@ -15,13 +15,13 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from persist.antichain import Antichain as Upper
+from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, SchemaMismatch
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.plan.plan import Source
 from persist.dataflow.plan.types import is_read_as, shown
 from persist.dataflow.ports.inputs import Gate
-from persist.dataflow.updates.times import Antichain, Ints
+from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 from persist.engine import (
     CollectionHandle,
@@ -177,7 +177,7 @@ class SourceReader:
         with self._explained():
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
-                return contents if contents.upper > Upper(self._as_of) else None
+                return contents if contents.upper > Antichain(self._as_of) else None
             listen.check_unclosed()
             if listen.is_finished:
                 return None
@@ -208,12 +208,12 @@ class SourceReader:
 
     def move_leased(self) -> None:
         """Of a program without outputs: let the source be compacted up to where it has been read, now and then."""
-        points = self._gate.frontier.points
-        if self._leased is None or not points or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
+        read_to = self._gate.frontier.time
+        if self._leased is None or read_to is None or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
             return
         self._moved_at = clock.monotonic()
-        if points[0][0] - 1 > self._leased.time:
-            self._leased.advance(points[0][0] - 1)
+        if read_to - 1 > self._leased.time:
+            self._leased.advance(read_to - 1)
 
     def close(self) -> None:
         """Stop reading. A permanent hold stays."""
@@ -244,7 +244,7 @@ class SourceReader:
         listen = begun_listen(handle, self._as_of, None, columns=names)
         if found.shape[1]:
             self._gate.add(found)
-        self._reach(Upper(self._as_of + 1))
+        self._reach(Antichain(self._as_of + 1))
         self._listen = listen
         self._let_go()
         return True
@@ -294,8 +294,8 @@ class SourceReader:
             rows.append(self._domain.encode(column if column.type == field.type else column.cast(field.type)))
         return [*rows, table["_diff"].combine_chunks().to_numpy()]
 
-    def _reach(self, upper: Upper) -> None:
-        self._gate.frontier = Antichain(*upper.elements)
+    def _reach(self, upper: Antichain) -> None:
+        self._gate.frontier = upper
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from persist.antichain import Antichain, Time
 from persist.blob import Indeterminate, InvalidUsage, Unavailable
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.operators.operators import Operator
@@ -29,7 +30,7 @@ from persist.dataflow.running.graph import Builder
 from persist.dataflow.running.report import OperatorReport, drawn, reports_of
 from persist.dataflow.running.resume import resumed
 from persist.dataflow.state.spill import Spill
-from persist.dataflow.updates.times import Antichain, Time, as_given, meet_of
+from persist.dataflow.updates.times import meet_of
 from persist.dataflow.updates.words import Domain
 from persist.engine import Engine, destroy, loaded
 from persist.errors import CollectionNotFound
@@ -424,7 +425,7 @@ class Running:
         if deadline is not None and clock.monotonic() > deadline:
             raise InvalidUsage(
                 f"run(until={until!r}): after the timeout the sources are sealed up to "
-                f"{', '.join(str(as_given(point)) for point in self.frontier.points)} only"
+                f"{', '.join(map(str, self.frontier.elements))} only"
             )
         self._poll(POLL_S)
 

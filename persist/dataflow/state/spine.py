@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from persist.antichain import Antichain
 from persist.dataflow.updates.batch import NONE, Layout, matches, settled
-from persist.dataflow.updates.times import Antichain, Flags, Ints
+from persist.dataflow.updates.times import Flags, Ints, advanced_times
 
 SMALL_ROWS = 512  # The newest batches are joined up to here at once: one to search instead of many.
 FEW_ROWS = 4  # Up to so many rows are put into their places one by one.
@@ -85,9 +86,10 @@ class Merge:
 
 def advanced(batch: Ints, layout: Layout, since: Antichain) -> Ints:
     """Return a batch, which may be changed, with its times advanced to since, sorted and consolidated."""
-    if since.points:
-        outer = batch[1 + layout.words : 1 + layout.words + len(since.points[0])]
-        outer[:] = since.advance(outer)
+    if not since.is_empty:
+        dimensions = len(since.elements[0]) if isinstance(since.elements[0], tuple) else 1
+        outer = batch[1 + layout.words : 1 + layout.words + dimensions]
+        outer[:] = advanced_times(outer, since)
     return settled(batch, layout)
 
 
