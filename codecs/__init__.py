@@ -4,15 +4,17 @@ Promises: what is encoded decodes to equal values, and equal values to equal byt
 only after their checksum agrees, and cost no more memory than their descriptor says.
 """
 
-from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
-from persist.codecs.memory import give_back_freed
+from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array, int64_values
-from persist.codecs.order.consolidation import consolidate, exact_sum
 from persist.codecs.order.digest import DIGEST_MODULUS, Digest, digest_of, digest_of_text, row_hashes
 from persist.codecs.order.digits import RowSorter, dense_ranks, neighbours_differ
-from persist.codecs.order.limbs import (
+from persist.codecs.order.ordering import Touching, canonical, combined, order_keys, row_sorter, sort_indices
+from persist.codecs.order.search import SortedKeys, empty_batch
+from persist.codecs.order.sums import (
     ROWS_MAX,
     Ints,
+    consolidate,
+    exact_sum,
     from_whole_numbers,
     joined,
     largest_of,
@@ -22,35 +24,33 @@ from persist.codecs.order.limbs import (
     products,
     split,
     whole_numbers,
+    without_pairs,
 )
-from persist.codecs.order.ordering import canonical, combined, order_keys, row_sorter, sort_indices
-from persist.codecs.order.pairs import without_pairs
-from persist.codecs.order.search import SortedKeys, empty_batch
-from persist.codecs.order.touching import Touching
-from persist.codecs.part.check import check_part, described_bounds, overlaps
-from persist.codecs.part.decoding import UNREADABLE, bad_filter, decode_part, part_lift
-from persist.codecs.part.describing import describe_held
+from persist.codecs.part.decoding import UNREADABLE, bad_filter, decode_part
+from persist.codecs.part.describing import check_part, describe_held, described_bounds, overlaps
 from persist.codecs.part.file_reader import CheckedFooters
-from persist.codecs.part.filters import columns_of, with_both_zeros
-from persist.codecs.part.index import Group, PartIndex, decode_groups, footer_range, read_index
+from persist.codecs.part.filters import columns_of, parts_that_may_match, with_both_zeros
+from persist.codecs.part.index import Group, PartIndex, decode_groups, read_index
 from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys
-from persist.codecs.part.lending import under_way, until_the_end
+from persist.codecs.part.lending import give_back_freed, under_way, until_the_end
 from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
 from persist.codecs.part.part import Footer, Part, checksum_of, sample_rows
-from persist.codecs.part.pruning import parts_that_may_match
-from persist.codecs.part.run_stream import RunStream
 from persist.codecs.part.stream import (
     PART_BYTES_TARGET,
     ROW_GROUP_BYTES_MAX,
     ROW_GROUP_ROWS,
     PartStream,
+    RunStream,
     encode_parts,
     encode_with_rows,
 )
 from persist.codecs.types.arrow_types import (
     check_type,
     children,
+    is_flat,
     leaf_count,
+    scalar_from_json,
+    scalar_to_json,
     type_from_json,
     type_to_json,
     with_children,
@@ -70,15 +70,12 @@ from persist.codecs.types.evolution import (
     widened_column,
 )
 from persist.codecs.types.python_types import arrow_type, field_types, stored_type
-from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side
-from persist.codecs.types.suggestion import did_you_mean
 from persist.codecs.types.values import cut, to_array
 from persist.codecs.updates.inputs import TableStream, as_table, check_given, opened
-from persist.codecs.updates.plain import Stamp, stamped, with_time
-from persist.codecs.updates.records import out_of_place, owned
-from persist.codecs.updates.small import SmallUpdates, gathered, small_key, small_updates
-from persist.codecs.updates.updates import streamed_updates, to_rows, to_tuples, to_updates
+from persist.codecs.updates.small import SmallUpdates, gathered, small_updates
+from persist.codecs.updates.tuples import out_of_place, owned
+from persist.codecs.updates.updates import Stamp, stamped, streamed_updates, to_rows, to_tuples, to_updates, with_time
 
 __all__ = [
     "DIGEST_MODULUS",
@@ -154,7 +151,6 @@ __all__ = [
     "evolved",
     "exact_sum",
     "field_types",
-    "footer_range",
     "from_whole_numbers",
     "gathered",
     "give_back_freed",
@@ -181,7 +177,6 @@ __all__ = [
     "out_of_place",
     "overlaps",
     "owned",
-    "part_lift",
     "parts_that_may_match",
     "products",
     "read_index",
@@ -190,7 +185,6 @@ __all__ = [
     "sample_rows",
     "scalar_from_json",
     "scalar_to_json",
-    "small_key",
     "small_updates",
     "sort_indices",
     "split",

@@ -1,6 +1,6 @@
-"""numpy's integers as Arrow arrays, and back.
+"""Arrow arrays as numpy's, and back, over the same memory.
 
-`pyarrow.array` and `to_numpy` do the same, but import pandas for that, which takes most of a second.
+`pyarrow.array` and `to_numpy` do much of this, but import pandas for that, which takes most of a second.
 """
 
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as pat
 
 
 def plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -48,9 +49,7 @@ def int64_values(array: pa.Array) -> npt.NDArray[np.int64]:
 def boolean_values(array: pa.Array) -> npt.NDArray[np.bool_]:
     """Return the values of an array of booleans without NULL."""
     assert array.null_count == 0
-    bits = array.cast(pa.uint8())
-    stored = bits.buffers()[1] if len(array) else b""
-    values: npt.NDArray[np.bool_] = np.frombuffer(stored, np.bool_, len(array), bits.offset)
+    values: npt.NDArray[np.bool_] = stored_values(array.cast(pa.uint8())).view(np.bool_)
     return values
 
 
@@ -66,3 +65,36 @@ def copied(table: pa.Table) -> pa.Table:
     """
     columns = [pa.chunked_array([pa.concat_arrays(c.chunks)] if c.num_chunks else [], c.type) for c in table.columns]
     return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def stored_values(array: pa.Array, dtype: str | None = None) -> npt.NDArray[Any]:
+    """Return what Arrow stores of fixed-width values, as numbers; what stands there for NULL may be anything.
+
+    Args:
+        dtype: of numbers that are narrower than the values, several for each; None for one number of the value's width.
+    """
+    kind = array.type
+    width = kind.bit_width // 8
+    letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
+    number = np.dtype(dtype or f"{letter}{width}")
+    if not len(array):
+        return np.zeros(0, number)
+    return np.frombuffer(array.buffers()[1], number, len(array) * (width // number.itemsize), array.offset * width)
+
+
+def byte_ranges(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return of strings or binary where each value begins, its length (0 for NULL), and the bytes of all."""
+    kind, buffers = array.type, array.buffers()
+    if pat.is_fixed_size_binary(kind):
+        starts = np.arange(array.offset, array.offset + len(array), dtype=np.int64) * kind.byte_width
+        lengths = np.full(len(array), kind.byte_width, np.int64)
+    else:
+        offset = np.dtype("i8" if pat.is_large_string(kind) or pat.is_large_binary(kind) else "i4")
+        bounds = np.zeros(1, np.int64)
+        if len(array):  # Of none, there may be no buffer either.
+            stored = np.frombuffer(buffers[1], offset, len(array) + 1, array.offset * offset.itemsize)
+            bounds = stored.astype(np.int64, copy=False)
+        starts, lengths = bounds[:-1], np.diff(bounds)
+    if array.null_count:  # What lies behind a NULL is nobody's.
+        lengths = lengths * boolean_values(array.is_valid())
+    return starts, lengths, np.frombuffer(buffers[-1] or b"", np.uint8)

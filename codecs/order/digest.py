@@ -27,7 +27,7 @@ which needs all of the contents at once; xxh3 of each row, which would be a Pyth
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 import xxhash
 
-from persist.codecs.order.arrays import boolean_values, int64_values
+from persist.codecs.order.arrays import boolean_values, byte_ranges, int64_values, stored_values
 from persist.codecs.order.ordering import canonical, combined
 from persist.codecs.types.arrow_types import children
 from persist.codecs.types.schema import DIFF
@@ -144,28 +144,18 @@ def _words_but_nulls(array: pa.Array, key: np.uint64) -> Words:
     return _numbers(array) if is_number else _of_bytes(array, key)
 
 
-def _stored(array: pa.Array, of: str) -> npt.NDArray[Any]:
-    """Return what Arrow stores of fixed-width values, as numbers that may be narrower than these."""
-    width, kind = array.type.bit_width // 8, np.dtype(of)
-    each = width // kind.itemsize
-    buffer: Any = array.buffers()[1]
-    return np.frombuffer(buffer, kind, len(array) * each, array.offset * width)
-
-
 def _numbers(array: pa.Array) -> Words:
     """Return values of a fixed width in 64 bits."""
-    kind = array.type
-    letter = "f" if pt.is_floating(kind) else "u" if pt.is_unsigned_integer(kind) else "i"
-    values = _stored(array, f"<{letter}{kind.bit_width // 8}")
+    kind, values = array.type, stored_values(array)
     if pt.is_date64(kind):
         values = values // _DAY_MS
-    words: Words = values.astype(np.dtype(f"<{letter}8")).view(np.uint64)
+    words: Words = values.astype(f"{values.dtype.kind}8").view(np.uint64)
     return words
 
 
 def _of_decimals(array: pa.Array, key: np.uint64) -> Words:
     width = array.type.bit_width // 8
-    values = _stored(array, f"<i{min(width, 8)}").reshape(len(array), -1).astype(np.int64)
+    values = stored_values(array, f"i{min(width, 8)}").reshape(len(array), -1).astype(np.int64)
     signs = np.repeat(values[:, -1:] >> 63, 4 - values.shape[1], axis=1)
     words = np.concatenate([values, signs], axis=1).view(np.uint64)
     return _chain(words.reshape(-1), np.full(len(array), 4), np.full(len(array), 32), key)
@@ -177,33 +167,19 @@ def _of_lists(array: pa.Array, key: np.uint64) -> Words:
 
 
 def _of_bytes(array: pa.Array, key: np.uint64) -> Words:
-    kind = array.type
-    if pt.is_fixed_size_binary(kind):
-        width = kind.bit_width // 8
-        starts = np.arange(array.offset, array.offset + len(array), dtype=np.int64) * width
-        lengths = np.full(len(array), width, np.int64)
-        data = array.buffers()[1]
-    else:
-        is_large = pt.is_large_string(kind) or pt.is_large_binary(kind)
-        of = np.dtype("<i8" if is_large else "<i4")
-        stored: Any = array.buffers()[1]
-        bounds = np.frombuffer(stored, of, len(array) + 1, array.offset * of.itemsize).astype(np.int64)
-        starts, lengths = bounds[:-1], np.diff(bounds)
-        data = array.buffers()[2]
-    if array.null_count:  # What lies behind a NULL is nobody's.
-        lengths = np.where(boolean_values(array.is_null()), np.int64(0), lengths)
+    starts, lengths, data = byte_ranges(array)
     counts = (lengths + 7) >> 3
     return _chain(_eights(data, starts, lengths, counts), counts, lengths, key)
 
 
-def _eights(data: pa.Buffer | None, starts: Ints, lengths: Ints, counts: Ints) -> Words:
+def _eights(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, counts: Ints) -> Words:
     """Return the bytes of all values by eights, each value filled up with zeros."""
     at = _positions(counts) << 3
-    if data is None or not len(at):
+    if not len(at):
         return np.zeros(len(at), np.uint64)
     low, high = int(starts.min()), int((starts + lengths).max())
     padded = np.zeros(high - low + 8, np.uint8)
-    padded[: high - low] = np.frombuffer(memoryview(data), np.uint8, high - low, low)
+    padded[: high - low] = data[low:high]
     every = np.ndarray((high - low + 1,), np.dtype("<u8"), padded.data, strides=(1,))
     left = np.minimum(np.repeat(lengths, counts) - at, np.int64(8)).astype(np.uint64)
     kept = ~np.uint64(0) >> (np.uint64(64) - left * np.uint64(8))

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.order.arrays import boolean_values, int64_array
+from persist.codecs.order.arrays import boolean_values, byte_ranges, int64_array, stored_values
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 Bits: TypeAlias = npt.NDArray[np.uint64]
@@ -203,9 +203,9 @@ def neighbours_differ(array: pa.Array) -> Flags:
         array = array.view(pa.int32() if pt.is_float32(array.type) else pa.int64())
     differs = pc.not_equal(array[1:], array[:-1])
     if array.null_count == 0:
-        return _flags(differs)
-    valid = _flags(array.is_valid())
-    found: Flags = _flags(differs.fill_null(False)) | (valid[1:] != valid[:-1])
+        return boolean_values(differs)
+    valid = boolean_values(array.is_valid())
+    found: Flags = boolean_values(differs.fill_null(False)) | (valid[1:] != valid[:-1])
     return found
 
 
@@ -263,7 +263,7 @@ def _digits_of(columns: Sequence[pa.Array]) -> list[Digit]:
     for i, column in enumerate(columns):
         found = _column_digits(column)
         if column.null_count:
-            found.insert(0, _of_values(_flags(column.is_null()).astype(np.uint64)))
+            found.insert(0, _of_values(boolean_values(column.is_null()).astype(np.uint64)))
         costly = not pt.is_primitive(column.type)
         digits += [replace(digit, column=i, costly=costly and digit is found[0]) for digit in found]
     return digits
@@ -279,7 +279,7 @@ def _column_digits(column: pa.Array) -> list[Digit]:
     if pt.is_large_binary(kind) or pt.is_large_string(kind):
         return _bytes_digits(column)
     if pt.is_boolean(kind):
-        return [_of_values(_flags(column.fill_null(False)).astype(np.uint64))]
+        return [_of_values(boolean_values(column.fill_null(False)).astype(np.uint64))]
     return [_fixed_width_digit(column)]
 
 
@@ -290,10 +290,8 @@ def _of_values(values: Bits) -> Digit:
 def _fixed_width_digit(column: pa.Array) -> Digit:
     """The digit of an integer, temporal or floating column, computed when it is asked for."""
     kind = column.type
-    width = kind.bit_width // 8
-    prefix = "u" if pt.is_unsigned_integer(kind) else "i"
-    raw = np.frombuffer(column.buffers()[1], dtype=f"{prefix}{width}")[column.offset : column.offset + len(column)]
-    raw = _without_nulls(column, raw)
+    dtype = "u" if pt.is_unsigned_integer(kind) else "i"
+    raw = _without_nulls(column, stored_values(column, f"{dtype}{kind.bit_width // 8}"))
 
     def values_of(rows: Rows | None) -> Bits:
         chosen = raw if rows is None else raw[rows]
@@ -312,22 +310,23 @@ def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[An
     """Values with those of NULL rows, which are arbitrary, replaced by one value that widens no range."""
     if column.null_count == 0:
         return values
-    valid = _flags(column.is_valid())
+    valid = boolean_values(column.is_valid())
     fill = values[int(np.argmax(valid))] if valid.any() else 0
     return np.where(valid, values, np.asarray(fill, dtype=values.dtype))
 
 
 def _decimal_digits(column: pa.Array) -> list[Digit]:
     words = column.type.bit_width // 64
-    raw = np.frombuffer(column.buffers()[1], dtype=np.uint64).reshape(-1, words)
-    raw = raw[column.offset : column.offset + len(column)]
+    raw = stored_values(column, "u8").reshape(-1, words)
     limbs: list[Bits] = [_without_nulls(column, raw[:, limb]) for limb in reversed(range(words))]
     return [_of_values(limbs[0] ^ _SIGN), *map(_of_values, limbs[1:])]
 
 
 def _bytes_digits(column: pa.Array) -> list[Digit]:
     """Eight bytes at a time, zeros after the end; then the length, for `a` sorts before `a` and a zero."""
-    begin, length, data = _byte_ranges(column)
+    begin, length, data = byte_ranges(column)
+    if data.size < 8:  # So that a window of eight bytes begins somewhere.
+        data = np.concatenate([data, np.zeros(8 - data.size, dtype=np.uint8)])
     shortest, longest = int(length.min()), int(length.max())
     words = -(-longest // 8)
     digits = [_word_digit(begin, length, data, word) for word in range(min(words, WORDS_MAX))]
@@ -336,25 +335,6 @@ def _bytes_digits(column: pa.Array) -> list[Digit]:
     if shortest < longest:
         digits.append(_of_values(length.astype(np.uint64)))
     return digits
-
-
-def _byte_ranges(column: pa.Array) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:
-    """Where each value begins, its length (0 for NULL), and the bytes, at least 8 of them."""
-    buffers, kind, n = column.buffers(), column.type, len(column)
-    if pt.is_fixed_size_binary(kind):
-        begin = np.arange(column.offset, column.offset + n, dtype=np.int64) * kind.byte_width
-        length = np.full(n, kind.byte_width, dtype=np.int64)
-    else:
-        dtype = "i8" if pt.is_large_binary(kind) or pt.is_large_string(kind) else "i4"
-        stored = np.frombuffer(buffers[1], dtype=dtype)[column.offset : column.offset + n + 1]
-        offsets = stored.astype(np.int64, copy=False)
-        begin, length = offsets[:-1], np.diff(offsets)
-    if column.null_count:
-        length = length * _flags(column.is_valid())
-    data = np.frombuffer(buffers[-1] or b"", dtype=np.uint8)
-    if data.size < 8:
-        data = np.concatenate([data, np.zeros(8 - data.size, dtype=np.uint8)])
-    return begin, length, data
 
 
 def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: int) -> Digit:
@@ -374,7 +354,3 @@ def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: in
         return values
 
     return Digit(values_of)
-
-
-def _flags(array: pa.Array) -> Flags:
-    return boolean_values(array)

@@ -1,31 +1,89 @@
-"""Finding keys in rows that are sorted by them, by binary search.
+"""Finding keys in rows that are sorted by them: keys are packed, so that numpy compares them, and searched for at once.
 
-All wanted keys are searched for at once, packed (see `persist.codecs.order.packed_keys`). While few keys that are no
-numbers have been wanted of some rows, packing these does not pay, and each key is searched for by itself, column after
-column: rows with equal values in the first columns are neighbours, and among them the next column ascends, NULL last
-and NaN before it (see `persist.codecs.order.ordering`). Nested keys and very long ones have no packed form: when there
-are many, one pass over all rows finds them.
+A key of one integer or time is its number, and a float the unsigned integer of the same place in the order. All other
+flat keys become bytes, column after column, most significant first:
+
+    NULL flag   1 byte: 0 for a value, 1 for NULL, whose other bytes are 0
+    numbers     big-endian, the sign bit turned over; negative floats turned over altogether
+    strings     padded with zeros to the width of the layout, then 1 byte: their length, or width + 1 if they are longer
+
+Bytes of one layout compare as the keys do. A string that is longer than the width is cut, so it sorts where it
+belongs, beside others that are cut like it, and equals none that is not. Keys of at most 8 bytes are read as one
+integer.
+
+Nested keys, and those of more than `WIDTH_MAX` bytes, have no layout. A few long ones are searched for one by one, in
+their written form; otherwise one pass over all rows finds them.
 """
 
 import bisect
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.order.packed_keys import Layout, Packed, layout_of, packed
-from persist.codecs.order.touching import Touching
-from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.order.arrays import int64_array, stored_values
+from persist.codecs.order.ordering import Touching
+from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
 
 Rows: TypeAlias = npt.NDArray[np.int64]
+Packed: TypeAlias = npt.NDArray[Any]
+
 NO_ROWS: Rows = np.zeros(0, np.int64)
-FEW_KEYS = 64  # Up to here, keys that are no numbers are searched one by one, and
-ROWS_PER_SEARCH = 1000  # until packing all rows costs no more than these searches did.
-SPANS_MAX = 16  # Up to here, the rows of each key are put down by themselves.
+FEW_KEYS = 64  # Up to here, keys without a layout are searched one by one.
+WIDTH_MAX = 96  # More than that costs more memory than it saves time.
+_STEP = 8  # Widths are multiples of it, so that the parts of a collection share few layouts.
+_TEXT_MAX = 240
+
+
+class Layout(NamedTuple):
+    """How keys are packed; keys of different layouts cannot be compared.
+
+    Attributes:
+        is_number: whether a key is one number without NULL.
+        widths: how many bytes the value of each column takes.
+    """
+
+    is_number: bool
+    widths: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """At most how many bytes a packed key takes."""
+        return self.widths[0] if self.is_number else sum(self.widths) + 2 * len(self.widths)
+
+
+def layout_of(columns: Sequence[pa.Array]) -> Layout | None:
+    """Return the layout in which all keys of those columns are told apart, or None if there is none."""
+    if not columns or not all(is_flat(column.type) for column in columns):
+        return None
+    if len(columns) == 1 and columns[0].null_count == 0 and _is_number_or_time(columns[0].type):
+        return Layout(True, (columns[0].type.bit_width // 8,))
+    layout = Layout(False, tuple(_width(column) for column in columns))
+    return layout if layout.row_bytes <= WIDTH_MAX else None
+
+
+def packed(columns: Sequence[pa.Array], layout: Layout) -> Packed:
+    """Return the keys packed: ascending if they are sorted. Floats are canonical.
+
+    Where the layout knows no NULL, keys that are NULL are left out: they are the last ones.
+    """
+    if layout.is_number:
+        (column,) = columns
+        return _numbers(column.slice(0, len(column) - column.null_count))
+    rows = np.zeros((len(columns[0]), max(layout.row_bytes, 8)), np.uint8)
+    at = 0
+    for column, width in zip(columns, layout.widths, strict=True):
+        at = _fill(rows, at, column, width)
+    if at <= 8:
+        short: Packed = np.ascontiguousarray(rows[:, :8]).view(">u8").ravel().astype(np.uint64)
+        return short
+    # numpy leaves trailing zeros out of account, which changes nothing between keys of one width.
+    long: Packed = np.ascontiguousarray(rows[:, :at]).view(f"S{at}").ravel()
+    return long
 
 
 class SortedKeys:
@@ -38,16 +96,14 @@ class SortedKeys:
 
     def __init__(self, keys: pa.Table | pa.RecordBatch) -> None:
         """keys are sorted by all of their columns, of which there is at least one. A batch is not copied."""
-        found = [keys] if isinstance(keys, pa.RecordBatch) else keys.to_batches()
-        if len(found) > 1:
-            found = keys.combine_chunks().to_batches()
-        self.batch: pa.RecordBatch = found[0] if found else empty_batch(keys.schema)
+        batches = [keys] if isinstance(keys, pa.RecordBatch) else keys.to_batches()
+        if len(batches) > 1:
+            batches = keys.combine_chunks().to_batches()
+        self.batch: pa.RecordBatch = batches[0] if batches else empty_batch(keys.schema)
         self._arrays = self.batch.columns
         self._layout = layout_of(self._arrays)
         self._packed: dict[Layout, Packed] = {}
-        self._columns: list[_Column] | None = None
         self._first: SortedKeys | None = None
-        self._searched = 0
         # Integers and times are packed as they are stored.
         is_stored = self._layout is None or (self._layout.is_number and not pat.is_floating(self._arrays[0].type))
         self.packs = not is_stored
@@ -68,10 +124,10 @@ class SortedKeys:
 
     def packed(self, layout: Layout) -> Packed:
         """Return the keys as `packed_keys` has them; made once for each layout."""
-        found = self._packed.get(layout)
-        if found is None:
-            found = self._packed[layout] = packed(self._arrays, layout)
-        return found
+        keys = self._packed.get(layout)
+        if keys is None:
+            keys = self._packed[layout] = packed(self._arrays, layout)
+        return keys
 
     def first_field(self) -> "SortedKeys":
         """Return the first column of the keys by itself."""
@@ -122,18 +178,25 @@ class SortedKeys:
         """Return, ascending, the rows with one of the wanted keys, which are distinct."""
         if not len(self) or not len(wanted):
             return NO_ROWS
-        if not self.is_number and len(wanted) <= FEW_KEYS and all(is_flat(a.type) for a in self._arrays):
-            self._searched += len(wanted)
-            if self._layout is None or self._searched * ROWS_PER_SEARCH < len(self):
-                return self._find_few(wanted)
-        if self._layout is None:
-            return self._find_many(wanted)
-        return _found(self.packed(self._layout), wanted.packed(self._layout))
+        if self._layout is not None:
+            return _rows_of(self.packed(self._layout), wanted.packed(self._layout))
+        is_flat_key = all(is_flat(column.type) for column in self._arrays)
+        return self._find_few(wanted) if is_flat_key and len(wanted) <= FEW_KEYS else self._find_many(wanted)
 
     def _find_few(self, wanted: "SortedKeys") -> Rows:
-        found = [self._bounds(wanted._key(row)) for row in range(len(wanted))]
-        rows = [np.arange(start, end) for start, end in found if start < end]
-        return NO_ROWS if not rows else rows[0] if len(rows) == 1 else np.concatenate(rows)
+        """Search for each key by itself: O(log rows) comparisons of some microseconds."""
+        order = key_order(tuple(column.type for column in self._arrays))
+        rows = range(len(self))
+        spans = []
+        for wanted_row in range(len(wanted)):
+            key = order(wanted._written(wanted_row))
+            start = bisect.bisect_left(rows, key, key=lambda row: order(self._written(row)))
+            end = bisect.bisect_right(rows, key, start, key=lambda row: order(self._written(row)))
+            spans.append(np.arange(start, end))
+        return np.concatenate(spans)
+
+    def _written(self, row: int) -> list[Any]:
+        return [scalar_to_json(column[row]) for column in self._arrays]
 
     def _find_many(self, wanted: "SortedKeys") -> Rows:
         keys, names = pa.Table.from_batches([self.batch]), self.batch.schema.names
@@ -143,51 +206,21 @@ class SortedKeys:
         found: Rows = rows[touching.exact(keys.take(int64_array(rows)))]
         return found
 
-    def _key(self, row: int) -> list[Any]:
-        return [column.value(row) for column in self._searchable()]
-
-    def _bounds(self, key: Sequence[Any]) -> tuple[int, int]:
-        """Return the interval of rows with that key; if it is empty, it is where they would be."""
-        start, end = 0, len(self)
-        for column, value in zip(self._searchable(), key, strict=True):
-            start, end = column.bounds(value, start, end)
-            if start == end:
-                break
-        return start, end
-
-    def _searchable(self) -> "list[_Column]":
-        if self._columns is None:
-            self._columns = [_column(array) for array in self._arrays]
-        return self._columns
-
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     """Return a record batch of no rows."""
     columns = [chunked.combine_chunks() for chunked in pa.Table.from_batches([], schema).columns]
-    arrays = [each.chunk(0) if isinstance(each, pa.ChunkedArray) else each for each in columns]
+    arrays = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _found(keys: Packed, wanted: Packed) -> Rows:
+def _rows_of(keys: Packed, wanted: Packed) -> Rows:
     """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
-    if not len(keys):
-        return NO_ROWS
-    if len(wanted) == 1:  # Of a key that is not here, one search says so.
-        start = keys.searchsorted(wanted).item()
-        if start == len(keys) or keys[start] != wanted[0]:
-            return NO_ROWS
-        end = start + 1
-        if end < len(keys) and keys[end] == wanted[0]:
-            end = keys.searchsorted(wanted, "right").item()
-        return np.arange(start, end)
-    if len(wanted) <= SPANS_MAX:  # A third of what follows costs.
-        starts, ends = keys.searchsorted(wanted).tolist(), keys.searchsorted(wanted, "right").tolist()
-        spans = [np.arange(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
-        return NO_ROWS if not spans else spans[0] if len(spans) == 1 else np.concatenate(spans)
     wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
     if not len(wanted):
         return NO_ROWS
     if len(wanted) > len(keys):
+        # More is wanted than there is: look each key up among the wanted ones.
         at = wanted.searchsorted(keys)
         at[at == len(wanted)] = 0  # Greater than all of them: the least is not equal either.
         rows: Rows = np.flatnonzero(wanted[at] == keys)
@@ -199,93 +232,91 @@ def _found(keys: Packed, wanted: Packed) -> Rows:
     again = starts + 1 < len(keys)
     again[again] = keys[starts[again] + 1] == wanted[again]
     if not again.any():
-        found: Rows = starts
-        return found
+        rows = starts
+        return rows
     ends = starts + 1
     ends[again] = keys.searchsorted(wanted[again], "right")
+    # The ranges [start, end) one after the other: a run of consecutive numbers, moved to begin at each start.
     counts = ends - starts
     firsts = np.cumsum(counts) - counts
-    rows = np.repeat(starts - firsts, counts) + np.arange(counts.sum())
+    return np.repeat(starts - firsts, counts) + np.arange(counts.sum())
+
+
+def _is_number_or_time(kind: pa.DataType) -> bool:
+    return is_number(kind) or pat.is_temporal(kind)
+
+
+def _width(column: pa.Array) -> int:
+    kind = column.type
+    if pat.is_boolean(kind):
+        return 1
+    if not is_text(kind):
+        return int(kind.bit_width // 8)
+    longest = int(pc.max(pc.binary_length(column)).as_py() or 0)
+    return -(-max(longest, 1) // _STEP) * _STEP if longest <= _TEXT_MAX else WIDTH_MAX + 1
+
+
+def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
+    """Write a column into the bytes of rows from at on; return where it ends."""
+    is_null = None
+    if column.null_count:
+        is_null = stored_values(column.is_null().cast(pa.uint8()))
+        rows[:, at] = is_null
+    start, end = at + 1, at + 1 + width
+    if is_text(column.type):
+        padded, lengths = _padded(column, width)
+        rows[:, start:end], rows[:, end] = padded, lengths
+        end += 1
+    elif _is_number_or_time(column.type):
+        numbers = _ordered_bits(stored_values(column))
+        rows[:, start:end] = numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8).reshape(-1, width)
+    elif pat.is_boolean(column.type):
+        rows[:, start] = stored_values(column.cast(pa.uint8()).fill_null(0))
+    else:
+        rows[:, start:end] = _fixed_bytes(column, width)
+    if is_null is not None:
+        rows[is_null.astype(np.bool_), start:end] = 0
+    return end
+
+
+def _padded(column: pa.Array, width: int) -> tuple[Packed, Packed]:
+    lengths = stored_values(pc.binary_length(column).fill_null(0))
+    if not len(column):
+        return np.zeros((0, width), np.uint8), np.zeros(0, np.uint8)
+    if lengths.max() > width:
+        large = pat.is_large_string(column.type) or pat.is_large_binary(column.type)
+        column = pc.binary_slice(column.cast(pa.large_binary() if large else pa.binary()), 0, width)
+    large = pat.is_large_string(column.type) or pat.is_large_binary(column.type)
+    kind = pa.large_string() if large else pa.string()
+    # Arrow pads strings alone, and does not look at what is in them.
+    buffers = column.buffers()
+    text = pa.Array.from_buffers(kind, len(column), buffers, column.null_count, column.offset).fill_null("")
+    padded = pc.ascii_rpad(text, width, "\0")
+    assert padded.offset == 0
+    stored = np.frombuffer(padded.buffers()[2], np.uint8, len(column) * width).reshape(-1, width)
+    return stored, np.minimum(lengths, np.int32(width + 1)).astype(np.uint8)
+
+
+def _fixed_bytes(column: pa.Array, width: int) -> Packed:
+    """Return the bytes of decimals, in the order of their values, or of binary of a fixed size."""
+    rows = stored_values(column, "u1").reshape(-1, width)
+    if pat.is_decimal(column.type):
+        rows = rows[:, ::-1].copy()
+        rows[:, 0] ^= np.uint8(0x80)
     return rows
 
 
-class _Column:
-    """A column whose valid values ascend within each interval that is searched, NULLs after them."""
-
-    def __init__(self, array: pa.Array) -> None:
-        self._array = array
-        self._has_nulls = array.null_count > 0
-        self._rows = range(len(array))
-
-    def value(self, row: int) -> Any:
-        """Return a value as `bounds` takes it; None for NULL."""
-        return None if self._has_nulls and self._is_null(row) else self._value(row)
-
-    def bounds(self, value: Any, start: int, end: int) -> tuple[int, int]:
-        """Return the interval of rows with that value in `[start, end)`."""
-        if self._has_nulls:
-            nulls = bisect.bisect_left(self._rows, True, start, end, key=self._is_null)
-            if value is None:
-                return nulls, end
-            end = nulls
-        elif value is None:
-            return end, end
-        return self._search(value, start, end)
-
-    def _is_null(self, row: int) -> bool:
-        return not self._array[row].is_valid
-
-    def _value(self, row: int) -> Any:
-        return self._array[row].as_py()
-
-    def _search(self, value: Any, start: int, end: int) -> tuple[int, int]:
-        start = bisect.bisect_left(self._rows, value, start, end, key=self._value)
-        return start, bisect.bisect_right(self._rows, value, start, end, key=self._value)
+def _numbers(column: pa.Array) -> Packed:
+    values = stored_values(column)
+    return _ordered_bits(values) if values.dtype.kind == "f" else values
 
 
-class _FixedWidth(_Column):
-    """Integers, floats and temporal values. numpy, too, sorts NaN after all numbers, and finds it there."""
-
-    def __init__(self, array: pa.Array) -> None:
-        super().__init__(array)
-        width = array.type.bit_width // 8
-        kind = "f" if pat.is_floating(array.type) else "u" if pat.is_unsigned_integer(array.type) else "i"
-        stored = array.buffers()[1]
-        self._values = np.zeros(0, f"{kind}{width}")
-        if len(array):
-            self._values = np.frombuffer(stored, f"{kind}{width}", len(array), array.offset * width)
-
-    def _value(self, row: int) -> Any:
-        return self._values[row]
-
-    def _search(self, value: Any, start: int, end: int) -> tuple[int, int]:
-        values = self._values[start:end]
-        return start + int(values.searchsorted(value)), start + int(values.searchsorted(value, "right"))
-
-
-class _Bytes(_Column):
-    """Strings and binary, ordered by their bytes."""
-
-    def __init__(self, array: pa.Array) -> None:
-        super().__init__(array)
-        buffers, kind, offset = array.buffers(), array.type, array.offset
-        self._data = memoryview(buffers[-1] or b"")
-        if pat.is_fixed_size_binary(kind):
-            self._offsets = np.arange(offset, offset + len(array) + 1) * kind.byte_width
-        else:
-            dtype = np.dtype("i8" if pat.is_large_string(kind) or pat.is_large_binary(kind) else "i4")
-            self._offsets = np.zeros(1, dtype)
-            if len(array):
-                self._offsets = np.frombuffer(buffers[1], dtype, len(array) + 1, offset * dtype.itemsize)
-
-    def _value(self, row: int) -> bytes:
-        return bytes(self._data[self._offsets[row] : self._offsets[row + 1]])
-
-
-def _column(array: pa.Array) -> _Column:
-    kind = array.type
-    if pat.is_integer(kind) or pat.is_floating(kind) or pat.is_temporal(kind):
-        return _FixedWidth(array)
-    is_text = pat.is_string(kind) or pat.is_large_string(kind)
-    is_binary = pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind)
-    return _Bytes(array) if (is_text or is_binary) and not pat.is_decimal(kind) else _Column(array)
+def _ordered_bits(values: Packed) -> Packed:
+    """Return unsigned integers of the same width and order."""
+    width = values.dtype.itemsize
+    bits: npt.NDArray[np.unsignedinteger[Any]] = values.view(f"u{width}")
+    top = bits.dtype.type(1 << (8 * width - 1))
+    if values.dtype.kind == "u":
+        return bits
+    ordered: Packed = bits ^ top if values.dtype.kind == "i" else np.where(bits & top, ~bits, bits | top)
+    return ordered

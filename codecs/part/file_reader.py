@@ -9,16 +9,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.blob import ByteBoundedLru
-from persist.codecs.part.file_writer import MAGIC
+from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import columns_of, may_compare_with_nan
 from persist.codecs.part.part import groups_max
-from persist.codecs.part.storage_types import from_storage, has_checked, storage_type
 from persist.codecs.types.arrow_types import children
 
 # Of fewer, Arrow's threads take longer to begin than one does to decode them. With more decoded by our own threads, the
@@ -222,3 +222,41 @@ def groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[in
 
 def _listed(schema: pa.Schema) -> str:
     return "[" + ", ".join(f"{field.name}: {field.type}" for field in schema) + "]"
+
+
+def from_storage(table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str]) -> pa.Table:
+    wanted = pa.schema([schema.field(name) for name in columns])
+    table = table.select(list(columns))
+    if not columns:
+        return table  # A cast would lose the number of rows.
+    for name in checked.intersection(columns):
+        for chunk in table.column(name).chunks:
+            _check_values(chunk)
+    if any(pt.is_nested(kind) for kind in wanted.types) or table.schema.types != wanted.types:
+        return table if table.schema.equals(wanted, check_metadata=True) else table.cast(wanted)
+    for field, column in zip(wanted, table.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise ValueError(f"its column {field.name!r} is not null by the schema, and has {column.null_count} NULLs")
+    return pa.Table.from_arrays(table.columns, schema=wanted)  # A cast takes several times as long.
+
+
+def _check_values(array: pa.Array) -> None:
+    """Raise ArrowInvalid for what Arrow's reader lets through: text that is not UTF-8, decimals that are too long."""
+    if pt.is_string(array.type) or pt.is_large_string(array.type):
+        text = array.buffers()[2]
+        if text is None or _is_ascii(text):
+            return  # Many times faster to see than UTF-8 is to check.
+    array.validate(full=True)
+
+
+def _is_ascii(text: pa.Buffer) -> bool:
+    whole = text.size // 8
+    words, rest = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
+    return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(rest)) & 0x80)
+
+
+def has_checked(kind: pa.DataType) -> bool:
+    """Whether a type holds values that `_check_values` looks at."""
+    if pt.is_nested(kind):
+        return any(has_checked(child.type) for child in children(kind))
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))

@@ -34,6 +34,9 @@ So:
   NaN out of minimum and maximum, so a reader that prunes by them would lose rows for a filter such as `~(x >
   5)`.
 
+Parquet has no seconds and no date64: `storage_type` says what they are written as, and `file_reader` casts them back. A
+value that would not come back the same is refused.
+
 A page index is written for other readers: pyarrow uses neither it nor bloom filters, and finds one value of 1M unsorted
 ones no faster with a bloom filter for each row group than without.
 """
@@ -50,11 +53,13 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 import xxhash
 
-from persist.codecs.order.ordering import combined
-from persist.codecs.part.storage_types import storage_type, to_storage
-from persist.codecs.types.arrow_types import children, is_text
+from persist.codecs.errors import InvalidUpdate
+from persist.codecs.order.arrays import stored_values
+from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.types.arrow_types import children, is_text, with_children
 
 MAGIC = b"PAR1"
+_MILLISECONDS = {pa.date64(): pa.date32(), pa.time32("s"): pa.time32("ms")}
 _TAIL = 8  # The length of the footer, and the magic.
 GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
 _SAMPLE_ROWS = 1024
@@ -237,7 +242,9 @@ def _encoding(kind: pa.DataType) -> str | None:
 
 def has_nan(column: pa.ChunkedArray) -> bool:
     """Whether a column of floats holds NaN."""
-    return any(_has_nan_bits(chunk) and bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks)
+    # What is stored for NULL is looked at, too, which may be NaN: a quick no for most columns.
+    may_have = any(np.isnan(stored_values(chunk)).any() for chunk in column.chunks)
+    return may_have and any(bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks)
 
 
 def _has_zeros_only(column: pa.ChunkedArray) -> bool:
@@ -248,12 +255,6 @@ def _has_zeros_only(column: pa.ChunkedArray) -> bool:
     """
     stored = widened(combined(column)).fill_null(0).to_numpy()
     return not bool(stored[0]) and not bool(stored.any())
-
-
-def _has_nan_bits(chunk: pa.Array) -> bool:
-    """Whether there is NaN in what is stored, NULL rows included: a quick no."""
-    stored = np.frombuffer(chunk.buffers()[1], dtype=f"f{chunk.type.bit_width // 8}")
-    return bool(np.isnan(stored[chunk.offset : chunk.offset + len(chunk)]).any())
 
 
 def widened(array: pa.Array) -> pa.Array:
@@ -279,3 +280,53 @@ def _nested_leaves(field: pa.Field, prefix: str = "") -> list[tuple[str, pa.Data
 def footer_bytes(data: bytes | memoryview) -> int:
     """Return how many bytes at the end of a Parquet file are its footer, with its length and the magic after it."""
     return int.from_bytes(data[-_TAIL : -len(MAGIC)], "little") + _TAIL
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """The type Parquet gives back for a column of this type."""
+    if pt.is_nested(kind):
+        return with_children(kind, [storage_type(child.type) for child in children(kind)])
+    if pt.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", tz=kind.tz)
+    return _MILLISECONDS.get(kind, kind)
+
+
+def to_storage(table: pa.Table) -> pa.Table:
+    for i, field in enumerate(table.schema):
+        stored = storage_type(field.type)
+        if stored != field.type:
+            table = table.set_column(i, field.with_type(stored), _cast_exactly(table.column(i), stored, field.name))
+    return table
+
+
+def _cast_exactly(column: pa.ChunkedArray, stored: pa.DataType, name: str) -> pa.ChunkedArray:
+    try:
+        cast = column.cast(stored)
+        exact = _all_same(cast.cast(column.type), column)
+    except pa.ArrowInvalid:
+        exact = False
+    if not exact:
+        raise InvalidUpdate(
+            f"column {name!r} of type {column.type} holds a value that cannot be stored: Parquet keeps it as "
+            f"{stored}, which the value does not fit. Use whole days for date64, times within one day, and "
+            "timestamps within 292 million years of 1970, or another type."
+        )
+    return cast
+
+
+def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
+    """Whether two columns are equal, NaN inside nested values being equal to itself."""
+    if not pt.is_nested(left.type):
+        return bool(left.equals(right))
+    both = pa.table({"both": pa.chunked_array([*left.chunks, *right.chunks], type=left.type)})
+    (ranks,) = order_keys(both, ["both"])
+    return bool(ranks[: len(left)].equals(ranks[len(left) :]))
+
+
+def has_batch_form(schema: pa.Schema) -> bool:
+    """Return whether rows of a schema may be written so.
+
+    Not if Parquet stores a type as another one: only writing it shows that its values fit, and they must, because the
+    next merge writes them.
+    """
+    return all(storage_type(kind) == kind for kind in schema.types)

@@ -8,14 +8,10 @@ consolidated independently.
 """
 
 import bisect
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,12 +19,8 @@ import pyarrow.compute as pc
 from persist.blob import CorruptBlob
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part, sample_rows
-from persist.codecs.types.scalars import scalar_from_json, scalar_to_json, written_type
+from persist.codecs.types.arrow_types import Bound, Orderable, key_order, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
-
-Bound = list[Any]
-Orderable = tuple[tuple[int, Any], ...]
-
 
 KNOWN_MAX = 4096
 # What was parsed lately: planning asks for the keys of the same parts again and again.
@@ -52,7 +44,7 @@ class KeyRange:
         keys = None if self.is_all else ordered_keys(part, schema)
         if keys is None:
             return True
-        order = key_order(schema)
+        order = key_order(schema.key_types)
         return not (
             (self.lower is not None and keys[-1] < order(self.lower))
             or (self.upper is not None and keys[0] >= order(self.upper))
@@ -63,7 +55,7 @@ class KeyRange:
         keys = None if self.is_all else ordered_keys(part, schema)
         if keys is None:
             return self.is_all
-        order = key_order(schema)
+        order = key_order(schema.key_types)
         return (self.lower is None or order(self.lower) <= keys[0]) and (
             self.upper is None or keys[-1] < order(self.upper)
         )
@@ -77,7 +69,7 @@ class KeyRange:
 
         Cost: O(log rows) comparisons.
         """
-        order = key_order(schema)
+        order = key_order(schema.key_types)
         columns = [keys[name] for name in schema.key_names]
 
         def key_at(row: int) -> Orderable:
@@ -93,7 +85,7 @@ class KeyRange:
         sampled = None if self.is_all else ordered_keys(part, schema)
         if sampled is None:
             return 0, part.rows
-        order = key_order(schema)
+        order = key_order(schema.key_types)
         at = sample_rows(part.rows, len(sampled))
         start, end = 0, part.rows
         if self.lower is not None:
@@ -135,7 +127,7 @@ def key_ranges(
     within = within or KeyRange()
     if count <= 1 or not schema.key_names:
         return [within]
-    order = key_order(schema)
+    order = key_order(schema.key_types)
     lower = None if within.lower is None else order(within.lower)
     upper = None if within.upper is None else order(within.upper)
     weighted: list[tuple[Orderable, Bound, float]] = []
@@ -167,7 +159,7 @@ def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None
         CorruptBlob: they are not keys of this schema, or not in order.
     """
     written = bytes(part.keys_json)
-    types = tuple(field.type for field in schema.key.fields)
+    types = schema.key_types
     keys = _KNOWN.get((written, types))
     if keys is None:
         keys = _ordered_keys(part, schema)
@@ -181,7 +173,7 @@ def _ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
     bounds = part.keys
     if bounds is None:
         return []
-    order = key_order(schema)
+    order = key_order(schema.key_types)
     try:
         keys = [order(bound) for bound in bounds]
     except (ValueError, ArithmeticError, pa.ArrowException) as error:
@@ -189,43 +181,3 @@ def _ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
     if any(after < before for before, after in pairwise(keys)):
         raise CorruptBlob(part.name, "its descriptor has keys that are not in order")
     return keys
-
-
-def key_order(schema: CollectionSchema) -> Callable[[Bound], Orderable]:
-    """Return the function that makes keys in JSON form comparable in the order of rows."""
-    return _key_order(tuple(field.type for field in schema.key.fields))
-
-
-@lru_cache(maxsize=256)
-def _key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
-    orders = [(written_type(each), _value_order(each)) for each in types]
-
-    def order(key: Bound) -> Orderable:
-        return tuple(
-            (1, 0) if v is None else (0, of(_checked(v, kind))) for (kind, of), v in zip(orders, key, strict=True)
-        )
-
-    return order
-
-
-def _checked(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r:.80} where {kind.__name__} belongs")
-    return value
-
-
-def _value_order(type_: pa.DataType) -> Callable[[Any], Any]:
-    if pa.types.is_floating(type_):
-        return lambda text: (1, 0.0) if math.isnan(float(text)) else (0, float(text))
-    if pa.types.is_decimal(type_):
-        return _number
-    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
-        return lambda text: scalar_from_json(text, type_).as_py()
-    return lambda value: value
-
-
-def _number(text: str) -> Decimal:
-    number = Decimal(text)
-    if not number.is_finite():  # NaN cannot be compared.
-        raise ValueError(f"{text!r:.80} where a decimal belongs")
-    return number

@@ -1,11 +1,13 @@
 """Parts: sorted, consolidated updates as one Parquet file each, and the descriptor that says what is inside.
 
-The bytes of a part, which are part of the storage format. Very small ones have another form, `part.batch`, with the
-same columns and rows; its descriptor has no footer:
+The bytes of a part, which are part of the storage format. Very small ones are a batch, which has the same columns and
+rows; its descriptor has no footer:
 
     part    = a Parquet file (format version 2) that any Parquet reader opens alone
     columns = one per key field, one per value field, in the collection's order and under the fields' names,
               then `_time` and `_diff`, both INT64 and never NULL. A unit side has no column.
+    batch   = one encapsulated Arrow IPC message: a RecordBatch of metadata version 5, its columns those of a part in
+              their order, not compressed and without a schema, which is the collection's; nothing before or after it
     rows    = updates: `_time` in [0, 2**63 - 2], `_diff` a non-zero int64
 
 A writer promises, and a reader may rely on:
@@ -43,18 +45,28 @@ them is still right, and each may be absent. Their values are written by `scalar
             where there is one. A column whose minimum or maximum is a string or binary of more than 64 bytes
             is left out, never cut short
 
+A Parquet file takes 1.5 ms to write and to check and 0.8 ms to read, whatever is in it; a batch takes 0.05 ms and 0.03.
+Of some hundred rows a Parquet file is a fifth as long, so only what takes a few kilobytes is a batch. Nothing of it is
+unpacked or copied when it is read: the columns are views of the bytes, so they cannot take more memory than these. The
+body is as long as the descriptor's `memory`, and Arrow's full validation holds every offset, count and text against the
+buffers. Rejected for it: an IPC stream with its schema (twice as long, twice as slow, and one more thing that may
+disagree with the collection's schema), and Arrow's compression (it saves nothing on so few bytes).
+
 Rejected: Arrow IPC for all parts (larger, no statistics, read by fewer tools), page checksums in place of those of row
 groups (they do not cover the headers of pages), truncated string bounds (another rule every reader would have to know,
 for keys that long are rare).
 """
 
+import struct
 from typing import Annotated, TypeVar
 
 import msgspec
+import pyarrow as pa
 import xxhash
 
 from persist.blob import CorruptBlob
-from persist.codecs.types.schema import TIME_MAX
+from persist.codecs.types.evolution import Lift, lift
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 
 KEY_SAMPLES = (33, 17, 9, 5, 3, 2)
 KEYS_BYTES_MAX = 1024
@@ -62,6 +74,7 @@ STATS_BYTES_MAX = 2048
 GROUPS_MAX, GROUP_ROWS_MIN = 64, 1024
 NO_KEYS = msgspec.Raw(b"null")
 NO_STATS = msgspec.Raw(b"{}")
+_MESSAGE_PREFIX = struct.Struct("<Ii")  # The mark of an Arrow IPC message, and the length of its header.
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -92,7 +105,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             the empty lists around it. What the pages unpack to is about that at most.
         checksum: xxh3_128 of the bytes, 32 hex digits.
         footer: what is read of a Parquet file, and checked, before single row groups are. None of a batch
-            (`part.batch`), which is always inline.
+            (see above), which is always inline.
         time_min, time_max: least and greatest `_time`, both inclusive.
         negatives: rows with a negative diff.
         diff_sum: the sum of all diffs, which may be outside int64.
@@ -154,6 +167,33 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
+    def lift(self, schema: CollectionSchema) -> Lift | None:
+        """Return how the part is read under a schema; None if it was written with this version.
+
+        Raises:
+            CorruptBlob: it says that it was written with a version that there is not.
+        """
+        if self.schema == schema.version and not schema.is_widened:
+            return None
+        try:
+            return lift(schema, self.schema)
+        except ValueError as error:
+            raise CorruptBlob(self.name, str(error)) from error
+
+    @property
+    def footer_range(self) -> tuple[int, int]:
+        """Which bytes `[start, end)` of the blob are its footer.
+
+        Raises:
+            CorruptBlob: there is none, or it has more bytes than all of the blob.
+        """
+        if self.footer is None:
+            raise CorruptBlob(self.name, "its descriptor has no footer, so it can only be read as a whole")
+        size = self.footer.bytes
+        if size > self.bytes:
+            raise CorruptBlob(self.name, f"its descriptor says {size} bytes of {self.bytes} are its footer")
+        return self.bytes - size, self.bytes
+
     @property
     def is_plain(self) -> bool:
         """Whether every diff is 1."""
@@ -178,3 +218,33 @@ def sample_rows(rows: int, samples: int) -> list[int]:
 def groups_max(rows: int) -> int:
     """Return how many row groups a part of that many rows may have, so that its footer is short beside them."""
     return min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
+
+
+def to_batch(rows: pa.Table) -> bytes:
+    """Return rows, at least one, as a message."""
+    (batch,) = rows.combine_chunks().to_batches()
+    return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
+def from_batch(data: bytes | memoryview, schema: pa.Schema, *, rows: int, memory: int) -> pa.Table:
+    """Return the columns of a message that must hold exactly that many rows of schema in a body of memory bytes.
+
+    Raises:
+        ValueError, pa.ArrowException, OSError: it holds something else, or contradicts itself.
+    """
+    message = pa.ipc.read_message(data)
+    if message.type != "record batch":
+        raise ValueError(f"it is an Arrow message of the kind {message.type!r}, and a record batch belongs there")
+    if message.body.size != memory:
+        raise ValueError(f"its body has {message.body.size} bytes, and its descriptor says memory {memory}")
+    batch = pa.ipc.read_record_batch(message, schema)
+    if batch.num_rows != rows:
+        raise ValueError(f"it holds {batch.num_rows} rows, and its descriptor says {rows}")
+    batch.validate(full=True)
+    return pa.Table.from_batches([batch])
+
+
+def body_bytes(data: bytes | memoryview) -> int:
+    """Return how long the body of a message is: what its columns take as Arrow holds them."""
+    _, header = _MESSAGE_PREFIX.unpack_from(data)
+    return len(data) - _MESSAGE_PREFIX.size - int(header)

@@ -1,6 +1,6 @@
-"""Which Arrow types a field may have, and how a type is written down in the log.
+"""Which Arrow types a field may have, and how types and single flat values are written down as JSON.
 
-Grammar, part of the storage format (JSON, chosen to be read by a person; Arrow's own IPC form was rejected
+Grammar of types, part of the storage format (JSON, chosen to be read by a person; Arrow's own IPC form was rejected
 because it is binary, carries metadata, and spells one type in several ways):
 
     type  = flat | {"list": type} | {"large_list": type} | {"fixed_size_list": type, "size": n}
@@ -18,17 +18,33 @@ gives back the type without "view"), for which `python_types` takes what they en
 (Arrow cannot order them), extension types (their meaning is outside Arrow), and what Parquet cannot hold: structs
 without fields, fixed sizes of 0, decimals with a scale below 0 or above their precision, decimal32 and decimal64 (they
 come back as decimal128).
+
+Values, for the statistics and sample keys in a part's descriptor; a reader needs the type to read one back:
+
+    bool                         true, false
+    integers                     number
+    floats                       string, Python's repr of the double: "0.1", "nan", "inf", "-inf"
+    decimals                     string: "-12.50"
+    strings                      string
+    binary                       string, base64
+    date, time, timestamp, duration    number: the integer Arrow stores, in the type's unit
+    NULL                         null
 """
 
+import base64
+import decimal
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import SchemaMismatch
+from persist.codecs.order.arrays import int64_array
 
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
 
@@ -255,3 +271,109 @@ def _check_zones(t: pa.DataType) -> None:
             pa.lib.string_to_tzinfo(t.tz)
         except Exception as error:
             raise ValueError(f"{t.tz!r} is not a known time zone") from error
+
+
+def scalar_to_json(value: pa.Scalar) -> Json:
+    """Return the written form of a flat scalar; raises ValueError for a nested type."""
+    t = value.type
+    if not is_flat(t):
+        raise ValueError(f"{t} is not a flat type")
+    if not value.is_valid:
+        return None
+    if pat.is_temporal(t):
+        return int(value.value)
+    stored: Any = value.as_py()
+    if pat.is_floating(t):
+        return repr(float(stored))
+    if pat.is_decimal(t):
+        return str(stored)
+    return base64.b64encode(stored).decode("ascii") if isinstance(stored, bytes) else stored
+
+
+def integers_to_json(column: pa.ChunkedArray, rows: list[int]) -> list[Json]:
+    """Return the written form of some values of a column of integers or times; all at once, which is faster."""
+    taken = column.take(int64_array(np.array(rows, np.int64))).combine_chunks()
+    array: pa.Array = taken.chunk(0) if isinstance(taken, pa.ChunkedArray) else taken
+    if pat.is_temporal(array.type):
+        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    values: list[Json] = array.to_pylist()
+    return values
+
+
+def scalar_from_json(j: Json, t: pa.DataType) -> pa.Scalar:
+    """Return the scalar of type `t` that `j` stands for; raises ValueError if it stands for none."""
+    if not is_flat(t):
+        raise ValueError(f"{t} is not a flat type")
+    if j is None:
+        return pa.scalar(None, t)
+    expected = written_type(t)
+    if type(j) is not expected:
+        raise ValueError(f"{j!r:.80} is not the written form of a value of type {t}")
+    try:
+        return _from_written(j, t)
+    except (pa.ArrowException, OverflowError, decimal.InvalidOperation, ValueError) as error:
+        raise ValueError(f"{j!r:.80} is not the written form of a value of type {t}: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def written_type(t: pa.DataType) -> type:
+    """Return the Python type of the written form of values of a flat type, NULL aside."""
+    if pat.is_boolean(t):
+        return bool
+    return int if pat.is_integer(t) or pat.is_temporal(t) else str
+
+
+def _from_written(j: Any, t: pa.DataType) -> pa.Scalar:
+    if pat.is_temporal(t):
+        return pa.array([j], pa.int32() if t.bit_width == 32 else pa.int64()).view(t)[0]
+    if pat.is_floating(t):
+        return pa.scalar(float(j), t)
+    if pat.is_decimal(t):
+        return pa.scalar(decimal.Decimal(j), t)
+    if pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t):
+        return pa.scalar(base64.b64decode(j, validate=True), t)
+    return pa.scalar(j, t)
+
+
+Bound = list[Any]  # A whole key, its fields in their written form.
+Orderable = tuple[tuple[int, Any], ...]
+
+
+@lru_cache(maxsize=256)
+def key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
+    """Return the function that makes keys in their written form comparable in the order of rows.
+
+    It raises ValueError or ArithmeticError for what is no key of these types.
+    """
+    fields = [(written_type(t), _value_order(t)) for t in types]
+
+    def order(key: Bound) -> Orderable:
+        return tuple(
+            (1, 0) if value is None else (0, value_order(_of_type(value, kind)))
+            for (kind, value_order), value in zip(fields, key, strict=True)
+        )
+
+    return order
+
+
+def _of_type(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.80} where {kind.__name__} belongs")
+    return value
+
+
+def _value_order(t: pa.DataType) -> Callable[[Any], Any]:
+    if pat.is_floating(t):
+        return lambda text: (1, 0.0) if math.isnan(float(text)) else (0, float(text))
+    if pat.is_decimal(t):
+        return _finite_decimal
+    if pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t):
+        return lambda text: scalar_from_json(text, t).as_py()
+    return lambda value: value
+
+
+def _finite_decimal(text: str) -> decimal.Decimal:
+    number = decimal.Decimal(text)
+    if not number.is_finite():  # NaN cannot be compared.
+        raise ValueError(f"{text!r:.80} where a decimal belongs")
+    return number

@@ -31,11 +31,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.order.ordering import canonical
-from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
+from persist.codecs.types.arrow_types import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side, check_field, check_width
-from persist.codecs.types.suggestion import did_you_mean
 from persist.codecs.types.values import to_field
 
 DEFAULT_BYTES_MAX = 64 << 10  # Of all columns, as JSON. Checked when they are given, not when they are read.

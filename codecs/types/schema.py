@@ -30,11 +30,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 import msgspec
 import pyarrow as pa
 
-from persist.codecs.errors import CodecMismatch, SchemaMismatch
+from persist.codecs.errors import CodecMismatch, SchemaMismatch, did_you_mean
 from persist.codecs.types.arrow_types import Json, check_type, leaf_count, type_from_json, type_to_json
 from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
 from persist.codecs.types.python_types import field_types
-from persist.codecs.types.suggestion import did_you_mean
 
 NAME_CHARS_MAX = 128
 # Each leaf column costs 0.2 KB in the footer of each part and 0.2 ms for each part that is written or read, so that
@@ -216,6 +215,11 @@ class CollectionSchema:
         if found is _Derived:
             found = self._derived[make] = make(self)
         return cast(T, found)
+
+    @property
+    def key_types(self) -> tuple[pa.DataType, ...]:
+        """The types of the key columns."""
+        return self.types[: len(self.key_names)]
 
     @property
     def reading(self) -> str:

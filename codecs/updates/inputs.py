@@ -27,7 +27,7 @@ from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
-from persist.codecs.updates.records import as_dict, is_named, is_object, is_record, owned
+from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, owned
 
 _DICTS_PER_TABLE = 64 * 1024
 # Readers that were read: they would look like empty tables, in whose favour an overwrite retracts everything.

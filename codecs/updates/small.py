@@ -4,6 +4,9 @@ Turning one update into Arrow costs more than all else that a tiny write does, a
 So a writer keeps them as Python columns and converts those of many writes at once. That can only be done for
 values that are certain to convert: `small_updates` accepts a value by its exact Python type and range, and gives up
 at whatever else it sees, for `to_updates` to take over. It never raises and never refuses an update by itself.
+
+It is a second way to do what `to_updates` does, and stays because of what a user gains: 50 writes of one update each
+take 2.6 ms of CPU time with it, and 9.2 ms without.
 """
 
 # Generators take several times as long as loops for one value, of which there is one most of the time.
@@ -83,25 +86,6 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
     return SmallUpdates(columns, len(times) * _UPDATE_BYTES + text) if text <= TEXT_BYTES_MAX else None
 
 
-def small_key(key: Any, schema: CollectionSchema) -> pa.RecordBatch | None:
-    """Return one plain key as a batch of the key columns, or None if it is not certain to be one."""
-    checks = schema.derived(_checks)
-    if checks is None:
-        return None
-    try:
-        columns = _side((key,), len(schema.key.fields))
-    except ValueError:
-        return None
-    fields = schema.derived(_key_fields)
-    if not columns or not _pass(checks[: len(fields)], columns):
-        return None
-    text = sum(len(value) for (value,) in columns if type(value) in _TEXTS)
-    if text > TEXT_BYTES_MAX or any(value == 0 or value != value for (value,) in columns if type(value) is float):
-        return None  # Of floats, zeros and NaN would have to be made canonical.
-    arrays = [plain_array(column, kind) for column, kind in zip(columns, fields.types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=fields)
-
-
 def gathered(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Table:
     """Return all updates of some batches as one table of `schema.arrow`, in order."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
@@ -141,10 +125,6 @@ def _checks(schema: CollectionSchema) -> tuple[Check, ...] | None:
     if codecs != (None, None) or not all(field.type in _CHECKS for field in fields):
         return None
     return (*map(_check, fields), _are_times, _are_diffs)
-
-
-def _key_fields(schema: CollectionSchema) -> pa.Schema:
-    return pa.schema([schema.arrow.field(name) for name in schema.key_names])
 
 
 def _check(field: pa.Field) -> Check:

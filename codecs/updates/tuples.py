@@ -5,31 +5,34 @@
                  or a dict of the fields, unless the one field is itself a struct or a map; or, of several fields, a
                  named tuple or a dataclass, which are taken by name
 
+A named tuple or a dataclass says what its fields are, so it is taken by these names and never by position. A tuple of
+`(key, value)` or `((key, value), time, diff)` may be a named one, too, if its names are no columns. An iterator may
+give the same dict again and again, filled anew each time: what comes from one is copied as far as it can change, before
+the next is asked for (`owned`).
+
 Tuples are transposed and converted column by column; only when that fails are they looked at one
 by one, to name the first that is wrong.
 """
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain, repeat
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch
+from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.order.ordering import canonical
-from persist.codecs.types.arrow_types import children, has_floats, is_flat
+from persist.codecs.types.arrow_types import children, is_flat
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
-from persist.codecs.types.suggestion import did_you_mean
-from persist.codecs.types.values import check_values, cut, to_array, to_field, to_values
-from persist.codecs.updates.records import as_dict, by_name, is_object, out_of_place
+from persist.codecs.types.values import cut, to_array, to_field, to_values
 
 _INT64 = pa.int64()
 _ROWS_PER_BATCH = 64 * 1024
-_SMALL_ROWS_MAX = 32
-_FLOAT64 = pa.float64()
 _TUPLE = frozenset({tuple})
 _NONE = frozenset({type(None)})
 _INT = frozenset({int})
@@ -60,10 +63,7 @@ def from_tuples(
         columns = _columns(rows, schema)
         if to_times is not None and {*map(type, columns[-2])} != _INT:
             columns[-2] = to_times(columns[-2])
-        table = _small_table(columns, schema) if len(rows) <= _SMALL_ROWS_MAX else None
-        if table is None:
-            table = canonical(_table(columns, schema))
-        return table, columns[-2], columns[-1]
+        return canonical(_table(columns, schema)), columns[-2], columns[-1]
     except (_Malformed, InvalidUpdate) as error:
         for index, row in enumerate(rows):
             if problem := _shape_problem(row, schema):
@@ -149,24 +149,6 @@ def _transposed(rows: Sequence[Any], width: int) -> list[list[Any]]:
         raise _Malformed
     # Not zip(*rows): its million iterators set off the garbage collector again and again.
     return [[*map(itemgetter(i), rows)] for i in range(width)]
-
-
-def _small_table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table | None:
-    """Return the table made in one Arrow call, which is faster for few rows; None if that is not enough.
-
-    It is not for codecs, for nested or narrow floats, for zeros and NaNs among floats, and for anything that
-    fails: there `_table` finds the reason.
-    """
-    if schema.key.codec_name or schema.value.codec_name or None in columns[-1] or None in columns[-2]:
-        return None
-    try:
-        for values, t in zip(columns, schema.types, strict=True):
-            check_values(values, t)
-            if has_floats(t) and (t != _FLOAT64 or any(v is not None and (not v or v != v) for v in values)):
-                return None
-        return pa.Table.from_struct_array(pa.array([*zip(*columns, strict=True)], schema.row_type))
-    except Exception:  # Whatever it is, it is raised again with the place it comes from.
-        return None
 
 
 def _table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table:
@@ -320,3 +302,91 @@ def _values(batch: pa.RecordBatch, side: Side) -> Iterable[Any]:
         return side.codec.decode_all(batch.column(side.names[0]))
     columns = [to_values(batch.column(f.name), f"column {f.name!r}") for f in side.fields]
     return columns[0] if len(columns) == 1 else zip(*columns, strict=True)
+
+
+def owned(value: Any) -> Any:
+    """Return a value that nobody else can change: itself if it is hashable, a copy otherwise.
+
+    Cost: a hash. What is hashable and changes nevertheless is none of the values that are written.
+    """
+    try:
+        hash(value)
+    except Exception:  # What values raise is theirs to choose.
+        return _copied(value)
+    return value
+
+
+def _copied(value: Any) -> Any:
+    if is_named(value):
+        return type(value)._make(map(owned, value))
+    if type(value) in (tuple, list):
+        return type(value)(map(owned, value))
+    if type(value) is dict:
+        return {name: owned(each) for name, each in value.items()}
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # As above. It is taken as it is, then.
+        return value
+
+
+def is_named(value: Any) -> bool:
+    """Return whether a value is a named tuple."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def is_object(value: Any) -> bool:
+    """Return whether a value is a dataclass with its fields."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def is_record(value: Any, schema: CollectionSchema | None) -> bool:
+    """Return whether a row names its columns: a dict, a dataclass, or a named tuple that names some of a collection.
+
+    Without a schema, any named tuple does. A named tuple `(record, time, diff)` of which the record is a pair is an
+    update, whatever its other columns are called.
+    """
+    if isinstance(value, Mapping) or is_object(value):
+        return True
+    if not is_named(value):
+        return False
+    if schema is None:
+        return True
+    if schema.key.codec_name is not None or schema.value.codec_name is not None:
+        return False
+    names = {*schema.names}
+    if names.issuperset(value._fields):
+        return True
+    is_update = len(value) == 3 and isinstance(value[0], tuple | list) and len(value[0]) == 2
+    return not is_update and not names.isdisjoint(value._fields)
+
+
+def as_dict(record: Any) -> Mapping[Any, Any]:
+    """Return a row that names its columns, one of `is_record`, as a dict."""
+    if isinstance(record, Mapping):
+        return record
+    if is_named(record):
+        return dict(zip(record._fields, record, strict=True))
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def out_of_place(values: Sequence[Any], places: tuple[str, ...]) -> Any:
+    """Return the first named tuple that has one of these names at another place than this has; None if there is none.
+
+    Of a place without a name, anything may be there.
+    """
+    for kind in {*map(type, values)}:
+        fields = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
+        if any(name in fields and fields.index(name) != at for at, name in enumerate(places)):
+            return next(value for value in values if type(value) is kind)
+    return None
+
+
+def by_name(values: list[Any], names: tuple[str, ...]) -> list[Any] | None:
+    """Return tuples of which the named ones have their fields in the order of names; None if one has other fields."""
+    kinds = {kind for kind in {*map(type, values)} if issubclass(kind, tuple) and hasattr(kind, "_fields")}
+    if all(kind._fields == names for kind in kinds):
+        return values
+    if any(sorted(kind._fields) != sorted(names) for kind in kinds):
+        return None
+    ordered = attrgetter(*names)
+    return [ordered(value) if type(value) in kinds else value for value in values]

@@ -19,7 +19,6 @@ from persist.codecs import (
     checksum_of,
     described_bounds,
     overlaps,
-    part_lift,
     versions,
 )
 from persist.fsck.findings import Findings
@@ -124,7 +123,7 @@ class PartExamination:
             self._mismatched.append((owner.name, part, len(data), checksum))
             return None
         try:
-            lifted = part_lift(part, owner.schema)
+            lifted = part.lift(owner.schema)
         except CorruptBlob as error:
             self._findings.add("descriptor", _name(part), error.reason, collection=owner.name)
             return None

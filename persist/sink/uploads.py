@@ -2,7 +2,7 @@
 
 Names are drawn anew for every upload, so a task that fails, is killed or runs twice leaves at most blobs that nobody
 refers to; those of a task that fails by itself are deleted at once, others are garbage. Updates that come sorted by key
-become parts that do not overlap (see `persist.codecs.part.run_stream`), and while one part is uploaded the next is
+become parts that do not overlap (see `persist.codecs.part.stream`), and while one part is uploaded the next is
 encoded.
 """
 

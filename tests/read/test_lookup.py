@@ -98,15 +98,11 @@ def expected(
     st.sampled_from(["rows", "diff"]),
     st.sampled_from([None, None, (), ("v",), "reversed"]),
     st.booleans(),
-    st.sampled_from([(0, 0), (64, 0), (64, 1000)]),
+    st.sampled_from([(0, 0), (64, 0), (64, 96)]),
 )
-@example(((pa.int64(),), [(((1,), 2), 0, 1), (((1,), 2), 2, 1)], [(1,)]), 1, [3], "diff", None, False, (64, 1000))
-@example(
-    ((pa.int64(),), [(((i // 2,), 2), i % 2, 1) for i in range(4)], [(0,)]), 1, [], "diff", None, False, (64, 1000)
-)
-@example(
-    ((pa.int64(),), [(((i,), 2), 0, 1) for i in range(4)], [(0,), (1,)]), 1, [0], "diff", ("v",), False, (64, 1000)
-)
+@example(((pa.int64(),), [(((1,), 2), 0, 1), (((1,), 2), 2, 1)], [(1,)]), 1, [3], "diff", None, False, (64, 96))
+@example(((pa.int64(),), [(((i // 2,), 2), i % 2, 1) for i in range(4)], [(0,)]), 1, [], "diff", None, False, (64, 96))
+@example(((pa.int64(),), [(((i,), 2), 0, 1) for i in range(4)], [(0,), (1,)]), 1, [0], "diff", ("v",), False, (64, 96))
 @example(
     ((pa.float64(),), [(((NAN,), 2), 0, 1), (((-0.0,), 2), 0, 1)], [(NAN,), (0.0,)]),
     1,
@@ -114,7 +110,7 @@ def expected(
     "rows",
     None,
     True,
-    (64, 1000),
+    (64, 96),
 )
 def test_rows_with_some_keys_are_found_as_a_filter_would(
     history: tuple[tuple[pa.DataType, ...], list[Update], list[tuple[Any, ...]]],
@@ -132,7 +128,7 @@ def test_rows_with_some_keys_are_found_as_a_filter_would(
     client, collection = made(types, updates)
     with client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(persist.codecs.order.search, "FEW_KEYS", searching[0])
-        patch.setattr(persist.codecs.order.search, "ROWS_PER_SEARCH", searching[1])
+        patch.setattr(persist.codecs.order.search, "WIDTH_MAX", searching[1])
         patch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)  # Keyframes are blobs, and read in pieces.
         patch.setattr(persist.read.lookups.lookup, "PARTS_MAX", (1, 2, 64)[len(updates) % 3])  # Read as one.
         for time in keyframes:

@@ -30,7 +30,6 @@ from persist.codecs import (
     int64_array,
     int64_values,
     order_keys,
-    part_lift,
     to_rows,
     to_tuples,
 )
@@ -65,7 +64,7 @@ def _apart_in_time(scan: Scan) -> list[Part] | None:
     The rows of a part are distinct, and sorted by key, value and time, as long as all columns are read as they were
     stored. To put them in the order of time is then all that is left to do, for less than half of a consolidation.
     """
-    if scan.columns != tuple(scan.schema.names) or any(part_lift(part, scan.schema) for part in scan.parts):
+    if scan.columns != tuple(scan.schema.names) or any(part.lift(scan.schema) for part in scan.parts):
         return None
     parts = sorted(scan.parts, key=lambda part: part.time_min)
     return parts if all(before.time_max < after.time_min for before, after in pairwise(parts)) else None

@@ -31,7 +31,6 @@ from persist.codecs import (
     consolidate,
     int64_array,
     int64_values,
-    small_key,
     sort_indices,
 )
 from persist.read.lookups.joined_rows import PART_BYTES_MAX, PARTS_MAX, JoinedRows
@@ -165,10 +164,6 @@ class Lookup:
 
     def wanted(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `wanted_keys`."""
-        # By itself, a key is a third quicker to make Arrow data of.
-        single = small_key(keys[0], self._keys) if type(keys) is list and len(keys) == 1 else None
-        if single is not None:
-            return Wanted(1, SortedKeys(single))
         return Wanted.of(wanted_keys(keys, self._keys), self._scan.schema)
 
     def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:

@@ -29,7 +29,6 @@ from persist.codecs import (
     empty_batch,
     int64_array,
     ordered_keys,
-    part_lift,
     sample_rows,
     scalar_from_json,
 )
@@ -113,7 +112,7 @@ class GroupBounds:
         """
         firsts = np.array([*(group.first_row for group in index.groups), part.rows], np.int64)
         count = max(1, block_bytes * len(index.groups) // max(part.memory, 1))
-        lifted = part_lift(part, schema)
+        lifted = part.lift(schema)
         stored = schema if lifted is None else lifted.stored
         limits = index.first_field_limits(stored.arrow.types[0]) if schema.key_names else None
         if limits is None:

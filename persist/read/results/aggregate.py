@@ -4,7 +4,7 @@ Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`, wha
 consolidated: each table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups
 are added up. Memory: one table as it was read, and a few times the number of groups.
 
-Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.limbs`), as many as the
+Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.sums`), as many as the
 bound over all that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64
 column is all.
 

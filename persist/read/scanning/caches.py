@@ -45,7 +45,6 @@ from persist.codecs import (
     PartIndex,
     Rows,
     SortedKeys,
-    footer_range,
     mapped_file,
     read_index,
 )
@@ -96,7 +95,7 @@ class PartIndexes:
         """Return the footer of a part. Cost: one GET of a range, or nothing."""
         index = self.known(part)
         if index is None:
-            index = fetched(blob, part, lambda data: read_index(data, part, schema), footer_range(part))
+            index = fetched(blob, part, lambda data: read_index(data, part, schema), part.footer_range)
             self._kept.put(part.checksum, index)
         return index
 

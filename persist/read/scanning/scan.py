@@ -27,7 +27,6 @@ from persist.codecs import (
     key_ranges,
     narrowed,
     newest_types,
-    part_lift,
     parts_that_may_match,
 )
 from persist.read.scanning.reader import ALL_KEYS, PartReader, memory_within
@@ -173,13 +172,13 @@ class Scan:
             by_filter = () if self.filter is None else columns_of(self.filter, self.schema.arrow, self.columns)
             wanted = [*self.columns, *by_filter]
             for part in self.all_parts:
-                lifted = part_lift(part, self.schema)
+                lifted = part.lift(self.schema)
                 if lifted is not None:
                     lifted.names(wanted)
 
     def tells_apart(self, part: Part) -> bool:
         """Whether records that are distinct in a part are distinct as they are read, if all columns are."""
-        lifted = part_lift(part, self.schema)
+        lifted = part.lift(self.schema)
         return lifted is None or lifted.is_exact
 
     def is_inside(self, part: Part) -> bool:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from persist.codecs import Part, part_lift
+from persist.codecs import Part
 from persist.errors import InvalidUsage
 from persist.read import TOUCH_FRACTION, Explanation, Form, Scan, Snapshot, Split, split
 from persist.source import CollectionAddress
@@ -286,7 +286,7 @@ class _NativeFrame:
 
 
 def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
-    lifted = part_lift(part, scan.schema)
+    lifted = part.lift(scan.schema)
     known = part.stats.get(name if lifted is None else lifted.source(name) or "")
     return known is None or known[2] > 0
 

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from persist.codecs import CollectionSchema, Part, part_lift
+from persist.codecs import CollectionSchema, Part
 from persist.read import Scan
 from persist.spark.types import as_spark_expects, quoted, spark_schema
 
@@ -74,7 +74,7 @@ def _first_line(error: BaseException) -> str:
 def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
     """Say which column Spark's Parquet scan would read otherwise than the data source does, in any of some parts."""
     for version in sorted({part.schema for part in parts} - {schema.version}):
-        lifted = part_lift(next(part for part in parts if part.schema == version), schema)
+        lifted = next(part for part in parts if part.schema == version).lift(schema)
         if lifted is not None and (reason := why_not_typed(lifted.stored, lifted.names(names))) is not None:
             return f"{reason} of version {version} of the schema"
     wrong = [name for name in names if not _is_native(schema.arrow.field(name).type)]
@@ -163,7 +163,7 @@ def _version_frame(
     spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
 ) -> DataFrame:
     """Return the same of parts of one version, with names and types of the schema."""
-    root, lifted = native_root(url), part_lift(parts[0], schema)
+    root, lifted = native_root(url), parts[0].lift(schema)
     wanted = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
     read = spark.read.options(**READ_OPTIONS)
     paths = [f"{root}/{part.blob}" for part in parts]

@@ -17,12 +17,11 @@ from persist.codecs import (
     checksum_of,
     decode_part,
     encode_parts,
-    footer_range,
     to_updates,
 )
-from persist.codecs.part.batch import to_batch
 from persist.codecs.part.describing import describe_batch
 from persist.codecs.part.index import check_accepted
+from persist.codecs.part.part import to_batch
 from tests.codecs.part.made import SCHEMAS, rows_of
 
 MAX = 16 << 10
@@ -95,7 +94,7 @@ def test_a_batch_is_written_only_if_readers_take_it() -> None:
 def test_a_batch_has_no_footer_and_is_no_blob() -> None:
     _, part = batch_of()
     with pytest.raises(CorruptBlob, match="no footer"):
-        footer_range(part)
+        _ = part.footer_range
     with pytest.raises(ValueError, match="footer"):
         msgspec.structs.replace(part, blob="part/x")
 

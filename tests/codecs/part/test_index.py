@@ -25,7 +25,6 @@ from persist.codecs import (
     decode_groups,
     decode_part,
     encode_parts,
-    footer_range,
     read_index,
 )
 from persist.codecs.part.describing import footer_of
@@ -37,7 +36,7 @@ Pieces = list[tuple[int, bytes]]
 
 
 def index_of(data: bytes, part: Part, schema: CollectionSchema) -> PartIndex:
-    start, end = footer_range(part)
+    start, end = part.footer_range
     return read_index(data[start:end], part, schema)
 
 
@@ -150,7 +149,7 @@ def test_every_byte_flipped_and_every_truncation_is_noticed_in_pieces() -> None:
     assert len(index.groups) > 1
     assert part.footer is not None
     for i in range(part.footer.bytes):
-        footer = data[footer_range(part)[0] :]
+        footer = data[part.footer_range[0] :]
         flipped = footer[:i] + bytes([footer[i] ^ (1 << (i % 8))]) + footer[i + 1 :]
         for bad in (flipped, footer[:i], footer[i + 1 :]):
             with pytest.raises(CorruptBlob, match="parts/abc"):
@@ -267,7 +266,7 @@ def test_a_footer_longer_than_its_part_is_noticed() -> None:
     data, part = only(encode_parts(orders(12), ORDERS))
     part = msgspec.structs.replace(part, footer=Footer(len(data) + 1, ""))
     with pytest.raises(CorruptBlob, match=f"{len(data) + 1} bytes of {len(data)}"):
-        footer_range(part)
+        _ = part.footer_range
 
 
 def test_a_footer_of_other_columns_or_rows_is_noticed() -> None:

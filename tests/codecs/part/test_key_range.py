@@ -19,7 +19,7 @@ from persist.codecs import (
     scalar_to_json,
     to_updates,
 )
-from persist.codecs.part.key_range import key_order
+from persist.codecs.types.arrow_types import key_order
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, flat_types
 from tests.tiers import examples
@@ -77,7 +77,7 @@ def decoded(keys: KeyRange, encoded: Encoded, schema: CollectionSchema) -> list[
 
 
 def inside(keys: KeyRange, bound: list[Any], schema: CollectionSchema) -> bool:
-    order = key_order(schema)
+    order = key_order(schema.key_types)
     return (keys.lower is None or order(keys.lower) <= order(bound)) and (
         keys.upper is None or order(bound) < order(keys.upper)
     )
@@ -147,7 +147,7 @@ def test_no_hint_ever_loses_a_row_whatever_the_bounds(collection: Collection, da
 @given(collections())
 def test_bounds_compare_as_the_rows_of_a_part_are_sorted(collection: Collection) -> None:
     schema, encoded = collection
-    order = key_order(schema)
+    order = key_order(schema.key_types)
     for data, part in encoded:
         keys = [order(bound) for bound in bounds(decode_part(data, part, schema), schema)]
         assert keys == sorted(keys)

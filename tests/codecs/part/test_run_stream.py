@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist.codecs import CollectionSchema, Part, RunStream, ordered_keys, to_updates
-from persist.codecs.part import run_stream
+from persist.codecs.part import stream
 
 SCHEMA = CollectionSchema.of({"a": pa.int64(), "b": pa.string()}, {"v": pa.float64()})
 Encoded = list[tuple[bytes, Part]]
@@ -80,7 +80,7 @@ def test_rows_in_any_order_are_all_there() -> None:
 def test_a_key_that_is_too_large_to_hold_back_goes_on_in_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(1, "a", 0.0, 0, 1), *((2, "b", float(n), 0, 1) for n in range(100)), (3, "c", 0.0, 0, 1)]
     assert len(written(rows, [10, 50])) == 1
-    monkeypatch.setattr(run_stream, "HELD_BYTES_MAX", 500)
+    monkeypatch.setattr(stream, "HELD_BYTES_MAX", 500)
     encoded = written(rows, [10, 50])
     assert 1 < len(encoded) <= 3
     assert contents(encoded) == expected(rows)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import CollectionSchema, InvalidUpdate, Utf8, gathered, small_key, small_updates, to_updates
+from persist.codecs import CollectionSchema, InvalidUpdate, Utf8, gathered, small_updates, to_updates
 from tests.codecs import strategies
 
 PLAIN = CollectionSchema.of(
@@ -114,27 +114,3 @@ def test_unit_sides_work() -> None:
     assert small is not None
     assert gathered([small], schema).to_pydict() == {"_time": [5], "_diff": [2]}
     assert small_updates([((1, None), 5, 2)], schema) is None
-
-
-KEYS = CollectionSchema.of({"k": pa.int64(), "f": pa.float64(), "s": pa.string()}, None)
-
-
-@given(st.one_of(st.tuples(*(fitting(f.type) for f in KEYS.key.fields)), ANYTHING))
-def test_a_small_key_is_the_key_that_to_updates_makes_of_it(key: Any) -> None:
-    small = small_key(key, KEYS)
-    if small is None:
-        return
-    table = to_updates([((key, None), 0, 1)], KEYS).select(KEYS.key_names)
-    assert pa.Table.from_batches([small]).schema.equals(table.schema, check_metadata=True)
-    assert strategies.same(small.to_pylist(), table.to_pylist())
-
-
-def test_a_plain_key_is_small() -> None:
-    plain = small_key((1, 2.5, "a"), KEYS)
-    assert plain is not None
-    assert plain.to_pylist() == [{"k": 1, "f": 2.5, "s": "a"}]
-    single = small_key(5, CollectionSchema.of({"k": pa.int64()}, None))
-    assert single is not None
-    assert single.to_pylist() == [{"k": 5}]
-    assert small_key((1, -0.0, "a"), KEYS) is None, "it would have to become 0.0"
-    assert small_key("a", CollectionSchema.of(Utf8, None)) is None

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from persist.codecs import memory
+from persist.codecs.part import lending
 
 
 @pytest.mark.parametrize(("backend", "asked"), [("mimalloc", 2), ("jemalloc", 0), ("system", 0)])
@@ -19,7 +19,7 @@ def test_mimalloc_is_asked_once_for_each_step_of_a_thread(
 
     def decode() -> None:
         for _ in range(5):
-            memory.give_back_freed(memory.STEP_BYTES // 2)
+            lending.give_back_freed(lending.STEP_BYTES // 2)
 
     # Threads count for themselves: what one has freed, another cannot return.
     one, other = (threading.Thread(target=decode, name=name) for name in ("one", "other"))

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
+import persist.codecs.order.sums
 from persist.codecs import DiffOverflow, consolidate
-from persist.codecs.order import consolidation
-from persist.codecs.order.consolidation import sum_all
+from persist.codecs.order.sums import sum_all
 from tests.codecs.oracle import sort_keys, sums
 from tests.codecs.strategies import arrays, arrow_types
 from tests.tiers import examples
@@ -118,7 +118,7 @@ def test_two_threads_give_what_one_gives(key_type: pa.DataType, monkeypatch: pyt
     column = pa.array([[k] for k in keys.to_pylist()]) if pa.types.is_list(key_type) else keys.cast(key_type)
     table = pa.table({"k": column, "v": rng.integers(0, 2, 10_000), "_diff": rng.choice([-1, 1], 10_000)})
     one = consolidate(table, ["k", "v"])
-    monkeypatch.setattr(consolidation, "_PARALLEL_ROWS", 1)
+    monkeypatch.setattr(persist.codecs.order.sums, "_PARALLEL_ROWS", 1)
     assert consolidate(table, ["k", "v"]).equals(one)
     assert len(one) == len(sums(table, ["k", "v"]))
     with pytest.raises(DiffOverflow):

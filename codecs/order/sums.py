@@ -1,0 +1,315 @@
+"""Sums that never wrap: of the diffs of equal rows, which become one row or none, and of whole numbers in columns.
+
+Promise: the result of `consolidate` depends only on the multiset of the rows given; a sum of diffs that leaves int64
+raises `DiffOverflow`.
+
+Rows are sorted (see `ordering`), so equal rows are neighbours and one pass of segmented sums remains.
+Measured on 1M updates of 4 columns in 10 sorted runs, sorting takes a third of the time of Acero's hash
+aggregation, because timsort finds the runs; and the result comes out in order.
+
+Integers, decimals and durations (by their unscaled values) are added up in columns of int64, as *limbs*:
+
+    sum = limb[0] + limb[1] * 2**32 + … + limb[n - 1] * 2**(32 * (n - 1))
+
+All limbs but the last are in [0, 2**32) when they are *normalized*; adding up fewer than 2**31 rows then overflows
+none of them. How many are needed follows from a bound on all that is added, and it is mostly one. Numbers that may be
+outside int64 before they are split are arrays of Python's integers: some hundred nanoseconds each, and exact.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.errors import DiffOverflow
+from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values, stored_values
+from persist.codecs.order.digits import Rows, RowSorter
+from persist.codecs.order.ordering import canonical, combined, row_sorter
+from persist.codecs.order.search import Layout, layout_of, packed
+from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.types.schema import DIFF
+
+_PARALLEL_ROWS = 200_000  # From here on two threads gain more than they cost.
+_INT64_MAX = 2**63 - 1
+ROWS_MAX = 2**31 - 1  # That may be added up at a time.
+LIMB_BITS = 32
+LIMB_MASK = (1 << LIMB_BITS) - 1
+TOP_BITS = 62  # Of what is added up in the last limb; the carries from below take less than one more.
+
+Ints: TypeAlias = npt.NDArray[Any]  # int64, or Python's integers as objects.
+Diffs: TypeAlias = npt.NDArray[np.int64]
+
+
+def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
+    """Sum `_diff` over rows equal in the columns `by`, and drop rows whose sum is zero.
+
+    Args:
+        table: holds the columns by and `_diff` (int64 without NULL); other columns are left out of the
+            result.
+        by: names of columns of any supported type; may be empty, which gives one row at most.
+
+    Returns:
+        The columns by, in that order, then `_diff`, never zero, sorted by `by`. Floats are canonical. Equal input
+        rows give one row.
+
+    Raises:
+        DiffOverflow: when a sum is outside int64.
+    """
+    # Whoever has no other use for the rows given has their memory back from here on.
+    table = canonical(table.select([*by, DIFF]).combine_chunks())
+    if table.num_rows == 0:
+        return table
+    diffs = int64_values(combined(table.column(DIFF)))
+    if table.num_rows == 1:
+        return table if diffs[0] else table.slice(0, 0)
+    if not by:
+        return pa.table({DIFF: [total]}, schema=table.schema) if (total := sum_all(diffs)) else table.slice(0, 0)
+    sorter = row_sorter(table, by)
+    if table.num_rows < _PARALLEL_ROWS or pa.cpu_count() < 2:
+        return _consolidate_rows(table, diffs, sorter, None)
+    with ThreadPoolExecutor(2) as threads:
+        halves = threads.map(lambda rows: _consolidate_rows(table, diffs, sorter, rows), sorter.halves())
+        return pa.concat_tables(halves)
+
+
+def _consolidate_rows(table: pa.Table, diffs: Diffs, sorter: RowSorter, rows: Rows | None) -> pa.Table:
+    order, starts = sorter.sort(rows)
+    diffs = diffs[order]
+    if not starts.all():
+        firsts = np.flatnonzero(starts)
+        order, diffs = order[firsts], sum_runs(diffs, firsts)
+    if not diffs.all():
+        kept = np.flatnonzero(diffs)
+        order, diffs = order[kept], diffs[kept]
+    return _take(table, order).set_column(table.num_columns - 1, table.field(DIFF), int64_array(diffs))
+
+
+def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:
+    """Sum each run of diffs; firsts holds the ascending positions where runs begin, the first of them 0.
+
+    Raises:
+        DiffOverflow: when a sum is outside int64.
+    """
+    largest = max(-int(diffs.min()), int(diffs.max()))
+    if largest * len(diffs) <= _INT64_MAX:
+        return np.add.reduceat(diffs, firsts)
+    # Halves of 32 bits cannot overflow while a run has fewer than 2**31 rows.
+    high = np.add.reduceat(diffs >> LIMB_BITS, firsts)
+    low = np.add.reduceat(diffs & LIMB_MASK, firsts)
+    high += low >> LIMB_BITS
+    outside = np.flatnonzero((high < -(2**31)) | (high >= 2**31))
+    if outside.size:
+        total = (int(high[outside[0]]) << LIMB_BITS) + int(low[outside[0]] & LIMB_MASK)
+        raise DiffOverflow(
+            f"the diffs of one record sum to {total}, outside int64 [{-(2**63)}, {_INT64_MAX}]. "
+            "Write diffs of smaller magnitude; nothing was wrapped."
+        )
+    sums: Diffs = (high << LIMB_BITS) | (low & LIMB_MASK)
+    return sums
+
+
+def exact_sum(diffs: Diffs, least: int | None = None, greatest: int | None = None) -> int:
+    """The sum of all diffs, 0 for none, whatever its size; least and greatest are those of diffs if they are known."""
+    if not len(diffs):
+        return 0
+    least, greatest = int(diffs.min()) if least is None else least, int(diffs.max()) if greatest is None else greatest
+    if least == greatest:  # As almost always.
+        return least * len(diffs)
+    return int(diffs.sum()) if max(-least, greatest) * len(diffs) < 2**63 else sum(diffs.tolist())
+
+
+def sum_all(diffs: Diffs) -> int:
+    """The sum of all diffs, 0 for none. Raises DiffOverflow when it is outside int64."""
+    return int(sum_runs(diffs, np.zeros(1, dtype=np.int64))[0]) if len(diffs) else 0
+
+
+def _take(table: Any, order: Rows) -> Any:
+    """The rows of a table or an array in that order; a slice, which copies nothing, if they are neighbours already."""
+    if len(order) and int(order[-1]) - int(order[0]) == len(order) - 1 and bool((np.diff(order) == 1).all()):
+        return table.slice(int(order[0]), len(order))
+    return table.take(int64_array(order))
+
+
+def limbs_for(bound: int) -> int:
+    """Return how many limbs a sum may need of which the terms' absolute values sum to bound at most."""
+    return 1 + max(0, -((TOP_BITS - bound.bit_length()) // LIMB_BITS))
+
+
+def normalized(limbs: Sequence[Ints]) -> list[Ints]:
+    """Carry, so that all limbs but the last are in [0, 2**32)."""
+    carried: list[Ints] = []
+    carry: Any = np.int64(0)
+    for limb in limbs[:-1]:
+        limb = limb + carry
+        carry = limb >> LIMB_BITS
+        carried.append(limb & LIMB_MASK)
+    return [*carried, limbs[-1] + carry]
+
+
+def split(values: Ints, count: int) -> list[Ints]:
+    """Split whole numbers into that many limbs."""
+    limbs, top = [], values
+    for _ in range(count - 1):
+        limbs.append((top & LIMB_MASK).astype(np.int64, copy=False))
+        top = top >> LIMB_BITS
+    return [*limbs, top.astype(np.int64, copy=False)]
+
+
+def joined(limbs: Sequence[Ints]) -> Ints:
+    """Return the numbers that normalized limbs stand for: int64 if all of them fit."""
+    *rest, values = limbs
+    for limb in reversed(rest):
+        if values.dtype != object and len(values) and largest_of(values) >= 2**31:
+            values = values.astype(object)
+        values = (values << LIMB_BITS) | (limb if values.dtype != object else limb.astype(object))
+    return values
+
+
+def largest_of(values: Ints) -> int:
+    """Return the largest absolute value; 0 for none."""
+    return max(-int(values.min()), int(values.max()), 0) if len(values) else 0
+
+
+def products(values: Ints, diffs: Ints) -> tuple[Ints, int]:
+    """Return values * diffs, and what the absolute value of none of them exceeds."""
+    largest = largest_of(values) * largest_of(diffs)
+    if largest >= 2**63 or values.dtype == object:
+        return values.astype(object) * diffs.astype(object), largest
+    return values * diffs, largest
+
+
+def whole_numbers(column: pa.ChunkedArray) -> Ints:
+    """Return the values, or unscaled values, of a column, 0 for NULL: int64 if all of them fit."""
+    type_ = column.type
+    if not len(column):
+        return np.zeros(0, np.int64)
+    if pat.is_decimal(type_):
+        return _unscaled(column)
+    if pat.is_uint64(type_):
+        values: Ints = column.fill_null(0).to_numpy()
+        return values.astype(np.int64) if values.max() < 2**63 else values.astype(object)
+    whole: Ints = column.cast(pa.int64()).fill_null(0).to_numpy()
+    return whole
+
+
+def _unscaled(column: pa.ChunkedArray) -> Ints:
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    words = column.type.bit_width // 64
+    raw = stored_values(array, "i8").reshape(-1, words)
+    if array.null_count:
+        valid: Ints = array.is_valid().to_numpy(zero_copy_only=False)
+        raw = raw * valid[:, None]
+    low = raw[:, 0]
+    sign = low >> 63
+    if all((raw[:, word] == sign).all() for word in range(1, words)):
+        return np.ascontiguousarray(low)
+    values = raw[:, words - 1].astype(object)
+    for word in reversed(range(words - 1)):
+        values = (values << 64) | raw[:, word].view(np.uint64).astype(object)
+    return values
+
+
+def from_whole_numbers(values: Ints, type_: pa.DataType) -> pa.Array:
+    """Return whole numbers that are within `limits` as an array of a type: an integer, a decimal or a duration."""
+    if pat.is_decimal(type_):
+        return _decimals(values, type_)
+    if pat.is_duration(type_):
+        return pa.array(values.astype(np.int64)).view(type_)
+    return pa.array(values.astype(np.uint64 if pat.is_uint64(type_) else np.int64))
+
+
+def limits(type_: pa.DataType) -> tuple[int, int]:
+    """Return the least and the greatest whole number of a type; of durations and small integers those of int64."""
+    if pat.is_decimal(type_):
+        largest: int = 10**type_.precision - 1
+        return -largest, largest
+    return (0, 2**64 - 1) if pat.is_uint64(type_) else (-(2**63), 2**63 - 1)
+
+
+def _decimals(unscaled: Ints, type_: pa.DataType) -> pa.Array:
+    width = type_.bit_width // 8
+    if unscaled.dtype == object:
+        data = b"".join(int(value).to_bytes(width, "little", signed=True) for value in unscaled)
+    else:
+        raw = np.repeat(unscaled[:, None] >> 63, width // 8, axis=1)
+        raw[:, 0] = unscaled
+        data = raw.tobytes()
+    return pa.Array.from_buffers(type_, len(unscaled), [None, pa.py_buffer(data)])
+
+
+def without_pairs(left: pa.Table, right: pa.Table, keys: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
+    """Return the rows of two tables but for pairs of one row of each that are equal and have opposite diffs.
+
+    What is left consolidates to the same: a pair is the same record with opposite diffs. Rows are brought together by
+    their keys alone, and their other columns are compared; only pairs of one row for each key are found. It stays
+    because a whole `overwrite` of 300,000 rows of five columns, of which 1% differ, takes 95 ms of CPU time with it,
+    and 203 ms if all columns are sorted.
+
+    Args:
+        left, right: of the same flat columns and `_diff`, in any order of rows; floats are canonical. With other
+            columns they are returned as they are.
+        keys: the columns to bring rows together by.
+    """
+    if not keys or not len(left) or not len(right) or not all(is_flat(field.type) for field in left.schema):
+        return left, right
+    here, there = _single(left), _single(right)
+    same_keys = _one_for_each_key([here[name] for name in keys], [there[name] for name in keys])
+    if same_keys is None:
+        return left, right
+    at, other = same_keys
+    diffs = int64_values(_take(here[DIFF], at))
+    is_pair = (diffs == -int64_values(_take(there[DIFF], other))) & (diffs != -(2**63))  # Which is its own negative.
+    for name in left.column_names:
+        if name not in (*keys, DIFF):
+            is_pair &= _equal(_take(here[name], at), _take(there[name], other))
+    return _without(left, at[is_pair]), _without(right, other[is_pair])
+
+
+def _single(table: pa.Table) -> dict[str, pa.Array]:
+    return {name: combined(table[name]) for name in table.column_names}
+
+
+def _one_for_each_key(here: list[pa.Array], there: list[pa.Array]) -> tuple[Rows, Rows] | None:
+    """Return row numbers of both sides with equal keys, each at most once; None if keys cannot be compared."""
+    layout = _common_layout(layout_of(here), layout_of(there))
+    if layout is None:
+        return None
+    a, b = packed(here, layout), packed(there, layout)
+    if len(a) == len(b) and bool((a == b).all()) and bool((a[1:] > a[:-1]).all()):
+        rows = np.arange(len(a))
+        return rows, rows
+    both = np.concatenate([a, b])
+    order = both.argsort(kind="stable")  # Which finds that both are sorted, if they are.
+    ordered, is_here = both[order], order < len(a)
+    # Rows of one key are neighbours, those from here first: at most one pair of neighbours is from both sides.
+    first = np.flatnonzero((ordered[1:] == ordered[:-1]) & is_here[:-1] & ~is_here[1:])
+    return order[first], order[first + 1] - len(a)
+
+
+def _common_layout(a: Layout | None, b: Layout | None) -> Layout | None:
+    if a is None or b is None or a == b:
+        return a if b is not None else None
+    # In a layout as wide as both need, no text is cut, so that what is packed alike is alike.
+    return Layout(False, tuple(map(max, a.widths, b.widths)))
+
+
+def _equal(a: pa.Array, b: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return where values are equal; NULL equals NULL, and canonical NaN equals itself."""
+    if pat.is_floating(a.type):
+        bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[a.type.bit_width]
+        a, b = a.view(bits), b.view(bits)
+    equal = boolean_values(pc.fill_null(pc.equal(a, b), False))
+    if a.null_count and b.null_count:
+        equal = equal | (boolean_values(a.is_null()) & boolean_values(b.is_null()))
+    return equal
+
+
+def _without(table: pa.Table, rows: Rows) -> pa.Table:
+    kept = np.ones(len(table), np.bool_)
+    kept[rows] = False
+    return table.filter(boolean_array(kept))
