@@ -332,8 +332,11 @@ class Follower:
         return read_newest_checkpoint(self._blob, known=self._levels)
 
     def _restart(self, newest: State) -> None:
-        """Take over the state of a checkpoint, and the records after it, unless what is known is newer."""
-        if self._state.location not in (None, newest.location):
+        """Take over the state of a checkpoint, and the records after it, unless what is known is newer.
+
+        If there is no checkpoint, newest is the empty state, and the records are all there is.
+        """
+        if newest.location is not None and self._state.location not in (None, newest.location):
             self._verify_newest()
             raise CorruptBlob(CHECKPOINTS, f"it belongs to location {newest.location}, not {self._state.location}")
         if newest.seqno > self._state.seqno:

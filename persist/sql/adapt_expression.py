@@ -239,6 +239,12 @@ class Expressions:
 
     def check(self, node: Json) -> None:
         """Refuse an expression that says something that is not understood here."""
+        if (node.get("return_type") or {}).get("id") == "STRUCT":
+            self.refuse(
+                "a struct is not supported in a view, neither {'name': value} nor the name of a table as a value. "
+                "Select its fields as columns of their own: value AS name, or t.* in place of t",
+                node,
+            )
         try:
             check_members(node, _KNOWN, "an expression")
         except InvalidUsage as error:

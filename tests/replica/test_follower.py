@@ -6,7 +6,8 @@ import pyarrow as pa
 
 import persist
 from persist.blob import MemoryBlob, MeteredBlob
-from persist.replica import Follower
+from persist.replica import INTERVAL, Follower
+from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import ImpatientClock
 from tests.stepped import Stepped, wait_until
 
@@ -59,3 +60,20 @@ def test_a_hint_of_what_is_not_there_changes_no_answer(blob: MemoryBlob) -> None
             follower.hint(liar)
             seqno = c.seal(upper).result()
             assert follower.wait_for(lambda: follower.state.seqno, 60.0) == seqno
+
+
+def test_a_client_goes_on_without_any_checkpoint_if_the_log_tells_all() -> None:
+    """It was opened from one, and has not read the contents that this one names."""
+    blob = MemoryBlob()
+    settings = persist.Settings(background=False)
+    with persist.open(blob, settings=settings) as client:
+        collection = client.create_or_load("c", key={"k": pa.int64()}, value=None)
+        for time in range(1, 4 * INTERVAL):
+            collection.seal(time).result()
+            wait_for_checkpoint(client)
+    assert [*blob.list("state/")]
+    with persist.open(blob, mode="read") as reader:
+        for prefix in ("checkpoint/", "directory/", "state/"):
+            for entry in list(blob.list(prefix)):
+                blob.delete(entry.key)
+        assert reader["c"].upper.time == 4 * INTERVAL - 1
