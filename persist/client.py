@@ -33,7 +33,7 @@ from persist.engine import (
 from persist.errors import InvalidUsage
 from persist.fsck import FsckReport, examine
 from persist.listing import Collections
-from persist.log import DescribeLocation
+from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.names import check_free_name
@@ -264,7 +264,7 @@ class Client(Described):
     ) -> CommitFuture:
         """Say what the location is; what is not given stays as it is. See `Collection.describe`."""
         self.engine.writer("describe")
-        step = DescribeLocation(words(comment, properties), version_of(expected))
+        step = kinds.DescribeLocation(words(comment, properties), version_of(expected))
         return self.engine.submit("describe", [step], {})
 
     def history(self, last: int | None = LAST) -> pa.Table:

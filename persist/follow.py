@@ -20,7 +20,7 @@ from typing import Self
 from persist.codecs import TIME_MAX
 from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage
-from persist.log import SetHold
+from persist.log import kinds
 from persist.names import check_hold_name
 from persist.read import AsyncSteps, Listen, Progress
 from persist.shown import ShownByRepr
@@ -92,7 +92,7 @@ class Following(ShownByRepr, AsyncSteps[Progress]):
         self.handle.submit("ack", [step]).result()
         acked()
 
-    def ack_step(self) -> tuple[SetHold, Callable[[], None]]:
+    def ack_step(self) -> tuple[kinds.SetHold, Callable[[], None]]:
         """Return what acknowledges all that was given out so far in a commit, and what to call when that is durable."""
         given, held = self._given, self.held
         if given is None:
@@ -101,7 +101,7 @@ class Following(ShownByRepr, AsyncSteps[Progress]):
         def acked() -> None:
             self.held = given
 
-        return SetHold(self.handle.id, self.name, given, None, held), acked
+        return kinds.SetHold(self.handle.id, self.name, given, None, held), acked
 
     def close(self) -> None:
         """Stop; what was not acknowledged comes again when somebody follows by this name."""

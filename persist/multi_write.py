@@ -21,7 +21,7 @@ from persist.engine import (
 )
 from persist.errors import InvalidUsage
 from persist.follow import Following
-from persist.log import AllowCompaction, Batch, SetHold
+from persist.log import kinds
 from persist.names import check_hold_name, check_text
 from persist.read import check_request
 from persist.state import ExpectDefinition, ExpectNothingBeyondUpper, ExpectUpper
@@ -114,7 +114,7 @@ class MultiWrite:
         """Let since advance, as `Collection.allow_compaction` does."""
         self._commit.check(collection.handle)
         frontier = collection.handle.frontier("since", since)
-        self._commit.add(collection.handle, [AllowCompaction(collection.id, frontier.elements)])
+        self._commit.add(collection.handle, [kinds.AllowCompaction(collection.id, frontier.elements)])
 
     def describe(self, collection: Collection, *, properties: Mapping[str, str | None]) -> None:
         """Change properties of a collection in the commit, as `Collection.describe`; None removes one."""
@@ -139,7 +139,7 @@ class MultiWrite:
         """
         self._commit.check(collection.handle)
         to = collection.handle.as_time("hold time", time)
-        self._commit.add(collection.handle, [SetHold(collection.id, check_hold_name(name), to, None, expected)])
+        self._commit.add(collection.handle, [kinds.SetHold(collection.id, check_hold_name(name), to, None, expected)])
 
     def add_parts(
         self, collection: Collection, parts: Sequence[Part], *, keep: bool = False, digest: int | None = None
@@ -198,7 +198,7 @@ class MultiWrite:
         The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.state.remembered`).
         """
         self._commit.check(collection.handle)
-        mark = Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)
+        mark = kinds.Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)
         self._commit.add(collection.handle, [mark])
 
     def _check_unwritten(self, collection: Collection) -> None:

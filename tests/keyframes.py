@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.codecs import Part, consolidate
-from persist.log import Keyframe, Replace
+from persist.log import Keyframe, kinds
 from persist.read import Form, Snapshot, explained
 from persist.read.scanning.plan import _from
 from persist.write import PartWriter
@@ -26,7 +26,7 @@ def add_keyframe(collection: persist.Collection, as_of: int, *, pieces: int = 1,
         parts += writer.upload(collection.id, schema, table.slice(start, rows))
     state = collection.handle.contents()
     gone = [run for run in state.history if drop_history and state.parts_of(run)[0].time_max <= as_of]
-    step = Replace(
+    step = kinds.Replace(
         collection.id,
         parts=parts,
         keyframes=(Keyframe(as_of, tuple(-1 - i for i in range(len(parts)))),),

@@ -12,7 +12,7 @@ import pytest
 
 import persist
 from persist.codecs.types.evolution import is_wider
-from persist.log import Evolve
+from persist.log import kinds as record_kinds
 from persist.settings import Tuning
 
 KEY = {"k": pa.int32()}
@@ -237,8 +237,8 @@ def test_a_record_that_changes_a_default_is_refused(orders: persist.Collection) 
     schema = orders.schema.to_json() | {"version": 3}
     for changed in ({}, {"3": 8}):
         with pytest.raises((ValueError, persist.SchemaMismatch), match="keeps the default"):
-            orders.handle.submit("evolve", [Evolve(orders.id, {**schema, "defaults": changed})]).result()
-    orders.handle.submit("evolve", [Evolve(orders.id, {**schema, "defaults": {"3": 7}})]).result()
+            orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, {**schema, "defaults": changed})]).result()
+    orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, {**schema, "defaults": {"3": 7}})]).result()
     assert {row["x"] for row in rows(orders)} == {7}
 
 
@@ -358,7 +358,7 @@ def test_an_evolve_that_another_overtook_tells_both_differences(
     mine = {"key": {"fields": [["k", "int32"]]}, "value": {"fields": [["v", "int32"]]}, "version": 2, "ids": [0, 1]}
     orders.evolve(add={"note": pa.string()})
     with pytest.raises(persist.SchemaMoved, match=r"'s' \(string\) was dropped.* version 2 by now .'note'") as caught:
-        orders.handle.submit("evolve", [Evolve(orders.id, mine)]).result()
+        orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, mine)]).result()
     assert (caught.value.expected, caught.value.actual) == (1, 2)
     assert orders.handle.contents().schema.version == 2
 
@@ -667,7 +667,7 @@ def test_a_client_that_only_reads_changes_nothing(client: persist.Client, orders
 def test_a_record_that_no_writer_would_make_is_refused(orders: persist.Collection, schema: dict[str, Any]) -> None:
     sides = {"key": {"fields": [["k", "int32"]]}, "value": {"fields": [["v", "int32"], ["s", "string"]]}}
     with pytest.raises((ValueError, persist.Conflict)):
-        orders.handle.submit("evolve", [Evolve(orders.id, {**sides, **schema})]).result()
+        orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, {**sides, **schema})]).result()
     assert orders.handle.contents().earlier == ()
 
 

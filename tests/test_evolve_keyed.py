@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.errors import Superseded
-from persist.log import Evolve
+from persist.log import kinds
 from persist.state import ExpectParts
 from persist.upsert import History, InsertIfAbsent
 
@@ -182,7 +182,7 @@ def test_an_event_that_comes_after_the_look_makes_an_evolve_look_again(client: p
     following = looked_at.schema.to_json() | {"version": 2, "ids": [0, 1, 2]}
     with pytest.raises(Superseded):
         users.handle.submit(
-            "evolve", [ExpectParts(users.id, looked_at.next_number), Evolve(users.id, following)]
+            "evolve", [ExpectParts(users.id, looked_at.next_number), kinds.Evolve(users.id, following)]
         ).result()
     assert users.handle.contents().schema.version == 1
 

@@ -12,7 +12,7 @@ import pytest
 import persist
 from persist.blob import Fault, UnreliableBlob
 from persist.codecs import decode_part
-from persist.log import Append
+from persist.log import kinds
 from persist.state import after_step, check_versions
 
 QUIET = persist.Settings(background=False)
@@ -125,7 +125,7 @@ def test_a_part_of_a_version_that_there_is_not_is_refused_by_the_log_and_by_read
         (part,) = contents.parts
         late = msgspec.structs.replace(part, schema=2, time_min=1, time_max=1)
         with pytest.raises(ValueError, match="schema version 2"):
-            after_step(contents, Append(rows.id, (late,)))
+            after_step(contents, kinds.Append(rows.id, (late,)))
         forged = msgspec.structs.replace(contents, numbered={0: msgspec.structs.replace(part, schema=2)})
         with pytest.raises(ValueError, match="later schema version"):
             check_versions(forged)

@@ -13,7 +13,7 @@ import pytest
 import persist
 from persist.blob import CorruptBlob, MemoryBlob
 from persist.codecs import CollectionSchema
-from persist.log import Create, Record, encode_framed, record_key
+from persist.log import Record, encode_framed, kinds, record_key
 
 QUIET = persist.Settings(background=False)
 
@@ -108,7 +108,7 @@ def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -
     def seconds(fields: int) -> float:
         schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()}).to_json()
         schema["value"] = {"fields": [[f"v{i}", "string"] for i in range(fields)]}
-        create = Create(uuid.uuid4().hex, "wide", schema)
+        create = kinds.Create(uuid.uuid4().hex, "wide", schema)
         record = Record(
             location=uuid.uuid4().hex,
             seqno=0,

@@ -26,23 +26,14 @@ from persist.blob import Blob, FileBlob, MemoryBlob
 from persist.codecs import Part
 from persist.codecs.part.describing import footer_of
 from persist.log import (
-    AllowCompaction,
-    Append,
     BlobRef,
-    Create,
-    Destroy,
-    GrantLease,
     Keyframe,
     Mutation,
-    OpenWriter,
     Record,
-    ReleaseHold,
-    Replace,
-    Seal,
-    SetHold,
     checkpoint_key,
     decode_framed,
     encode_framed,
+    kinds,
     put_framed,
     record_key,
 )
@@ -300,11 +291,11 @@ def check_refused(victim: Victim, before: Mapping[str, bytes | None], *named: st
 def test_a_record_that_names_what_is_no_upload_of_its_collection_is_refused(victim: Victim) -> None:
     for key in [*victim.hostile_keys(), ""]:
         before = everything(victim.blob)
-        at = victim.record(Append(victim.id, (victim.named(key),)))
+        at = victim.record(kinds.Append(victim.id, (victim.named(key),)))
         check_refused(victim, before, at)
         pointer = BlobRef(key, 1, DIGITS)
         victim.blob.delete(at)
-        victim.record(Append(victim.id, (), pointer))
+        victim.record(kinds.Append(victim.id, (), pointer))
         check_refused(victim, before, at)
         victim.blob.delete(at)
 
@@ -315,7 +306,7 @@ def test_a_part_list_that_names_what_is_no_upload_of_its_collection_is_refused(v
         parts = PartList(location=location, collection=victim.id, parts=(victim.named(key),))
         pointer = put_framed(victim.blob, f"list/{victim.id}/{0:020d}-", parts)
         before = everything(victim.blob)
-        at = victim.record(Append(victim.id, (), pointer))
+        at = victim.record(kinds.Append(victim.id, (), pointer))
         check_refused(victim, before, at)
         victim.blob.delete(at)
 
@@ -325,28 +316,32 @@ HUGE = 10**30
 
 
 def hostile_mutations(victim: Victim) -> dict[str, Sequence[Mutation]]:
-    created = [Create(bad, "fine", SCHEMA) for bad in ("", "../x", "x" * 32, DIGITS[:-1] + "/", DIGITS.upper())]
-    named = [Create(OTHER, bad, SCHEMA) for bad in ["", *ESCAPES, " x", "\x1b[2J", "\ud7ff" * 300]]
-    granted = [GrantLease(bad, "me", 1) for bad in ("", "../x", "x" * 32)]
-    shown = [GrantLease(OTHER, bad, 1) for bad in ("", "a\nb", "\x1b[2J", "x" * 5000)]
-    owners = [OpenWriter("id", bad) for bad in ("", "a\nb", "\x1b[2J")]
-    held = [SetHold(victim.id, bad, 4) for bad in ("", "../x", "a\0b", "x" * 300, OTHER)]
-    leased = [SetHold(victim.id, bad, 4, victim.lease) for bad in ("", "../x", "consumer")]
-    timed = [SetHold(victim.id, "late", bad) for bad in (HUGE, -1, 2**64)]
-    moved = [frontier(victim.id, bad) for frontier in (Seal, AllowCompaction) for bad in ((HUGE,), (-1,), (9, HUGE))]
+    created = [kinds.Create(bad, "fine", SCHEMA) for bad in ("", "../x", "x" * 32, DIGITS[:-1] + "/", DIGITS.upper())]
+    named = [kinds.Create(OTHER, bad, SCHEMA) for bad in ["", *ESCAPES, " x", "\x1b[2J", "\ud7ff" * 300]]
+    granted = [kinds.GrantLease(bad, "me", 1) for bad in ("", "../x", "x" * 32)]
+    shown = [kinds.GrantLease(OTHER, bad, 1) for bad in ("", "a\nb", "\x1b[2J", "x" * 5000)]
+    owners = [kinds.OpenWriter("id", bad) for bad in ("", "a\nb", "\x1b[2J")]
+    held = [kinds.SetHold(victim.id, bad, 4) for bad in ("", "../x", "a\0b", "x" * 300, OTHER)]
+    leased = [kinds.SetHold(victim.id, bad, 4, victim.lease) for bad in ("", "../x", "consumer")]
+    timed = [kinds.SetHold(victim.id, "late", bad) for bad in (HUGE, -1, 2**64)]
+    moved = [
+        frontier(victim.id, bad)
+        for frontier in (kinds.Seal, kinds.AllowCompaction)
+        for bad in ((HUGE,), (-1,), (9, HUGE))
+    ]
     each: list[Mutation] = [*created, *named, *granted, *shown, *owners, *held, *leased, *timed, *moved]
     found: dict[str, Sequence[Mutation]] = {
         f"{n}: {str(mutation)[:80]!r}": [mutation] for n, mutation in enumerate(each)
     }
-    other = GrantLease(OTHER, "me", 1)
-    found["the hold of another lease"] = [other, SetHold(victim.id, victim.hold, 4, OTHER)]
-    found["a permanent hold in place of a leased one"] = [SetHold(victim.id, victim.hold, 4, None, 0)]
-    found["the id of a destroyed collection"] = [Create(victim.destroyed, "again", SCHEMA)]
-    found["an id twice"] = [Create(victim.id, "again", SCHEMA)]
-    found["a collection that does not exist"] = [Seal(OTHER, (9,))]
-    found["a release that does not exist"] = [ReleaseHold("../x", "x")]
-    found["after destruction"] = [Destroy(victim.id), Seal(victim.id, (9,))]
-    found["a lease that does not exist"] = [SetHold(victim.id, OTHER, 4, OTHER)]
+    other = kinds.GrantLease(OTHER, "me", 1)
+    found["the hold of another lease"] = [other, kinds.SetHold(victim.id, victim.hold, 4, OTHER)]
+    found["a permanent hold in place of a leased one"] = [kinds.SetHold(victim.id, victim.hold, 4, None, 0)]
+    found["the id of a destroyed collection"] = [kinds.Create(victim.destroyed, "again", SCHEMA)]
+    found["an id twice"] = [kinds.Create(victim.id, "again", SCHEMA)]
+    found["a collection that does not exist"] = [kinds.Seal(OTHER, (9,))]
+    found["a release that does not exist"] = [kinds.ReleaseHold("../x", "x")]
+    found["after destruction"] = [kinds.Destroy(victim.id), kinds.Seal(victim.id, (9,))]
+    found["a lease that does not exist"] = [kinds.SetHold(victim.id, OTHER, 4, OTHER)]
     return found
 
 
@@ -362,14 +357,14 @@ def test_a_record_that_no_writer_would_make_is_refused(victim: Victim) -> None:
         victim.blob.delete(at)
 
 
-def hostile_replaces(victim: Victim) -> dict[str, Replace]:
+def hostile_replaces(victim: Victim) -> dict[str, kinds.Replace]:
     """Of a collection that has the part number 0, at time 0, a since of 0 and an upper of 5."""
     brought = victim.named(f"part/{victim.id}/{0:020d}-{DIGITS}.parquet")
     own, foreign = victim.part.blob, victim.part.blob.replace(victim.id, OTHER)
     keyframe = Keyframe(0, (-1,))
 
-    def replace(**members: Any) -> Replace:
-        return Replace(victim.id, **members)
+    def replace(**members: Any) -> kinds.Replace:
+        return kinds.Replace(victim.id, **members)
 
     found = {
         "a run that is not there": replace(removed_runs=(7,)),
@@ -430,7 +425,7 @@ def test_a_compaction_that_no_writer_would_commit_is_refused(victim: Victim) -> 
 
 
 def test_huge_numbers_are_no_trouble(victim: Victim) -> None:
-    victim.record(GrantLease(OTHER, "me", HUGE), SetHold(victim.id, OTHER, 4, OTHER), written_ms=HUGE)
+    victim.record(kinds.GrantLease(OTHER, "me", HUGE), kinds.SetHold(victim.id, OTHER, 4, OTHER), written_ms=HUGE)
     with persist.open(victim.blob, settings=NOW) as client:
         orders = client.load("orders")
         assert max(hold.expires_ms or 0 for hold in orders.holds()) == HUGE
@@ -485,19 +480,19 @@ def hostile_checkpoints(victim: Victim, good: Checkpoint) -> dict[str, Checkpoin
         "two of one id": changed(good, collections=(entry, changed(entry, name="more"))),
         "two of one name": changed(good, collections=(entry, changed(entry, id=OTHER))),
         "nothing": with_entry(base=None, pending=()),
-        "no beginning": with_entry(base=None, pending=(Seal(victim.id, (9,)),)),
-        "another name at the beginning": with_entry(base=None, pending=(Create(victim.id, "x", SCHEMA),)),
-        "two beginnings": with_entry(pending=(Create(victim.id, "orders", SCHEMA),)),
-        "an end": with_entry(pending=(Destroy(victim.id),)),
-        "another's mutation": with_entry(pending=(Seal(OTHER, (9,)),)),
+        "no beginning": with_entry(base=None, pending=(kinds.Seal(victim.id, (9,)),)),
+        "another name at the beginning": with_entry(base=None, pending=(kinds.Create(victim.id, "x", SCHEMA),)),
+        "two beginnings": with_entry(pending=(kinds.Create(victim.id, "orders", SCHEMA),)),
+        "an end": with_entry(pending=(kinds.Destroy(victim.id),)),
+        "another's mutation": with_entry(pending=(kinds.Seal(OTHER, (9,)),)),
     }
     for key in victim.hostile_keys():
         found[f"directory {key[:50]!r}"] = changed(good, directory=(BlobRef(key, 1, DIGITS),))
         found[f"base {key[:50]!r}"] = with_entry(base=BlobRef(key, 1, DIGITS))
-        found[f"part {key[:50]!r}"] = with_entry(pending=(Append(victim.id, (victim.named(key),)),))
-        found[f"list {key[:50]!r}"] = with_entry(pending=(Append(victim.id, (), BlobRef(key, 1, DIGITS)),))
-        found[f"unused {key[:50]!r}"] = with_entry(pending=(Replace(victim.id, unused=(key,)),))
-        found[f"replaced {key[:50]!r}"] = with_entry(pending=(Replace(victim.id, (victim.named(key),)),))
+        found[f"part {key[:50]!r}"] = with_entry(pending=(kinds.Append(victim.id, (victim.named(key),)),))
+        found[f"list {key[:50]!r}"] = with_entry(pending=(kinds.Append(victim.id, (), BlobRef(key, 1, DIGITS)),))
+        found[f"unused {key[:50]!r}"] = with_entry(pending=(kinds.Replace(victim.id, unused=(key,)),))
+        found[f"replaced {key[:50]!r}"] = with_entry(pending=(kinds.Replace(victim.id, (victim.named(key),)),))
         found[f"to be deleted {key[:50]!r}"] = with_control(dropped=(Dropped(0, 0, victim.id, (), (key,)),))
     return found
 

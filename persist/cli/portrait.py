@@ -8,7 +8,7 @@ import msgspec
 import persist
 from persist.cli.text import print_table, say
 from persist.facts import GETS_1000, Portrait, hold_for_people, monthly_dollars, names_by_id, times_of
-from persist.log import Create, Mutation, Record, SetHold, TimeText, read_record
+from persist.log import Mutation, Record, TimeText, kinds, read_record
 from persist.shown import counted
 from persist.timeline import shown_time
 
@@ -128,9 +128,9 @@ class Told:
     def _sentence(self, mutation: Mutation) -> str:
         if not (id_ := mutation.collection):
             return mutation.sentence("", str)
-        known = mutation.name if isinstance(mutation, Create) else self._names.get(id_)
+        known = mutation.name if isinstance(mutation, kinds.Create) else self._names.get(id_)
         name = f"a collection that is gone ({id_[:8]})" if known is None else repr(known)
-        if isinstance(mutation, SetHold):
+        if isinstance(mutation, kinds.SetHold):
             mutation = msgspec.structs.replace(mutation, hold=hold_for_people(mutation.hold, self._names))
         return mutation.sentence(name, self._times_of(id_))
 

@@ -10,7 +10,7 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.engine import About, CollectionHandle, WantedEvolution, about_collection, describe_step, destroy, evolve
 from persist.errors import InvalidUsage, PersistError
-from persist.log import Rename
+from persist.log import kinds
 from persist.names import OWN_PREFIX, check_free_name
 from persist.replica import LAST
 from persist.shown import html_table
@@ -229,7 +229,7 @@ class DescribingCalls(CollectionBase, Described):
         check_free_name(name)
         if self.name.startswith(OWN_PREFIX):
             raise InvalidUsage(f"collection {self.name!r} is the library's own, which finds it by its name: leave it")
-        return self.handle.submit("rename", [Rename(self.id, name)])
+        return self.handle.submit("rename", [kinds.Rename(self.id, name)])
 
     def destroy(self) -> CommitFuture:
         """Remove the collection; its name becomes free for a new one at once.

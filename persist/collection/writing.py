@@ -26,7 +26,7 @@ from persist.engine import resolve as resolve_keyed
 from persist.engine import submit as submit_keyed
 from persist.errors import InvalidUsage
 from persist.importing import ImportedVersion, import_delta, import_parquet
-from persist.log import AdvanceLateBound
+from persist.log import kinds
 from persist.read import check_request
 from persist.timeline import Moment
 from persist.upsert import is_counted, late_column, watermark_to_int
@@ -126,7 +126,7 @@ class KeyedCalls(CollectionBase):
                 f"late bound {bound!r}: the events of {self.name!r} have no watermark that is an integer or a time. It "
                 "is the first column of order_by."
             )
-        step = AdvanceLateBound(self.id, watermark_to_int(bound, late_column(form, self.schema)))
+        step = kinds.AdvanceLateBound(self.id, watermark_to_int(bound, late_column(form, self.schema)))
         return self.handle.submit("advance_late_bound", [step])
 
     def resolve(self) -> bool:

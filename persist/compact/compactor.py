@@ -20,7 +20,7 @@ from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work,
 from persist.compact.report import CompactionReport, with_read, with_written
 from persist.compact.rewriter import MadeRun, PartMaker, Rewrite, RunPiece
 from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
-from persist.log import Keyframe, Numbers, Replace
+from persist.log import Keyframe, Numbers, kinds
 from persist.read import Scan, snapshot_scan
 from persist.replica import Follower
 from persist.settings import Tuning
@@ -112,7 +112,7 @@ class Compactor:
     def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
         attempt = _Attempt(contents)
         if isinstance(work, Thin):
-            self._put(contents, Replace(contents.id, removed_keyframes=work.keyframes), attempt)
+            self._put(contents, kinds.Replace(contents.id, removed_keyframes=work.keyframes), attempt)
             return CompactionReport(keyframes_dropped=len(work.keyframes))
         try:
             if isinstance(work, MakeKeyframe):
@@ -138,7 +138,7 @@ class Compactor:
             return False
         return any(part.blob == blob for part in known.stored_parts)
 
-    def _put(self, contents: CollectionState, step: Replace, attempt: "_Attempt") -> None:
+    def _put(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
         """Commit step, which names what was made for it, as long as what it replaces is there."""
         for tries in range(ATTEMPTS):
             contents = self._contents(contents.id, contents.name)
@@ -163,7 +163,9 @@ class Compactor:
             attempt.parts += made.new
         return found
 
-    def _keyframe(self, contents: CollectionState, as_of: int, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
+    def _keyframe(
+        self, contents: CollectionState, as_of: int, attempt: "_Attempt"
+    ) -> tuple[kinds.Replace, CompactionReport]:
         scan = snapshot_scan(contents, contents.schema, as_of, None, raw=True)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
         pieces = keyframe_pieces(scan, numbers, self._tuning.part_bytes, self._maker)
@@ -172,17 +174,19 @@ class Compactor:
         shared = {number for number in listed if number >= 0}
         rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
         attempt.check(listed, made.added + sum(part.diff_sum for part in scan.base))
-        step = Replace(contents.id, keyframes=(Keyframe(as_of, listed),))
+        step = kinds.Replace(contents.id, keyframes=(Keyframe(as_of, listed),))
         report = CompactionReport(keyframes=(as_of,), parts_shared=len(shared))
         return step, with_read([*scan.parts, *rewritten], report)
 
-    def _merge(self, contents: CollectionState, runs: Numbers, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
+    def _merge(
+        self, contents: CollectionState, runs: Numbers, attempt: "_Attempt"
+    ) -> tuple[kinds.Replace, CompactionReport]:
         numbers = [number for run in contents.history if run[0] in runs for number in run]
         report = CompactionReport(runs_merged=len(runs))
         if (order := self._disjoint(contents, numbers)) is not None:
-            return Replace(contents.id, removed_runs=runs, runs=(order,)), report
+            return kinds.Replace(contents.id, removed_runs=runs, runs=(order,)), report
         new = self._rewritten(contents, [numbers], 0, attempt)
-        return Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.parts_of(numbers), report)
+        return kinds.Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.parts_of(numbers), report)
 
     def _disjoint(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
         """Return parts in key order, if they may stay as they are: of fair size, and without a key in common."""
@@ -214,12 +218,14 @@ class Compactor:
             found += [new] if new else []
         return tuple(found)
 
-    def _forget(self, contents: CollectionState, work: Forget, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
+    def _forget(
+        self, contents: CollectionState, work: Forget, attempt: "_Attempt"
+    ) -> tuple[kinds.Replace, CompactionReport]:
         history_from = work.as_of + 1
         removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.parts_of(run))]
         straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.parts_of(run))]
         old = tuple(each.as_of for each in contents.keyframes if each.as_of < work.as_of)
-        step = Replace(
+        step = kinds.Replace(
             contents.id,
             removed_runs=tuple(run[0] for run in removed),
             runs=self._rewritten(contents, straddling, history_from, attempt),

@@ -12,7 +12,7 @@ from persist.antichain import Antichain, as_time
 from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Stamp, changes_between
 from persist.engine.engine import Engine
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound, with_timeline
-from persist.log import KeyedForm, Seal, check_parts
+from persist.log import KeyedForm, check_parts, kinds
 from persist.read import ClaimedRead, folded, machine_needed, with_folded
 from persist.state import CollectionState, ExpectUpper, check_readable, last_sealed, newest_like, unsealed, version_of
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
@@ -276,9 +276,9 @@ class CollectionHandle:
         """Return what rejects a commit unless the collection has this upper."""
         return ExpectUpper(self.id, self.frontier("expected upper", upper).elements)
 
-    def seal_step(self, upper: int | Moment | Antichain) -> Seal:
+    def seal_step(self, upper: int | Moment | Antichain) -> kinds.Seal:
         """Return what seals the collection in a commit."""
-        return Seal(self.id, self.frontier("upper", upper).elements)
+        return kinds.Seal(self.id, self.frontier("upper", upper).elements)
 
     def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
         """Queue steps on this collection as one commit; see `Engine.submit`."""

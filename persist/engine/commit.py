@@ -27,7 +27,7 @@ from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.engine.keyed import AskedEvents, submit_all
 from persist.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
-from persist.log import Seal
+from persist.log import kinds
 from persist.upsert import EventTable, joined_events
 from persist.write import Asked, Step, check_token, note_steps, with_token
 
@@ -137,7 +137,7 @@ class Commit:
         """Add a seal, which resolves events if the collection is keyed; see `MultiWrite.seal`."""
         handle = handle.as_keyed()
         if handle.keyed is None:
-            self.add(handle, [Seal(handle.id, upper.elements)])
+            self.add(handle, [kinds.Seal(handle.id, upper.elements)])
         else:
             self._draft(handle).seal(upper)
 

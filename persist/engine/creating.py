@@ -6,7 +6,7 @@ from persist.codecs import CollectionSchema
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
-from persist.log import Create, Destroy, KeyedForm, ReleaseHold, SetRetention
+from persist.log import KeyedForm, kinds
 from persist.names import check_name, view_hold
 from persist.state import CollectionState, reconciled
 from persist.upsert import Machine, check_same, machine_of
@@ -43,8 +43,8 @@ def created_or_loaded(
             check_same(form, contents.keyed, name)
             return contents, both
         id_ = uuid.uuid4().hex
-        steps: list[Step] = [Create(id_, name, schema.to_json(), form)]
-        steps += [] if retention is None else [SetRetention(id_, retention)]
+        steps: list[Step] = [kinds.Create(id_, name, schema.to_json(), form)]
+        steps += [] if retention is None else [kinds.SetRetention(id_, retention)]
         try:
             engine.submit("create_or_load", steps, {id_: name}).result()
         except CollectionExists:
@@ -91,5 +91,5 @@ def destroy(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection, which lets go of what it reads if it is a view; see `Collection.destroy`."""
     view = handle.known().view
     inputs = dict.fromkeys(view["inputs"], handle.name) if view else {}
-    steps: list[Step] = [Destroy(handle.id), *(ReleaseHold(id_, view_hold(handle.id)) for id_ in inputs)]
+    steps: list[Step] = [kinds.Destroy(handle.id), *(kinds.ReleaseHold(id_, view_hold(handle.id)) for id_ in inputs)]
     return handle.engine.submit("destroy", steps, {handle.id: handle.name, **inputs})

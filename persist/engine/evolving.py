@@ -24,7 +24,8 @@ from persist.engine.becoming_keyed import checked, declared
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.telling import ids_as_seen
 from persist.errors import InvalidUsage, Superseded, UpperMismatch
-from persist.log import Describe, Evolve, Note, Words
+from persist.log import Words
+from persist.log import kinds as record_kinds
 from persist.names import is_text
 from persist.read import PartReader, Scan
 from persist.state import CollectionState, ExpectParts, after_step, among_versions, check_follows, moved
@@ -53,7 +54,10 @@ class WantedEvolution:
 
 
 def evolve(
-    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str] | None, notes: list[Note]
+    handle: CollectionHandle,
+    wanted: WantedEvolution,
+    comments: Mapping[str, str] | None,
+    notes: list[record_kinds.Note],
 ) -> CollectionHandle:
     """Commit the next version of a schema; return a handle with it. Errors as of `Collection.evolve`."""
     handle.engine.writer("evolve")
@@ -69,7 +73,7 @@ def evolve(
 
 
 def _evolve(
-    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str], notes: list[Note]
+    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str], notes: list[record_kinds.Note]
 ) -> CollectionHandle:
     contents = handle.contents()
     if not wanted.changes_columns and wanted.keyed is None:
@@ -87,7 +91,7 @@ def _evolve(
         return _only_commented(handle, before, comments, notes)
     _check_machine(handle, contents, after)
     form = None if wanted.keyed is None else declared(wanted.keyed, after)
-    step = Evolve(handle.id, after.to_json(), form)
+    step = record_kinds.Evolve(handle.id, after.to_json(), form)
     then = after_step(contents, step)  # What it may not do is said before anything is read.
     steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
     if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
@@ -102,7 +106,7 @@ def _evolve(
 
 
 def _only_commented(
-    handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], notes: list[Note]
+    handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], notes: list[record_kinds.Note]
 ) -> CollectionHandle:
     """Say what there is to say of columns, if anything; the schema stays what it is, and so does its version."""
     if steps := _comment_steps(handle, schema, comments):
@@ -165,11 +169,13 @@ def _typed(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
     return found
 
 
-def _comment_steps(handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str]) -> list[Describe]:
+def _comment_steps(
+    handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str]
+) -> list[record_kinds.Describe]:
     names = schema.distinct("comments", [*comments])
     ids = dict(zip(schema.names, schema.ids, strict=True))
     said = {str(ids[name]): Words(comments[name]) for name in names}
-    return [Describe(handle.id, columns=said)] if said else []
+    return [record_kinds.Describe(handle.id, columns=said)] if said else []
 
 
 def _check_fits(

@@ -6,7 +6,7 @@ from persist.antichain import Antichain
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import HoldMoved, HoldNotFound, InvalidUsage
 from persist.hold import Hold, HoldInfo, LeasedHold, NamedHold
-from persist.log import AllowCompaction, ReleaseHold, SetHold
+from persist.log import kinds
 from persist.names import check_hold_name
 from persist.state import CollectionState, check_readable
 from persist.timeline import Moment, is_moment
@@ -38,7 +38,7 @@ def allow_compaction(handle: CollectionHandle, since: int | Moment | Antichain) 
     """Let since advance as far as no hold needs what is before; see `Collection.allow_compaction`."""
     # A moment stays readable: the last time that is not after it does.
     reach = handle.as_time("since", since) if is_moment(since) else since
-    step = AllowCompaction(handle.id, handle.frontier("since", reach).elements)
+    step = kinds.AllowCompaction(handle.id, handle.frontier("since", reach).elements)
     return handle.engine.writer("allow_compaction").allow_compaction(step, handle.name)
 
 
@@ -66,16 +66,16 @@ def hold_with_schema(handle: CollectionHandle, name: str, schema: int) -> None:
     """Let the owner of a named hold, if there is one, stay with another version of the schema."""
     held = handle.contents().holds.get(name)
     if held is not None and held.schema != schema:
-        handle.submit("hold", [SetHold(handle.id, name, held.time, None, held.time, schema)]).result()
+        handle.submit("hold", [kinds.SetHold(handle.id, name, held.time, None, held.time, schema)]).result()
 
 
 def _named_hold(handle: CollectionHandle, name: str, time: int | None, schema: int | None) -> NamedHold:
     def move(expected: int | None, to: int) -> None:
-        step = SetHold(handle.id, name, to, None, expected, schema if expected is None else None)
+        step = kinds.SetHold(handle.id, name, to, None, expected, schema if expected is None else None)
         handle.submit("hold", [step]).result()
 
     def give_up(expected: int) -> None:
-        handle.submit("release", [ReleaseHold(handle.id, name, expected)]).result()
+        handle.submit("release", [kinds.ReleaseHold(handle.id, name, expected)]).result()
 
     while True:
         holds = handle.contents().holds

@@ -42,7 +42,7 @@ from persist.errors import (
     UploadExpired,
     with_timeline,
 )
-from persist.log import KeyedForm, Resolve, Seal, TokenMark, Tokens
+from persist.log import KeyedForm, TokenMark, kinds
 from persist.read import keys_alone, wanted_keys
 from persist.state import CollectionState, check_written, due
 from persist.timeline import Moment
@@ -71,7 +71,7 @@ class AskedEvents:
     also: tuple[Step, ...] = ()
     late: Counter[str] | None = None
     late_steps: Callable[[pa.Table], tuple[list[Step], dict[str, str]]] | None = None
-    marks: tuple[Tokens, ...] = ()
+    marks: tuple[kinds.Tokens, ...] = ()
     is_least: bool = False
 
     def against(self, contents: CollectionState) -> "AskedEvents":
@@ -294,7 +294,7 @@ class _Commit:
         writer = self.engine.writer(self.action)
         for each in plans:
             for step in each.steps:
-                if isinstance(step, Resolve):
+                if isinstance(step, kinds.Resolve):
                     writer.resolver.discard(step.parts)
             self.engine.abandon(each.steps)
 
@@ -345,7 +345,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     assert end is not None
     if asked.token in contents.tokens:
         return [*asked.marks]  # It was done before, which the committer will find.
-    sealing = Seal(handle.id, end.elements)
+    sealing = kinds.Seal(handle.id, end.elements)
     before, after = _cut(asked.events, end)
     if before is not None:
         first = pc.min(before["_time"]).as_py()
@@ -368,19 +368,19 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
 
 def _plain_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Step]:
     pending: list[Step] = [] if asked.events is None else [handle.pend_step(asked.events)]
-    sealing = [] if asked.end is None else [Seal(handle.id, asked.end.elements)]
+    sealing = [] if asked.end is None else [kinds.Seal(handle.id, asked.end.elements)]
     return [*asked.also, *pending, *sealing, *asked.marks]
 
 
-def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Tokens]:
+def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tokens]:
     if asked.token is None:
         return []
     if asked.events is None:
-        return [Tokens(handle.id, (TokenMark(asked.token, 0, f"{0:016x}"),))]
+        return [kinds.Tokens(handle.id, (TokenMark(asked.token, 0, f"{0:016x}"),))]
     first = pc.min(asked.events.table["_time"]).as_py()
     columns = [name for name in asked.events.schema.names if name != SEQ]
     digest = digest_of(asked.events.table, [*columns, "_time"]) % DIGEST_MODULUS
-    return [Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
+    return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
 
 
 def _cut(events: EventTable | None, end: Antichain) -> tuple[pa.Table | None, pa.Table | None]:

@@ -23,7 +23,7 @@ from persist.antichain import Antichain
 from persist.codecs import Part, PartStream, Stamp, digest_of, int64_array, with_both_zeros, with_time
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
-from persist.log import Seal
+from persist.log import kinds
 from persist.read import Lookup, NewRows, Scan, Wanted, differences, keys_alone, negated, snapshot_scan, wanted_keys
 from persist.replica import say_whose
 from persist.state import CollectionState, ExpectNothingBeyondUpper, unsealed
@@ -149,7 +149,7 @@ def _alone(contents: CollectionState, at: int, writes: Sequence[Step]) -> list[S
     return [
         ExpectNothingBeyondUpper(contents.id, contents.upper_times),
         *writes,
-        Seal(contents.id, Antichain(at + 1).elements),
+        kinds.Seal(contents.id, Antichain(at + 1).elements),
     ]
 
 

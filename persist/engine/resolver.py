@@ -14,7 +14,7 @@ from persist.antichain import Antichain
 from persist.blob import Conflict, InvalidUsage, MissingBlob
 from persist.codecs import CollectionSchema, Part
 from persist.errors import Locked, Superseded, UploadExpired
-from persist.log import Resolve, Watermarks
+from persist.log import Watermarks, kinds
 from persist.read import PartReader, Purging, machine_needed, resolved_updates
 from persist.replica import Follower
 from persist.state import CollectionState, due, keyed_form, unused_after
@@ -58,7 +58,7 @@ class Resolver:
         end: Antichain,
         own: pa.Table | None = None,
         watermarks: Watermarks | None = None,
-    ) -> Resolve:
+    ) -> kinds.Resolve:
         """Return the resolution of what is pending before end, and of own events; its updates are stored.
 
         Tombstones that are not needed any more go with it. Memory: a slice of the events, and own.
@@ -81,7 +81,7 @@ class Resolver:
         except BaseException:
             writer.discard(stored)
             raise
-        return Resolve(
+        return kinds.Resolve(
             contents.id,
             contents.resolved.elements,
             end.elements,

@@ -9,7 +9,7 @@ from persist.codecs import CollectionSchema, SchemaMismatch, changes_between
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, TagNotFound
 from persist.hold import HoldInfo
-from persist.log import Describe, DropTag, SetRetention, SetTag, Words
+from persist.log import Words, kinds
 from persist.names import check_tag_name, is_text
 from persist.retention import Retention, retention_text, retention_times
 from persist.shown import Shown
@@ -114,7 +114,7 @@ def describe_step(
     properties: Mapping[str, str | None] | None,
     columns: Mapping[str, Any] | None,
     expected: About | None,
-) -> Describe:
+) -> kinds.Describe:
     """Return what changes the description of a collection; arguments as of `Collection.describe`."""
     if not isinstance(columns or {}, Mapping):
         raise InvalidUsage(f"columns={columns!r:.200} is no dict of what is to be said, by name of column")
@@ -122,7 +122,7 @@ def describe_step(
     names = schema.distinct("columns", list(columns or {}))
     ids = ids_as_seen(handle, schema, names)
     said = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
-    return Describe(handle.id, words(comment, properties), said, version_of(expected))
+    return kinds.Describe(handle.id, words(comment, properties), said, version_of(expected))
 
 
 def ids_as_seen(handle: CollectionHandle, newest: CollectionSchema, names: Sequence[str]) -> dict[str, int]:
@@ -159,7 +159,7 @@ def set_tag(handle: CollectionHandle, name: str, time: int | Moment | None, *, m
     present = contents.tags.get(name)
     if present != at:
         expected = present if move else None
-        handle.submit("tag", [SetTag(handle.id, name, at, expected)]).result()
+        handle.submit("tag", [kinds.SetTag(handle.id, name, at, expected)]).result()
     return at
 
 
@@ -171,7 +171,7 @@ def drop_tag(handle: CollectionHandle, name: str) -> CommitFuture:
     contents = handle.contents()
     if name not in contents.tags:
         raise TagNotFound(name, tuple(contents.tags))
-    return handle.submit("drop_tag", [DropTag(handle.id, name, contents.tags[name])])
+    return handle.submit("drop_tag", [kinds.DropTag(handle.id, name, contents.tags[name])])
 
 
 def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None:
@@ -186,9 +186,9 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
     return Retained(contents.retention, contents.since, contents.upper, late, handle.timeline, first)
 
 
-def retention_step(handle: CollectionHandle, given: Retention | None) -> SetRetention:
+def retention_step(handle: CollectionHandle, given: Retention | None) -> kinds.SetRetention:
     """Return what makes a collection keep so much history; None for all that is not given up."""
-    return SetRetention(handle.id, None if given is None else retention_times(given, handle.timeline))
+    return kinds.SetRetention(handle.id, None if given is None else retention_times(given, handle.timeline))
 
 
 def _holder(hold: HoldInfo) -> str:

@@ -21,7 +21,7 @@ from persist.engine.options import OpenOptions
 from persist.engine.resolver import Resolver
 from persist.errors import WriterFenced
 from persist.hold import ConsumerLeases, Leases
-from persist.log import AllowCompaction, CloseWriter, OpenWriter
+from persist.log import kinds
 from persist.read import DecodedRows, PartIndexes, PartReader, SpilledRows
 from persist.replica import Follower
 from persist.upkeep import CompactionSchedule, Garbage, GarbageReport, Upkeep
@@ -112,7 +112,7 @@ class Writer:
             self.compaction.relieve(collection)
         return self.committer.write_steps.of(collection, schema, updates, stamp, by=digest_by)
 
-    def allow_compaction(self, step: AllowCompaction, name: str) -> CommitFuture:
+    def allow_compaction(self, step: kinds.AllowCompaction, name: str) -> CommitFuture:
         """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
         self.leases.settle_soon(step.collection)
         self.consumers.settle_soon(step.collection)
@@ -162,7 +162,7 @@ class Writer:
         self.upkeep.close()
         self.consumers.close()
         self.leases.close()
-        unlocked = None if self.committer.groups.epoch is None else self.committer.submit([CloseWriter()], {})
+        unlocked = None if self.committer.groups.epoch is None else self.committer.submit([kinds.CloseWriter()], {})
         self.committer.close()
         # The future's own method would count as a look at its error, and raising that here would lose all others.
         if unlocked is not None and unlocked.done() and isinstance(Future.exception(unlocked), WriterFenced):
@@ -171,7 +171,7 @@ class Writer:
     def _take_over(self, options: OpenOptions, name: str) -> None:
         reentrance_id = options.reentrance_id or uuid.uuid4().hex
         try:
-            opening = self.committer.submit([OpenWriter(reentrance_id, name, options.force)], {})
+            opening = self.committer.submit([kinds.OpenWriter(reentrance_id, name, options.force)], {})
             self.committer.groups.epoch = opening.result()
         except BaseException as error:
             if isinstance(error, Indeterminate):

@@ -31,14 +31,11 @@ from persist.log import (
     LOG,
     BlobRef,
     BringsParts,
-    Create,
-    Evolve,
     Mutation,
-    Pend,
-    Redefine,
     as_read,
     checkpoint_key,
     checkpoint_seqno,
+    kinds,
     read_record,
     record_key,
     record_seqno,
@@ -94,7 +91,7 @@ class LogExamination:
         self.bad_checkpoints: set[str] = set()
         self.named: set[str] = set()
         self.loose: list[Loose] = []
-        self.created: dict[str, Create] = {}
+        self.created: dict[str, kinds.Create] = {}
         self.evolved: dict[str, list[dict[str, Any]]] = {}
         self.beyond: tuple[int, ...] = ()
         self.beyond_checkpoints: tuple[int, ...] = ()
@@ -224,7 +221,7 @@ class LogExamination:
             if isinstance(mutation, BringsParts):
                 entry = state.entries.get(mutation.collection) if state is not None else None
                 if state is None or (entry is not None and entry.contents is None):
-                    is_events = isinstance(mutation, Pend)
+                    is_events = isinstance(mutation, kinds.Pend)
                     self.loose += [Loose(mutation.collection, part, is_events) for part in mutation.parts]
 
     def _following(self) -> int | None:
@@ -240,9 +237,9 @@ class LogExamination:
         for mutation in mutations:
             if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
                 self.named.add(mutation.parts_in.blob)
-            elif isinstance(mutation, Create):
+            elif isinstance(mutation, kinds.Create):
                 self.created[mutation.collection] = mutation
-            elif isinstance(mutation, Evolve | Redefine) and mutation.schema is not None:
+            elif isinstance(mutation, kinds.Evolve | kinds.Redefine) and mutation.schema is not None:
                 self.evolved.setdefault(mutation.collection, []).append(mutation.schema)
 
     # Checkpoints.

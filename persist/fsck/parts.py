@@ -23,7 +23,7 @@ from persist.codecs import (
 )
 from persist.fsck.findings import Findings
 from persist.fsck.log import Loose
-from persist.log import Create, KeyedForm
+from persist.log import KeyedForm, kinds
 from persist.state import CollectionState, State
 from persist.upsert import event_fields, events_schema
 
@@ -63,7 +63,7 @@ class PartExamination:
             for numbers in (*contents.history, *(keyframe.parts for keyframe in contents.keyframes)):
                 self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
 
-    def examine_alone(self, loose: Loose, created: Create, evolved: Sequence[dict[str, Any]] = ()) -> None:
+    def examine_alone(self, loose: Loose, created: kinds.Create, evolved: Sequence[dict[str, Any]] = ()) -> None:
         """Examine a part of a collection whose contents are not known, but all versions of its schema."""
         owner = self._owner(created.collection, created.name, [created.schema, *evolved])
         if owner is not None and loose.is_events and created.keyed is not None:

@@ -46,7 +46,7 @@ from persist.errors import (
     LeaseExpired,
     PersistError,
 )
-from persist.log import EndLease, GrantLease, ReleaseHold, SetHold
+from persist.log import kinds
 from persist.replica import Follower
 from persist.settings import Settings
 from persist.write import Commit, Step
@@ -288,7 +288,9 @@ class Leases:
         limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
         leases = self._follower.refresh().control.leases
         own = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
-        expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if i not in own and le.expires_ms < limit_ms]
+        expired = [
+            kinds.EndLease(i, le.expires_ms) for i, le in leases.items() if i not in own and le.expires_ms < limit_ms
+        ]
         futures = [self._commit([step], {}) for step in expired]
         errors = [future.exception() for future in futures]  # Of all: what nobody looks at is raised by close.
         for error in errors:
@@ -305,7 +307,7 @@ class Leases:
             self._lease = OwnLease()
         if (lease.is_granted or lease.is_doubtful) and not lease.is_lost:
             try:
-                self._commit([EndLease(lease.id)], {}).result()
+                self._commit([kinds.EndLease(lease.id)], {}).result()
             except PersistError as error:
                 logger.warning("a lease was not given back, and lasts until it expires: %s", error)
 
@@ -346,7 +348,7 @@ class Leases:
             if self._held or self._lease is not lease:
                 return False
             self._lease = OwnLease()  # From here on nobody takes a hold with the old one.
-        self._commit([EndLease(lease.id)], {}).result()
+        self._commit([kinds.EndLease(lease.id)], {}).result()
         return True
 
     def _live_lease(self) -> OwnLease:
@@ -366,12 +368,12 @@ class Leases:
             self._lease = OwnLease()
             self._held = {}
 
-    def _grant(self, lease: OwnLease, *, renews: bool) -> GrantLease:
+    def _grant(self, lease: OwnLease, *, renews: bool) -> kinds.GrantLease:
         """Return what begins or prolongs the lease; the caller has the lock."""
         expires_ms = self._clock.wall_ms() + int(self._settings.lease_s * 1000)
         open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
-        return GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
+        return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
 
     def _settle(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> None:
         """Commit what `_steps` says of holds, in one record; one that is refused keeps no other from its place."""
@@ -429,7 +431,7 @@ class Leases:
                     return []
                 held.durable = None
                 if held.in_log and not held.lease.is_lost:
-                    return [ReleaseHold(collection, held.hold)]
+                    return [kinds.ReleaseHold(collection, held.hold)]
                 self._drop(collection, held)
                 return []
             if held.lease.is_lost or held.is_gone or wanted == held.durable:
@@ -438,11 +440,11 @@ class Leases:
                 return []
             held.durable = None
             held.in_log = True
-            return [SetHold(collection, held.hold, wanted, held.lease.id)]
+            return [kinds.SetHold(collection, held.hold, wanted, held.lease.id)]
 
     def _beginning(self, lease: OwnLease, steps: Sequence[Step]) -> list[Step]:
         """Return what begins the lease if steps need it and nobody has begun it."""
-        if lease.is_granted or not any(isinstance(step, SetHold) for step in steps):
+        if lease.is_granted or not any(isinstance(step, kinds.SetHold) for step in steps):
             return []
         with self._lock:
             return [*self._predecessors(lease), self._grant(lease, renews=False)]
@@ -452,13 +454,15 @@ class Leases:
         if not self._consumer:
             return []
         leases = self._follower.state.control.leases
-        return [EndLease(id_) for id_, each in leases.items() if each.consumer == self._consumer and id_ != lease.id]
+        return [
+            kinds.EndLease(id_) for id_, each in leases.items() if each.consumer == self._consumer and id_ != lease.id
+        ]
 
     def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], error: BaseException | None) -> None:
         """Take in what became of a lease that was to begin with steps, if it was."""
         with self._lock:
             for step in steps:
-                if isinstance(step, GrantLease) and error is None:
+                if isinstance(step, kinds.GrantLease) and error is None:
                     lease.is_granted = True
                     lease.expires_ms, lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
                 elif isinstance(error, Indeterminate):
@@ -474,9 +478,9 @@ class Leases:
             if error is not None:
                 return
             for step in steps:
-                if isinstance(step, SetHold):
+                if isinstance(step, kinds.SetHold):
                     held.durable, held.moved_s = step.time, self._clock.monotonic_s()
-                elif isinstance(step, ReleaseHold):
+                elif isinstance(step, kinds.ReleaseHold):
                     held.in_log = False
                     if not held.claims:
                         self._drop(collection, held)

@@ -38,7 +38,7 @@ from persist.blob import (
 from persist.codecs import Part
 from persist.log.envelope import Framed, decode_framed, encode_framed, get_framed, put_framed
 from persist.log.keys import check_keys, list_prefix, record_key
-from persist.log.records import BringsParts, Mutation, Record
+from persist.log.kinds import BringsParts, Mutation, Record
 
 COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
 HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.

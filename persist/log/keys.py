@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterable
 
 from persist.codecs import Part
-from persist.log.records import BringsParts, Replace, Resolve
+from persist.log.kinds import BringsParts, Replace, Resolve
 
 LOG, CHECKPOINTS, DIRECTORIES = "log/", "checkpoint/", "directory/"
 STATES, PARTS, LISTS = "state/", "part/", "list/"

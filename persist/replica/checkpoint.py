@@ -46,9 +46,6 @@ from persist.log import (
     BringsParts,
     Framed,
     Record,
-    Rename,
-    Replace,
-    Resolve,
     Seqno,
     as_read,
     check_parts,
@@ -58,6 +55,7 @@ from persist.log import (
     encode_framed,
     get_framed,
     is_upload,
+    kinds,
     pointer_to,
     put_framed,
     read_commit_id,
@@ -445,7 +443,7 @@ def load_base(blob: Blob, location: str, entry: CollectionEntry) -> CollectionSt
     stored = get_framed(blob, entry.base, StateObject)
     found = stored.collection
     # What it was called before it was renamed, the entry does not say.
-    is_renamed = any(isinstance(mutation, Rename) for mutation in entry.pending)
+    is_renamed = any(isinstance(mutation, kinds.Rename) for mutation in entry.pending)
     if (stored.location, found.id) != (location, entry.id) or (found.name != entry.name and not is_renamed):
         raise CorruptBlob(entry.base.blob, "it belongs to another collection, so blobs were exchanged")
     _check_contents(found, entry)
@@ -473,7 +471,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
 def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int, *, always: bool) -> CollectionEntry:
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, what it destroyed must not live on in what is pending.
-    is_compacted = any(isinstance(m, Replace | Resolve) for m in entry.pending)
+    is_compacted = any(isinstance(m, kinds.Replace | kinds.Resolve) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
     if (
         is_stored

@@ -30,10 +30,7 @@ from persist.log import (
     AnyCollectionMutation,
     BlobRef,
     BringsParts,
-    Create,
-    Destroy,
     Framed,
-    Rename,
     Seqno,
     as_stored,
     check_keys,
@@ -41,6 +38,7 @@ from persist.log import (
     directory_seqno,
     encoded_object,
     get_framed,
+    kinds,
     state_collection,
 )
 from persist.names import check_name, is_id
@@ -231,12 +229,16 @@ def _check_entry(each: DirectoryEntry) -> None:
     check_name(each.name)
     if each.base is not None and state_collection(each.base.blob) != each.id:
         raise ValueError(f"{each.base.blob[:200]!r} is not the name of a state object of collection {each.id}")
-    renames = [mutation.name for mutation in each.pending if isinstance(mutation, Rename)]
+    renames = [mutation.name for mutation in each.pending if isinstance(mutation, kinds.Rename)]
     if renames and renames[-1] != each.name:
         raise ValueError(f"collection {each.id} was renamed to another name than it has")
     for n, mutation in enumerate(each.pending):
-        makes = isinstance(mutation, Create) and (bool(renames) or mutation.name == each.name)
-        if mutation.collection != each.id or makes != (each.base is None and n == 0) or isinstance(mutation, Destroy):
+        makes = isinstance(mutation, kinds.Create) and (bool(renames) or mutation.name == each.name)
+        if (
+            mutation.collection != each.id
+            or makes != (each.base is None and n == 0)
+            or isinstance(mutation, kinds.Destroy)
+        ):
             raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
         if isinstance(mutation, BringsParts):
             check_keys(mutation)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob import Blob, InvalidUsage
-from persist.log import Append, Note, Pend, Record, read_record
+from persist.log import Record, kinds, read_record
 from persist.state import State
 
 LAST = 1000
@@ -62,15 +62,15 @@ def log_table(blob: Blob, state: State, last: int | None, collection: str | None
 
 def _row(record: Record, names: dict[str, str], collection: str | None) -> dict[str, Any]:
     mutations = [each for each in record.mutations if collection in (None, each.collection)]
-    parts = [part for each in mutations if isinstance(each, Append | Pend) for part in each.parts]
+    parts = [part for each in mutations if isinstance(each, kinds.Append | kinds.Pend) for part in each.parts]
     # A commit to several collections says the same with each of them.
-    notes = {(n.message, *sorted(n.metadata.items())): n for n in mutations if isinstance(n, Note)}.values()
+    notes = {(n.message, *sorted(n.metadata.items())): n for n in mutations if isinstance(n, kinds.Note)}.values()
     ids = dict.fromkeys(each.collection for each in mutations if each.collection)
     return {
         "seqno": record.seqno,
         "moment": datetime.fromtimestamp(record.written_ms / 1000, UTC),
         "writer": record.writer,
-        "operations": [each.__struct_config__.tag for each in mutations if not isinstance(each, Note)],
+        "operations": [each.__struct_config__.tag for each in mutations if not isinstance(each, kinds.Note)],
         "collections": [names.get(id_, id_) for id_ in ids],
         "updates": sum(part.rows for part in parts),
         "bytes": sum(part.bytes for part in parts),

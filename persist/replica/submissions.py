@@ -1,7 +1,7 @@
 """Which operations that clients had committed by others are in the log, as far as one reader of it knows.
 
 A client that lets a server commit for it gives each operation its own id and a number (`persist.write.relay`), and a
-record that was made for others says whose operations it holds (`persist.log.records.Submitted`). Both sides read that,
+record that was made for others says whose operations it holds (`persist.log.kinds.Submitted`). Both sides read that,
 and nothing else, to tell what became of an operation:
 
 - a client that lost the answer finds its number in the log; or it commits by itself, and says in that record, besides,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from persist.blob import Blob, PersistError
 from persist.errors import UnsealedWrites, UpdatesBeyondUpper
-from persist.log import Append, Record, Tokens, read_record
+from persist.log import Record, kinds, read_record
 from persist.state import CollectionState, State, unsealed
 
 RECORDS_MAX = 100  # That are looked at: who is refused should not wait long to hear why.
@@ -51,11 +51,11 @@ def _backwards(blob: Blob, state: State) -> Iterator[Record]:
 
 def _of_record(record: Record, contents: CollectionState, own: str) -> UnsealedWrites | None:
     upper = contents.upper.time
-    appends = [each for each in record.mutations if isinstance(each, Append) and each.collection == contents.id]
+    appends = [each for each in record.mutations if isinstance(each, kinds.Append) and each.collection == contents.id]
     parts = [part for each in appends for part in each.parts if upper is not None and part.time_max >= upper]
     if upper is None or not parts:
         return None
-    marks = [m for each in record.mutations if isinstance(each, Tokens) for m in each.tokens]
+    marks = [m for each in record.mutations if isinstance(each, kinds.Tokens) for m in each.tokens]
     return UnsealedWrites(
         writer=record.writer,
         is_own=record.writer == own,

@@ -20,7 +20,7 @@ from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.engine import Commit, Engine
 from persist.errors import Conflict, FrontierRegression, InvalidUsage, QueryMismatch, UpdateNotBeyondUpper
-from persist.log import Batch
+from persist.log import kinds
 from persist.sink.late import retimed, without_late
 from persist.sink.times import BatchTimes
 from persist.sink.uploads import Target, writing
@@ -40,9 +40,9 @@ class Mark:
     run: str
     first: int = 0
 
-    def of(self, collection: str, *, again: bool = False) -> Batch:
+    def of(self, collection: str, *, again: bool = False) -> kinds.Batch:
         """Return what makes a commit this batch; again: it was committed before, and this run goes on from there."""
-        return Batch(collection, self.query, self.batch, self.run, again)
+        return kinds.Batch(collection, self.query, self.batch, self.run, again)
 
     def is_done(self, contents: Sequence[CollectionState]) -> bool:
         """Return whether the batch was committed before.

@@ -23,7 +23,7 @@ from persist.codecs import DIGEST_MODULUS, Part, combined, digest_of, int64_arra
 from persist.engine import AskedEvents, CollectionHandle, Engine, read_engine, seal, split_late
 from persist.engine import submit as submit_keyed
 from persist.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
-from persist.log import KeyedForm, Resolve, Seal, TokenMark, Tokens, Watermarks
+from persist.log import KeyedForm, TokenMark, Watermarks, kinds
 from persist.read import machine_needed, resolved_updates
 from persist.sink.late_events import LATE_BYTES_MAX, late_steps
 from persist.sink.uploads import Target, digests_added, upload
@@ -218,10 +218,10 @@ def commit_resolved(
     """
     assert work.end is not None
     contents, id_, end = work.contents, work.target.id, work.end.elements
-    steps: list[Step] = [Seal(id_, end)]
+    steps: list[Step] = [kinds.Seal(id_, end)]
     marks, rest = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
     if stored.resolved:
-        steps = [Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)]
+        steps = [kinds.Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)]
     steps += _pending(work, stored, rest)
     return _committed(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
 
@@ -264,7 +264,7 @@ def _tokens(work: KeyedWork, stored: Stored) -> list[Step]:
     if work.token is None:
         return []
     digest = stored.digest or 0
-    return [Tokens(work.target.id, (TokenMark(work.token, stored.first or 0, f"{digest:016x}"),))]
+    return [kinds.Tokens(work.target.id, (TokenMark(work.token, stored.first or 0, f"{digest:016x}"),))]
 
 
 def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any], late_to: str | None) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from persist.codecs import CollectionSchema, Stamp
 from persist.engine import REASON, Engine, created_or_loaded
 from persist.errors import SchemaMismatch, UpdateNotBeyondUpper
-from persist.log import KeyedForm, Seal
+from persist.log import KeyedForm, kinds
 from persist.names import check_free_name
 from persist.upsert import DELETED, event_fields
 from persist.write import Step
@@ -47,6 +47,6 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
         rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
         adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper.time))
         added: list[Step] = [] if adding is None else [adding]
-        return [*added, Seal(contents.id, (upper.time + 1,))], {contents.id: name}
+        return [*added, kinds.Seal(contents.id, (upper.time + 1,))], {contents.id: name}
 
     return steps

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from persist.engine import Engine, OnEngine, engine_of, loaded, loaded_by_id
 from persist.errors import InvalidUsage
-from persist.log import Destroy, ReleaseHold
+from persist.log import kinds
 from persist.names import VIEW_HOLD, check_free_name, view_hold
 from persist.sql.compile import mentioned
 from persist.sql.draft import Catalog, Draft, drafted
@@ -204,4 +204,7 @@ def _difference(view: LiveView, draft: Draft) -> str | None:
 
 
 def _destroyed(view: LiveView) -> list[Step]:
-    return [Destroy(view.handle.id), *(ReleaseHold(id_, view_hold(view.handle.id)) for id_ in view.definition.inputs)]
+    return [
+        kinds.Destroy(view.handle.id),
+        *(kinds.ReleaseHold(id_, view_hold(view.handle.id)) for id_ in view.definition.inputs),
+    ]

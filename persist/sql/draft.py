@@ -14,7 +14,7 @@ from persist.codecs import TIME_MAX, CollectionSchema
 from persist.dataflow import Program, col
 from persist.engine import Engine, loaded, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.log import Create, SetHold
+from persist.log import kinds as record_kinds
 from persist.names import view_hold
 from persist.sql.algebra import Node
 from persist.sql.compile import check_columns, key_of, mentioned, planned
@@ -134,7 +134,10 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     schema = _schema_of(columns, keys, reads.values())
     id_ = uuid.uuid4().hex
     made = Readable(id_, name, schema, _timeline(reads.values()), None, 0, tuple(every), is_view=True)
-    steps = (Create(id_, name, schema.to_json(), view=definition.to_json()), *_holds(id_, definition, every.values()))
+    steps = (
+        record_kinds.Create(id_, name, schema.to_json(), view=definition.to_json()),
+        *_holds(id_, definition, every.values()),
+    )
     return Draft(made, definition, steps, {id_: name, **{each.id: each.name for each in every.values()}})
 
 
@@ -181,7 +184,7 @@ def _columns_of(readable: Readable) -> list[pa.Field]:
     return [pa.field(each, kind) for each, kind in zip(schema.names, schema.types, strict=False)]
 
 
-def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> list[SetHold]:
+def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> list[record_kinds.SetHold]:
     """Return the holds of a new view on all that it depends on, with the columns that it reads itself.
 
     Its program begins at one time: that to which the last of them is sealed, if it can be read. What views hold is
@@ -191,7 +194,7 @@ def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> lis
     last = min((each.last for each in inputs if each.last is not None), default=0)
     at = max([last, *(each.since for each in inputs if not each.is_view)])
     return [
-        SetHold(
+        record_kinds.SetHold(
             each.id,
             view_hold(view),
             TIME_MAX if each.is_view else at,

@@ -19,7 +19,7 @@ import msgspec
 from persist.codecs import TIME_MAX, CollectionSchema, evolved
 from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.log import Redefine, ReleaseHold, SetHold
+from persist.log import kinds
 from persist.names import VIEW_HOLD, view_hold
 from persist.sql.definition import EARLIER_KEPT, Definition, Earlier
 from persist.sql.draft import Catalog, Draft, Readable, column_ids, drafted, read_by
@@ -88,7 +88,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
         inputs[each.id] = _inputs_of(catalog, each, changed, draft, inputs)
         definition = _next(each, draft.definition if each is changed else each.definition, inputs[each.id])
         schema = _schema_after(changed.contents.schema, draft) if each is changed else None
-        steps.append(Redefine(each.id, definition.to_json(), each.contents.upper_times, schema))
+        steps.append(kinds.Redefine(each.id, definition.to_json(), each.contents.upper_times, schema))
         steps += _hold_steps(engine, each, definition, catalog, renews=each is changed)
     names = {each.id: each.name for each in every}
     for each in every:
@@ -200,14 +200,14 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
 
 def _hold_steps(
     engine: Engine, each: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
-) -> list[SetHold | ReleaseHold]:
+) -> list[kinds.SetHold | kinds.ReleaseHold]:
     """Return what moves the holds of a view to what it depends on from now on.
 
     Args:
         renews: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
     """
     hold, read = view_hold(each.id), read_by(definition)
-    steps: list[SetHold | ReleaseHold] = []
+    steps: list[kinds.SetHold | kinds.ReleaseHold] = []
     for id_ in definition.inputs:
         readable = catalog.by_id(id_)
         held = loaded_by_id(engine, id_, readable.name).contents().holds.get(hold)
@@ -220,8 +220,8 @@ def _hold_steps(
             at, expected = held.time, held.time
         else:
             at, expected = _begin(each, readable), None
-        steps.append(SetHold(id_, hold, at, None, expected, readable.schema.version, ids))
-    steps += [ReleaseHold(id_, hold) for id_ in each.definition.inputs if id_ not in definition.inputs]
+        steps.append(kinds.SetHold(id_, hold, at, None, expected, readable.schema.version, ids))
+    steps += [kinds.ReleaseHold(id_, hold) for id_ in each.definition.inputs if id_ not in definition.inputs]
     return steps
 
 

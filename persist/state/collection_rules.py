@@ -32,30 +32,7 @@ from persist.errors import (
     ViewRedefined,
     with_timeline,
 )
-from persist.log import (
-    AdvanceLateBound,
-    AllowCompaction,
-    Append,
-    Batch,
-    CollectionMutation,
-    Create,
-    Describe,
-    DropTag,
-    Evolve,
-    Frontier,
-    Note,
-    Pend,
-    Redefine,
-    ReleaseHold,
-    Rename,
-    Replace,
-    Resolve,
-    Seal,
-    SetHold,
-    SetRetention,
-    SetTag,
-    Tokens,
-)
+from persist.log import CollectionMutation, Frontier, kinds
 from persist.names import check_hold_name, check_tag_name, is_id
 from persist.state.contents import (
     CollectionState,
@@ -133,7 +110,7 @@ def after_step(contents: CollectionState | None, step: CollectionStep) -> Collec
         InvalidUsage, Conflict: a rule does not allow it.
         ValueError: it is not one that a writer would make.
     """
-    if isinstance(step, Create):
+    if isinstance(step, kinds.Create):
         CollectionSchema.from_json(step.schema)  # What raises here would raise with whoever reads the collection.
         return created(step)
     if contents is None:
@@ -148,7 +125,7 @@ def after_step(contents: CollectionState | None, step: CollectionStep) -> Collec
 _change = msgspec.structs.replace
 
 
-def _appended(contents: CollectionState, step: Append) -> CollectionState:
+def _appended(contents: CollectionState, step: kinds.Append) -> CollectionState:
     check_plain(contents)
     for part in step.parts:
         check_beyond_upper(contents, part.time_min)
@@ -163,7 +140,7 @@ def _append_planned(contents: CollectionState, step: PlannedAppend) -> Collectio
     return contents
 
 
-def _pended(contents: CollectionState, step: Pend) -> CollectionState:
+def _pended(contents: CollectionState, step: kinds.Pend) -> CollectionState:
     for part in step.parts:
         check_written(contents, part.schema)
     return pended(contents, step)
@@ -174,14 +151,14 @@ def _pend_planned(contents: CollectionState, step: PlannedPend) -> CollectionSta
     return planned(contents, step)
 
 
-def _resolved(contents: CollectionState, step: Resolve) -> CollectionState:
+def _resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
     _check_versions_known(contents, step.parts)
     if any(part.schema < len(contents.earlier) + 1 for part in step.parts):
         raise Superseded("the collection has evolved since its events were resolved")  # They may mean less by now.
     return _with_since(resolved(contents, step))
 
 
-def _replaced(contents: CollectionState, step: Replace) -> CollectionState:
+def _replaced(contents: CollectionState, step: kinds.Replace) -> CollectionState:
     after = replaced(contents, step)
     _check_versions_known(contents, step.parts)
     return after
@@ -192,20 +169,20 @@ def _check_versions_known(contents: CollectionState, parts: tuple[Part, ...]) ->
         raise ValueError("it brings parts of a schema version that there is not yet")
 
 
-def _sealed(contents: CollectionState, step: Seal) -> CollectionState:
+def _sealed(contents: CollectionState, step: kinds.Seal) -> CollectionState:
     _check_forward("upper", contents.upper, step.upper)
     if step.upper == contents.upper_times:
         return contents
     return _with_retention(_with_since(sealed(contents, step.upper)))
 
 
-def _allowed(contents: CollectionState, step: AllowCompaction) -> CollectionState:
+def _allowed(contents: CollectionState, step: kinds.AllowCompaction) -> CollectionState:
     _check_forward("since", contents.since, step.since)
     allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
     return _with_since(_change(contents, allowed_times=allowed.elements))
 
 
-def _noted(contents: CollectionState, step: Note) -> CollectionState:
+def _noted(contents: CollectionState, step: kinds.Note) -> CollectionState:
     check_note(step)
     return contents
 
@@ -228,22 +205,22 @@ def _with_retention(contents: CollectionState) -> CollectionState:
     return _with_since(_change(contents, allowed_times=allowed.elements))
 
 
-def _retained(contents: CollectionState, step: SetRetention) -> CollectionState:
+def _retained(contents: CollectionState, step: kinds.SetRetention) -> CollectionState:
     if step.times is not None and not 1 <= step.times <= TIME_MAX:
         raise InvalidUsage(f"retention={step.times} is not a number of times from 1 to {TIME_MAX}, or None to keep all")
     return _with_retention(_change(contents, retention=step.times))
 
 
-def _tagged(contents: CollectionState, step: SetTag | DropTag) -> CollectionState:
+def _tagged(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> CollectionState:
     return _with_since(_change(contents, tags=_with_tag(contents, step)))
 
 
-def _with_tag(contents: CollectionState, step: SetTag | DropTag) -> dict[str, int]:
+def _with_tag(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> dict[str, int]:
     actual = contents.tags.get(step.tag)
     if actual != step.expected:
         raise TagMoved(step.tag, step.expected, actual)
     others = {name: time for name, time in contents.tags.items() if name != step.tag}
-    if isinstance(step, DropTag):
+    if isinstance(step, kinds.DropTag):
         return others
     check_tag_name(step.tag)
     as_time("tag time", step.time, most=TIME_MAX + 1)
@@ -256,7 +233,7 @@ def _with_tag(contents: CollectionState, step: SetTag | DropTag) -> dict[str, in
     return dict(sorted({**others, step.tag: step.time}.items()))
 
 
-def _described(contents: CollectionState, step: Describe) -> CollectionState:
+def _described(contents: CollectionState, step: kinds.Describe) -> CollectionState:
     known = {str(id_) for id_ in contents.schema.ids} if step.columns else set()
     if not known.issuperset(step.columns):
         raise InvalidUsage(f"{sorted(step.columns)} are not all ids of columns of this collection: {sorted(known)}")
@@ -295,7 +272,7 @@ def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
         raise FrontierRegression(which, Antichain(*asked), current)
 
 
-def _held(contents: CollectionState, step: SetHold) -> CollectionState:
+def _held(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
     _check_hold(contents, step)
     if step.schema is not None and not 1 <= step.schema <= len(contents.earlier) + 1:
         raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")
@@ -308,14 +285,14 @@ def _held(contents: CollectionState, step: SetHold) -> CollectionState:
     return _with_since(_change(contents, holds={**contents.holds, step.hold: held}))
 
 
-def _released(contents: CollectionState, step: ReleaseHold) -> CollectionState:
+def _released(contents: CollectionState, step: kinds.ReleaseHold) -> CollectionState:
     held = contents.holds.get(step.hold)
     if held is not None and step.expected not in (None, held.time):
         raise HoldMoved(step.hold, step.expected, held.time)
     return _with_since(_change(contents, holds={n: other for n, other in contents.holds.items() if n != step.hold}))
 
 
-def _check_hold(contents: CollectionState, step: SetHold) -> None:
+def _check_hold(contents: CollectionState, step: kinds.SetHold) -> None:
     as_time("hold time", step.time, most=TIME_MAX + 1)
     if not contents.since.has_beyond(step.time):
         raise AsOfCompacted(step.time, contents.since)
@@ -341,23 +318,23 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     ExpectUpper: _expect_upper,
     ExpectNothingBeyondUpper: _expect_nothing,
     ExpectDefinition: _expect_definition,
-    Append: _appended,
-    Pend: _pended,
-    Resolve: _resolved,
-    AdvanceLateBound: with_late_bound,
-    Replace: _replaced,
-    Tokens: lambda before, step: _change(before, tokens=with_tokens(before.tokens, step, before.upper.time)),
-    Batch: lambda before, step: _change(before, queries=with_batch(before.queries, step)),
-    Seal: _sealed,
-    AllowCompaction: _allowed,
-    SetHold: _held,
-    ReleaseHold: _released,
-    SetTag: _tagged,
-    DropTag: _tagged,
-    SetRetention: _retained,
-    Note: _noted,
-    Describe: _described,
-    Evolve: evolved,
-    Redefine: redefined,
-    Rename: lambda before, step: _change(before, name=step.name),
+    kinds.Append: _appended,
+    kinds.Pend: _pended,
+    kinds.Resolve: _resolved,
+    kinds.AdvanceLateBound: with_late_bound,
+    kinds.Replace: _replaced,
+    kinds.Tokens: lambda before, step: _change(before, tokens=with_tokens(before.tokens, step, before.upper.time)),
+    kinds.Batch: lambda before, step: _change(before, queries=with_batch(before.queries, step)),
+    kinds.Seal: _sealed,
+    kinds.AllowCompaction: _allowed,
+    kinds.SetHold: _held,
+    kinds.ReleaseHold: _released,
+    kinds.SetTag: _tagged,
+    kinds.DropTag: _tagged,
+    kinds.SetRetention: _retained,
+    kinds.Note: _noted,
+    kinds.Describe: _described,
+    kinds.Evolve: evolved,
+    kinds.Redefine: redefined,
+    kinds.Rename: lambda before, step: _change(before, name=step.name),
 }

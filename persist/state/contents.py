@@ -34,7 +34,7 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part, versions
 from persist.errors import AsOfCompacted, KeyedCollection, Superseded, UpdateNotBeyondUpper, with_timeline
-from persist.log import Frontier, KeyedForm, Keyframe, Numbers, Replace
+from persist.log import Frontier, KeyedForm, Keyframe, Numbers, kinds
 from persist.state.remembered import About, LastBatch, Remembered
 from persist.timeline import Timeline
 
@@ -74,7 +74,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: tuple[Numbers, ...] = ()
     keyframes: tuple[Keyframe, ...] = ()
     history_from: int = 0
-    view: dict[str, Any] | None = None  # The definition of a view; see `persist.log.records.Create`.
+    view: dict[str, Any] | None = None  # The definition of a view; see `persist.log.kinds.Create`.
     inline_bytes: int = 0  # Of parts that live in the log; kept here because writers ask for it at every commit.
     keyed: KeyedForm | None = None
     pending: dict[int, Part] = {}  # In the order of arrival.
@@ -171,7 +171,7 @@ def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionSt
     )
 
 
-def replaced(contents: CollectionState, step: Replace) -> CollectionState:
+def replaced(contents: CollectionState, step: kinds.Replace) -> CollectionState:
     """Return contents after a compaction.
 
     Raises:
@@ -185,7 +185,7 @@ def replaced(contents: CollectionState, step: Replace) -> CollectionState:
     return after
 
 
-def with_replaced(contents: CollectionState, step: Replace) -> tuple[CollectionState, tuple[str, ...]]:
+def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[CollectionState, tuple[str, ...]]:
     """Return contents after a compaction, and the blobs that it leaves unused, whatever it says of them.
 
     Raises:

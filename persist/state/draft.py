@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from persist.antichain import Antichain
 from persist.errors import UpdatesBeyondUpper, ViewWritten
-from persist.log import Batch, Mutation, ReleaseHold, Seal, Tokens
+from persist.log import Mutation, kinds
 from persist.state.collection_rules import (
     CollectionStep,
     Condition,
@@ -67,7 +67,9 @@ class Draft:
             return True
         if self._repeats_batch(steps):
             return False
-        tokens = {(s.collection, mark.token): mark.digest for s in steps if isinstance(s, Tokens) for mark in s.tokens}
+        tokens = {
+            (s.collection, mark.token): mark.digest for s in steps if isinstance(s, kinds.Tokens) for mark in s.tokens
+        }
         if tokens and self._done(tokens):
             return False
         draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
@@ -98,7 +100,7 @@ class Draft:
         """Raise ViewWritten if steps write or seal a view and do not expect the definition that they computed it by."""
         expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
         for step in steps:
-            if isinstance(step, PlannedAppend | Seal) and step.collection not in expected:
+            if isinstance(step, PlannedAppend | kinds.Seal) and step.collection not in expected:
                 contents = self._contents_of(step.collection)
                 if contents is not None and contents.view is not None:
                     raise ViewWritten(contents.name)
@@ -107,7 +109,7 @@ class Draft:
         """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
         repeated = False
         for mark in steps:
-            if isinstance(mark, Batch) and not mark.again:
+            if isinstance(mark, kinds.Batch) and not mark.again:
                 contents = self._contents_of(mark.collection)
                 if contents is not None:
                     repeated |= is_repeated(contents.queries, mark)
@@ -127,7 +129,7 @@ class Draft:
 
 def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
     """Return entry with only its contents changed, for a draft."""
-    if entry.contents is None and isinstance(step, ReleaseHold):
+    if entry.contents is None and isinstance(step, kinds.ReleaseHold):
         return entry
     contents = after_step(entry.contents, step)
     return entry if contents is entry.contents else replace(entry, contents=contents)

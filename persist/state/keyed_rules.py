@@ -34,7 +34,7 @@ from persist.errors import (
     Superseded,
     UpdatesBeyondUpper,
 )
-from persist.log import AdvanceLateBound, Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
+from persist.log import Frontier, KeyedForm, Watermarks, kinds
 from persist.state.contents import CollectionState, appended, check_beyond_upper
 
 WATERMARK_OF_NULL = -(2**63)
@@ -52,7 +52,7 @@ class PlannedPend:
     schema: int = 1
 
 
-def created(step: Create) -> CollectionState:
+def created(step: kinds.Create) -> CollectionState:
     """Return the contents of a new collection; raises ValueError if its declaration cannot be understood."""
     contents = CollectionState(step.collection, step.name, step.schema, view=step.view)
     if step.keyed is None:
@@ -222,10 +222,10 @@ def planned(contents: CollectionState, step: PlannedPend) -> CollectionState:
         negatives=0,
         diff_sum=1,
     )
-    return pended(contents, Pend(step.collection, (part,), watermarks=step.watermarks))
+    return pended(contents, kinds.Pend(step.collection, (part,), watermarks=step.watermarks))
 
 
-def pended(contents: CollectionState, step: Pend) -> CollectionState:
+def pended(contents: CollectionState, step: kinds.Pend) -> CollectionState:
     """Return contents with more events."""
     keyed_form(contents)
     for part in step.parts:
@@ -262,7 +262,7 @@ def unused_after(contents: CollectionState, end: Frontier) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p.blob for p in contents.pending.values() if p.blob and p.blob not in after))
 
 
-def resolved(contents: CollectionState, step: Resolve) -> CollectionState:
+def resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
     """Return contents after a resolution.
 
     Raises:
@@ -320,7 +320,7 @@ def since_max(contents: CollectionState) -> Iterable[Antichain]:
         yield Antichain(TIME_MAX if time is None else max(0, time - 1))
 
 
-def with_late_bound(contents: CollectionState, step: AdvanceLateBound) -> CollectionState:
+def with_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) -> CollectionState:
     """Return contents with the late bound at that of step, or where it is if that is farther."""
     if not keyed_form(contents).order_by:
         raise KeyedCollection(contents.name, "late_bound")
@@ -343,7 +343,7 @@ def _with_watermarks(contents: CollectionState, watermarks: Watermarks | None) -
     if late_by is None or greatest == WATERMARK_OF_NULL:
         return contents
     bound = max(greatest - late_by, WATERMARK_OF_NULL)
-    return with_late_bound(contents, AdvanceLateBound(contents.id, bound))
+    return with_late_bound(contents, kinds.AdvanceLateBound(contents.id, bound))
 
 
 def check_pending(contents: CollectionState) -> None:

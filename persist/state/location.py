@@ -23,25 +23,7 @@ from typing import Any
 import msgspec
 
 from persist.errors import Conflict, LeaseExpired, Locked, UploadExpired, WriterFenced
-from persist.log import (
-    BlobRef,
-    BringsParts,
-    CloseWriter,
-    Collected,
-    DescribeLocation,
-    EndLease,
-    GrantLease,
-    Mutation,
-    OpenWriter,
-    Replace,
-    Resolve,
-    TakeOver,
-    TruncateLog,
-    VoidUploads,
-    check_keys,
-    checkpoint_seqno,
-    uploaded_seqno,
-)
+from persist.log import BlobRef, BringsParts, Mutation, check_keys, checkpoint_seqno, kinds, uploaded_seqno
 from persist.names import check_holder, is_id
 from persist.state.remembered import About, described
 
@@ -146,7 +128,7 @@ def check_writer(
     raise Locked(writer.holder)
 
 
-def _granted(control: LocationState, mutation: GrantLease, _: int) -> LocationState:
+def _granted(control: LocationState, mutation: kinds.GrantLease, _: int) -> LocationState:
     """Return control after a lease was granted or renewed; what its holder reads from never goes back."""
     check_holder(mutation.holder)
     if not is_id(mutation.lease):
@@ -161,7 +143,7 @@ def _granted(control: LocationState, mutation: GrantLease, _: int) -> LocationSt
     return msgspec.structs.replace(control, leases={**control.leases, mutation.lease: lease})
 
 
-def _ended(control: LocationState, mutation: EndLease, _: int) -> LocationState:
+def _ended(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
     """Return control after the end of a lease, which may have ended before; it may have been renewed since it was seen.
 
     Holds that end with it are the caller's concern.
@@ -175,7 +157,7 @@ def _ended(control: LocationState, mutation: EndLease, _: int) -> LocationState:
     return msgspec.structs.replace(control, leases=others)
 
 
-def _opened(control: LocationState, mutation: OpenWriter, seqno: int) -> LocationState:
+def _opened(control: LocationState, mutation: kinds.OpenWriter, seqno: int) -> LocationState:
     check_holder(mutation.holder)
     before = control.writer
     if before is not None and before.reentrance_id != mutation.reentrance_id and not mutation.force:
@@ -184,19 +166,19 @@ def _opened(control: LocationState, mutation: OpenWriter, seqno: int) -> Locatio
     return msgspec.structs.replace(control, epoch=seqno, writer=writer)
 
 
-def _closed(control: LocationState, _: CloseWriter, __: int) -> LocationState:
+def _closed(control: LocationState, _: kinds.CloseWriter, __: int) -> LocationState:
     return msgspec.structs.replace(control, writer=None)
 
 
-def _truncated(control: LocationState, mutation: TruncateLog, seqno: int) -> LocationState:
+def _truncated(control: LocationState, mutation: kinds.TruncateLog, seqno: int) -> LocationState:
     return msgspec.structs.replace(control, log_floor=max(control.log_floor, min(mutation.floor, seqno)))
 
 
-def _voided(control: LocationState, mutation: VoidUploads, seqno: int) -> LocationState:
+def _voided(control: LocationState, mutation: kinds.VoidUploads, seqno: int) -> LocationState:
     return msgspec.structs.replace(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
 
 
-def _taken_over(control: LocationState, mutation: TakeOver, seqno: int) -> LocationState:
+def _taken_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> LocationState:
     """Return control after a `TakeOver`, which changes nothing if another one has come first that does not allow it.
 
     Raises:
@@ -211,27 +193,27 @@ def _taken_over(control: LocationState, mutation: TakeOver, seqno: int) -> Locat
     return msgspec.structs.replace(control, taken_over=TakenOver(seqno, checkpoint))
 
 
-def _collected(control: LocationState, mutation: Collected, _: int) -> LocationState:
+def _collected(control: LocationState, mutation: kinds.Collected, _: int) -> LocationState:
     gone = set(mutation.dropped)
     kept = tuple(dropped for dropped in control.dropped if (dropped.collection, dropped.seqno) not in gone)
     return msgspec.structs.replace(control, dropped=kept)
 
 
-def _described(control: LocationState, mutation: DescribeLocation, _: int) -> LocationState:
+def _described(control: LocationState, mutation: kinds.DescribeLocation, _: int) -> LocationState:
     return msgspec.structs.replace(control, about=described(control.about, mutation.words, {}, mutation.version))
 
 
 # What each kind of the location does in the record at a seqno. A rule raises Conflict if another client came first.
 LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] = {
-    GrantLease: _granted,
-    EndLease: _ended,
-    OpenWriter: _opened,
-    CloseWriter: _closed,
-    TruncateLog: _truncated,
-    VoidUploads: _voided,
-    TakeOver: _taken_over,
-    Collected: _collected,
-    DescribeLocation: _described,
+    kinds.GrantLease: _granted,
+    kinds.EndLease: _ended,
+    kinds.OpenWriter: _opened,
+    kinds.CloseWriter: _closed,
+    kinds.TruncateLog: _truncated,
+    kinds.VoidUploads: _voided,
+    kinds.TakeOver: _taken_over,
+    kinds.Collected: _collected,
+    kinds.DescribeLocation: _described,
 }
 
 
@@ -244,10 +226,14 @@ def with_destroyed(
 
 
 def with_unused(
-    control: LocationState, replace: Replace | Resolve, readers: tuple[str, ...], seqno: int, written_ms: int
+    control: LocationState,
+    replace: kinds.Replace | kinds.Resolve,
+    readers: tuple[str, ...],
+    seqno: int,
+    written_ms: int,
 ) -> LocationState:
     """Return control after a compaction, or a resolution: blobs it left unused wait for the leases of their readers."""
-    is_kept = isinstance(replace, Resolve) or replace.history_from is None
+    is_kept = isinstance(replace, kinds.Resolve) or replace.history_from is None
     erased = control.erased if is_kept else seqno
     dropped = control.dropped
     if replace.unused:

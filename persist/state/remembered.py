@@ -31,7 +31,7 @@ from collections.abc import Callable, Container, Mapping
 import msgspec
 
 from persist.errors import DescriptionMoved, InvalidUsage, QueryMismatch, TokenReused
-from persist.log import Batch, Digest, Note, Tokens, Words
+from persist.log import Digest, Words, kinds
 
 ABOUT_BYTES_MAX = 64 << 10  # As JSON, columns included: it is read with every opening, or with the contents.
 NOTE_BYTES_MAX = 64 << 10
@@ -103,7 +103,7 @@ def _after(comment: str, properties: Mapping[str, str], words: Words) -> tuple[s
     return comment if words.comment is None else words.comment, dict(sorted(kept.items()))
 
 
-def check_note(note: Note) -> None:
+def check_note(note: kinds.Note) -> None:
     """Raise InvalidUsage if a note is too large to be kept in the log."""
     size = len(note.message.encode()) + sum(len(k.encode()) + len(v.encode()) for k, v in note.metadata.items())
     if size > NOTE_BYTES_MAX:
@@ -120,7 +120,7 @@ class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     digest: Digest | None = None
 
 
-def with_tokens(before: Mapping[str, Remembered], step: Tokens, upper: int | None) -> dict[str, Remembered]:
+def with_tokens(before: Mapping[str, Remembered], step: kinds.Tokens, upper: int | None) -> dict[str, Remembered]:
     """Return what a collection remembers of writes after those of a commit; its times before upper are sealed."""
     tokens = {**before, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
     if len(tokens) > TOKENS_KEPT:
@@ -172,7 +172,7 @@ class LastBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runs: tuple[str, ...]
 
 
-def is_repeated(queries: Mapping[str, LastBatch], step: Batch) -> bool:
+def is_repeated(queries: Mapping[str, LastBatch], step: kinds.Batch) -> bool:
     """Return whether a batch was committed before.
 
     Raises:
@@ -190,7 +190,7 @@ def is_repeated(queries: Mapping[str, LastBatch], step: Batch) -> bool:
     return step.batch == last.batch
 
 
-def with_batch(queries: Mapping[str, LastBatch], step: Batch) -> dict[str, LastBatch]:
+def with_batch(queries: Mapping[str, LastBatch], step: kinds.Batch) -> dict[str, LastBatch]:
     """Return queries after a batch.
 
     Raises:

@@ -16,7 +16,7 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, SchemaMismatch, changes_between, check_next, only_adds
 from persist.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
-from persist.log import Evolve, Redefine
+from persist.log import kinds
 from persist.state.contents import CollectionState, definition_number
 from persist.state.keyed_rules import evolved_form, keyed_from
 from persist.state.remembered import without_columns
@@ -76,7 +76,7 @@ def reconciled(given: CollectionSchema, contents: CollectionState, collection: s
         raise
 
 
-def evolved(contents: CollectionState, step: Evolve) -> CollectionState:
+def evolved(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
     """Return contents with the next version of their schema.
 
     Raises:
@@ -94,7 +94,7 @@ def evolved(contents: CollectionState, step: Evolve) -> CollectionState:
     return evolved if step.keyed is None else keyed_from(evolved, step.keyed)
 
 
-def redefined(contents: CollectionState, step: Redefine) -> CollectionState:
+def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionState:
     """Return contents of a view with its next definition.
 
     Raises:

@@ -30,25 +30,7 @@ from typing import Any
 from msgspec import UNSET
 
 from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, ColumnsNeeded, LeaseExpired
-from persist.log import (
-    BlobRef,
-    BringsParts,
-    CollectionMutation,
-    Create,
-    Destroy,
-    EndLease,
-    Evolve,
-    LocationMutation,
-    Mutation,
-    Note,
-    Record,
-    Redefine,
-    ReleaseHold,
-    Rename,
-    Replace,
-    Resolve,
-    SetHold,
-)
+from persist.log import BlobRef, BringsParts, CollectionMutation, LocationMutation, Mutation, Record, kinds
 from persist.names import VIEW_HOLD, check_name, is_id
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
@@ -172,27 +154,27 @@ class Changing:
         """Apply one mutation of the record at seqno."""
         if isinstance(step, LocationMutation):
             before, self.control = self.control, LOCATION_RULES[type(step)](self.control, step, seqno)
-            if isinstance(step, EndLease) and step.lease in before.leases:
+            if isinstance(step, kinds.EndLease) and step.lease in before.leases:
                 self._release_all(step.lease)
             return
         entry = self.entry_for(step)
-        if isinstance(step, Destroy):
+        if isinstance(step, kinds.Destroy):
             self._check_not_needed(entry)
             self.control = with_destroyed(self.control, entry.id, entry.readers, seqno, written_ms)
             self.entries[entry.id] = None
             self.ids[entry.name] = None
             return
-        if isinstance(step, SetHold) and step.lease is not None:
+        if isinstance(step, kinds.SetHold) and step.lease is not None:
             if step.lease not in self.control.leases:
                 raise LeaseExpired("the lease this hold lives by has ended, so since may have passed it")
             entry = _with_leased(entry, step.hold, step.lease)
-        elif isinstance(step, ReleaseHold):
+        elif isinstance(step, kinds.ReleaseHold):
             entry = _without_leased(entry, step.hold)
-        elif isinstance(step, Replace | Resolve):
+        elif isinstance(step, kinds.Replace | kinds.Resolve):
             self.control = with_unused(self.control, step, entry.readers, seqno, written_ms)
-        if isinstance(step, Rename):
+        if isinstance(step, kinds.Rename):
             entry = self._renamed(entry, step.name)
-        elif isinstance(step, Evolve | Redefine) and step.schema is not None:
+        elif isinstance(step, kinds.Evolve | kinds.Redefine) and step.schema is not None:
             self._check_columns_not_needed(entry, step.schema)
         self.entries[entry.id] = self._extend(entry, step)
         self.ids[entry.name] = entry.id
@@ -234,13 +216,13 @@ class Changing:
         for entry in concerned:
             for hold, by in entry.leased:
                 if by == lease:
-                    entry = self._extend(_without_leased(entry, hold), ReleaseHold(entry.id, hold))
+                    entry = self._extend(_without_leased(entry, hold), kinds.ReleaseHold(entry.id, hold))
             self.entries[entry.id] = entry
 
     def entry_for(self, step: CollectionStep) -> CollectionEntry:
         """Return the entry that step is about, a new one for `Create`, if there may be one."""
         entry = self.entries.now(step.collection)
-        if isinstance(step, Create):
+        if isinstance(step, kinds.Create):
             if not is_id(step.collection):
                 raise ValueError(f"{step.collection!r} is not the id of a collection: 32 hex digits")
             if any(dropped.collection == step.collection and dropped.is_destroyed for dropped in self.control.dropped):
@@ -272,11 +254,11 @@ def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
 def _extended(entry: CollectionEntry, mutation: CollectionStep) -> CollectionEntry:
     """Return entry with mutation pending, and in its contents if it has them."""
     assert not isinstance(mutation, Planned | Condition)
-    if isinstance(mutation, Note):
+    if isinstance(mutation, kinds.Note):
         check_note(mutation)
         return entry  # It changes nothing, so it need not be kept to be replayed.
     contents = entry.contents
-    if contents is not None or isinstance(mutation, Create):
+    if contents is not None or isinstance(mutation, kinds.Create):
         contents = after_step(contents, mutation)
     if contents is not None and len(entry.pending) >= PENDING_MAX:
         return replace(entry, base=contents, pending=(), contents=contents)

@@ -61,16 +61,13 @@ from persist.log import (
     CLOCK_KEY,
     LOG,
     PARTS,
-    Collected,
     LocationMutation,
-    TakeOver,
-    TruncateLog,
-    VoidUploads,
     checkpoint_key,
     checkpoint_seqno,
     collection_part,
     get_framed,
     is_upload,
+    kinds,
     record_seqno,
     uploaded_seqno,
 )
@@ -387,7 +384,7 @@ class _Round:
             self._collections += self._is_dry * sum(dropped.is_destroyed for dropped in due)
 
     def _forget(self, due: list[Dropped]) -> None:
-        self._commit(Collected(tuple((dropped.collection, dropped.seqno) for dropped in due)))
+        self._commit(kinds.Collected(tuple((dropped.collection, dropped.seqno) for dropped in due)))
         self._collections += sum(dropped.is_destroyed for dropped in due)
 
     def _collect_uploads(self) -> None:
@@ -406,7 +403,7 @@ class _Round:
         self._delete("parts", (entry for entry, seqno in unnamed if seqno < voided))
 
     def _void(self, floor: int) -> None:
-        self._declarations.append(self._commit(VoidUploads(floor)))
+        self._declarations.append(self._commit(kinds.VoidUploads(floor)))
 
     def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
         """Return the newest state, and the old parts that it does not refer to."""
@@ -438,7 +435,7 @@ class _Round:
 
     def _truncate(self) -> None:
         if (floor := self._floor_to_declare()) is not None:
-            self._commit(TruncateLog(floor))
+            self._commit(kinds.TruncateLog(floor))
             self._checkpoint()
 
     def _floor_to_declare(self) -> int | None:
@@ -549,7 +546,7 @@ class _Round:
         return end, self._names.named_by(basis) | self._names.named_by(after.checkpoint)
 
     def _take_over(self, newest: StoredCheckpoint) -> None:
-        self._declarations.append(self._commit(TakeOver(newest.pointer)))
+        self._declarations.append(self._commit(kinds.TakeOver(newest.pointer)))
         self._checkpoint()
 
     @property

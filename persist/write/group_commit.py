@@ -39,20 +39,7 @@ from persist.errors import (
     Unavailable,
     UpdatesBeyondUpper,
 )
-from persist.log import (
-    Append,
-    BringsParts,
-    Mutation,
-    Pend,
-    Record,
-    Replace,
-    Resolve,
-    Submitted,
-    create_record,
-    is_upload,
-    move_out,
-    record_key,
-)
+from persist.log import BringsParts, Mutation, Record, Submitted, create_record, is_upload, kinds, move_out, record_key
 from persist.replica import Follower, checkpoint_due, say_whose
 from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded
 from persist.write.checkpointing import Checkpointing
@@ -168,7 +155,7 @@ class GroupCommit:
         Who had it for the create alone would lose and wait again. So each who waits once gets a slot, and nothing is
         read and encoded in vain.
         """
-        appends: dict[str, tuple[list[Write], list[Append | Pend]]] = {}
+        appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]] = {}
         while operations:
             self._follower.prove()
             state, unreadable = self._state_for(operations)
@@ -200,7 +187,7 @@ class GroupCommit:
             for operation, error in rejected:
                 self._reject(operation, error)
             for mutation in mutations:
-                if isinstance(mutation, Append | Resolve):
+                if isinstance(mutation, kinds.Append | kinds.Resolve):
                     self.appended(mutation.collection)
             self._succeed(accepted, done, state.seqno + is_record)
             break
@@ -373,7 +360,10 @@ class GroupCommit:
         return self._follower.state, unreadable
 
     def _mutations(
-        self, state: State, accepted: list[Operation], appends: dict[str, tuple[list[Write], list[Append | Pend]]]
+        self,
+        state: State,
+        accepted: list[Operation],
+        appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]],
     ) -> tuple[Mutation, ...]:
         """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
         first, changes, last = merge(accepted)
@@ -427,8 +417,8 @@ class GroupCommit:
                 for step in operation.steps:
                     # Here, where it costs its own operation only; `apply` would refuse the whole record.
                     if isinstance(step, Write) and isinstance(step.data, Future):
-                        check_uploaded(state.control, Append(step.collection, step.data.result()))
-                    elif isinstance(step, Replace | Resolve):
+                        check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
+                    elif isinstance(step, kinds.Replace | kinds.Resolve):
                         check_uploaded(state.control, step)
                 (accepted if draft.extend(operation.plan()) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:

@@ -22,27 +22,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, SmallUpdates, digest_of_text
-from persist.log import (
-    AdvanceLateBound,
-    AllowCompaction,
-    Append,
-    Batch,
-    CollectionMutation,
-    Create,
-    Destroy,
-    GrantLease,
-    LocationMutation,
-    Mutation,
-    Note,
-    Pend,
-    ReleaseHold,
-    Replace,
-    Resolve,
-    Seal,
-    SetHold,
-    TokenMark,
-    Tokens,
-)
+from persist.log import CollectionMutation, LocationMutation, Mutation, TokenMark, kinds
 from persist.names import is_text
 from persist.state import CollectionState, Condition, DraftStep, PlannedAppend, PlannedPend, check_note
 from persist.write.future import CommitFuture
@@ -171,56 +151,58 @@ class Change:
     """The net effect of some operations on one collection."""
 
     id: str
-    create: Create | None = None
+    create: kinds.Create | None = None
     writes: list[Write] = field(default_factory=list)
-    resolves: list[Resolve] = field(default_factory=list)
-    late_bounds: list[AdvanceLateBound] = field(default_factory=list)
-    replaces: list[Replace] = field(default_factory=list)
+    resolves: list[kinds.Resolve] = field(default_factory=list)
+    late_bounds: list[kinds.AdvanceLateBound] = field(default_factory=list)
+    replaces: list[kinds.Replace] = field(default_factory=list)
     tokens: list[TokenMark] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)
-    holds: list[SetHold | ReleaseHold] = field(default_factory=list)
-    seal: Seal | None = None
-    allow_compaction: AllowCompaction | None = None
+    batches: list[kinds.Batch] = field(default_factory=list)
+    holds: list[kinds.SetHold | kinds.ReleaseHold] = field(default_factory=list)
+    seal: kinds.Seal | None = None
+    allow_compaction: kinds.AllowCompaction | None = None
     alone: list[CollectionMutation] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    destroy: Destroy | None = None
+    notes: list[kinds.Note] = field(default_factory=list)
+    destroy: kinds.Destroy | None = None
 
     def add(self, step: Step) -> None:
         """Account for one more step, which is valid after the ones before."""
         if isinstance(step, Write):
             self.writes.append(step)
-        elif isinstance(step, Create):
+        elif isinstance(step, kinds.Create):
             self.create = step
-        elif isinstance(step, Replace):
+        elif isinstance(step, kinds.Replace):
             self.replaces.append(step)
-        elif isinstance(step, Resolve):
+        elif isinstance(step, kinds.Resolve):
             self.resolves.append(step)
-        elif isinstance(step, AdvanceLateBound):
+        elif isinstance(step, kinds.AdvanceLateBound):
             self.late_bounds.append(step)
-        elif isinstance(step, Tokens):
+        elif isinstance(step, kinds.Tokens):
             self.tokens += step.tokens
-        elif isinstance(step, Batch):
+        elif isinstance(step, kinds.Batch):
             self.batches.append(step)
-        elif isinstance(step, SetHold | ReleaseHold):
+        elif isinstance(step, kinds.SetHold | kinds.ReleaseHold):
             self.holds.append(step)
-        elif isinstance(step, Seal):
+        elif isinstance(step, kinds.Seal):
             self.seal = step
-        elif isinstance(step, AllowCompaction):
+        elif isinstance(step, kinds.AllowCompaction):
             before = self.allow_compaction
             if before is None or Antichain(*before.since) < Antichain(*step.since):
                 self.allow_compaction = step
         elif isinstance(step, CollectionMutation) and step.is_alone:
             self.alone.append(step)
-        elif isinstance(step, Note):
+        elif isinstance(step, kinds.Note):
             self.notes.append(step)
-        elif isinstance(step, Destroy):
+        elif isinstance(step, kinds.Destroy):
             self.destroy = step
         else:
             assert isinstance(step, Condition | Asked), f"callers cannot ask for {step!r}"
 
-    def mutations(self, contents: CollectionState | None, encoded: Sequence[Append | Pend]) -> list[Mutation]:
+    def mutations(
+        self, contents: CollectionState | None, encoded: Sequence[kinds.Append | kinds.Pend]
+    ) -> list[Mutation]:
         """Return what must be written, given the contents before (None if it is new) and the encoded writes."""
-        tokens = Tokens(self.id, tuple(self.tokens)) if self.tokens else None
+        tokens = kinds.Tokens(self.id, tuple(self.tokens)) if self.tokens else None
         wanted = [
             self.create,
             *self.replaces,
@@ -291,11 +273,11 @@ def with_token(token: str | None, collections: Iterable[str], steps: Sequence[St
         time_min = min((write.time_min for write in writes), default=0)
         known = [digest for digest in digests if digest is not None]
         digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
-        kept.append(Tokens(id_, (TokenMark(token, time_min, digest),)))
+        kept.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
     return kept
 
 
-def note_steps(message: str | None, metadata: Mapping[str, str] | None, collections: Iterable[str]) -> list[Note]:
+def note_steps(message: str | None, metadata: Mapping[str, str] | None, collections: Iterable[str]) -> list[kinds.Note]:
     """Return what makes the log remember a message and metadata of a commit, with each of the collections.
 
     Raises:
@@ -310,20 +292,20 @@ def note_steps(message: str | None, metadata: Mapping[str, str] | None, collecti
         )
     if not all(is_text(text) for item in named.items() for text in item):
         raise InvalidUsage(f"metadata={metadata!r:.200} is not a dict of texts: give each value as a str")
-    notes = [Note(id_, said, dict(named)) for id_ in dict.fromkeys(collections)]
+    notes = [kinds.Note(id_, said, dict(named)) for id_ in dict.fromkeys(collections)]
     for note in notes[:1]:
         check_note(note)
     return notes
 
 
-def merge(operations: Sequence[Operation]) -> tuple[list[GrantLease], dict[str, Change], list[LocationMutation]]:
+def merge(operations: Sequence[Operation]) -> tuple[list[kinds.GrantLease], dict[str, Change], list[LocationMutation]]:
     """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
-    grants: list[GrantLease] = []
+    grants: list[kinds.GrantLease] = []
     changes: dict[str, Change] = {}
     rest: list[LocationMutation] = []
     for operation in operations:
         for step in operation.steps:
-            if isinstance(step, GrantLease):
+            if isinstance(step, kinds.GrantLease):
                 grants.append(step)
             elif isinstance(step, LocationMutation):
                 rest.append(step)

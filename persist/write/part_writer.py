@@ -26,7 +26,7 @@ from persist.codecs import (
     gathered,
     leaf_count,
 )
-from persist.log import Append, Pend, Watermarks, part_key
+from persist.log import Watermarks, kinds, part_key
 from persist.upsert import in_order_of_arrival
 from persist.write.hand_over import HandOver
 from persist.write.operations import Write
@@ -87,16 +87,16 @@ class PartWriter:
             raise
         return tuple(stored)
 
-    def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> Append | None:
+    def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> kinds.Append | None:
         """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
         parts = [part for write in writes if isinstance(write.data, Future) for part in write.data.result()]
         small = [write for write in writes if not isinstance(write.data, Future)]
         for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
             parts.append(self.stored(collection, data, part, inline_bytes))
             inline_bytes += len(parts[-1].inline)
-        return Append(collection, tuple(parts)) if parts else None
+        return kinds.Append(collection, tuple(parts)) if parts else None
 
-    def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[Append | Pend]:
+    def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
         """Return the mutations that add all writes to a collection that has inline_bytes already: updates, and events.
 
         Events keep the order of the writes: small ones that follow each other become one part.
@@ -114,7 +114,7 @@ class PartWriter:
             made = self.stored_parts(collection, table, small[0].schema, inline_bytes)
             inline_bytes += sum(len(part.inline) for part in made)
             parts += made
-        pend = Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
+        pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
         return [each for each in (append, pend) if each is not None]
 
     def stored_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:

@@ -14,14 +14,14 @@ from itertools import groupby
 from typing import Protocol
 
 from persist.blob import Indeterminate, PersistError
-from persist.log import Batch, Mutation, Note, Seal, Submitted, Tokens
+from persist.log import Mutation, Submitted, kinds
 from persist.state import Condition
 from persist.write.operations import Asked, Operation, Write
 
 Answer = int | PersistError | None
 
 OPERATIONS_MAX = 1000  # That one request holds.
-_PLAIN = Tokens | Seal | Note | Batch | Condition | Asked
+_PLAIN = kinds.Tokens | kinds.Seal | kinds.Note | kinds.Batch | Condition | Asked
 
 
 class Relay(Protocol):

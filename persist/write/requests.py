@@ -28,7 +28,7 @@ import xxhash
 from persist.codecs import CollectionSchema, Part, SmallUpdates, gathered
 from persist.error_json import error_from_json, error_to_json
 from persist.errors import PersistError, SchemaMismatch
-from persist.log import FORMAT, KINDS, Create, Mutation, Watermarks, decoder_of
+from persist.log import FORMAT, KINDS, Mutation, Watermarks, decoder_of, kinds
 from persist.state import (
     CollectionState,
     Condition,
@@ -149,7 +149,7 @@ def steps_from(asking: Asking, contents_of: Callable[[str], CollectionState | No
         ValueError: a step is none that a client would send.
         InvalidUsage: rows do not fit.
     """
-    made = {step.collection: step for step in asking.steps if isinstance(step, Create)}
+    made = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
     return [
         _write(step, made.get(step.collection), contents_of(step.collection)) if isinstance(step, _Write) else step
         for step in asking.steps
@@ -191,7 +191,7 @@ def _sent_write(write: Write) -> _Write:
     return _Write(write.collection, schema, write.time_min, rows=sent_rows(table), events=events)
 
 
-def _write(step: _Write, create: Create | None, contents: CollectionState | None) -> Write:
+def _write(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> Write:
     schema = _schema(step, create, contents)
     planned = None
     if step.events is not None:
@@ -209,7 +209,7 @@ def _write(step: _Write, create: Create | None, contents: CollectionState | None
     return Write(step.collection, schema, step.time_min, len(step.rows), data, is_kept=True, events=planned)
 
 
-def _schema(step: _Write, create: Create | None, contents: CollectionState | None) -> CollectionSchema:
+def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:
     """Return the schema that the rows of a write have, which must be the one that they are sent with.
 
     Raises:

@@ -21,7 +21,7 @@ import pytest
 import persist
 from persist.blob import FileBlob, MemoryBlob, Unavailable
 from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, next_work
-from persist.log import Keyframe, Replace
+from persist.log import Keyframe, kinds
 from persist.settings import Tuning
 from persist.state import CollectionState
 from persist.write import PartWriter
@@ -525,7 +525,7 @@ def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None
         assert is_clean(client)
         wrong = pa.concat_tables([rows_at(29, 2, start=20), rows_at(10, 2, start=100)])  # One record is missing.
         parts = PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(c.id, c.schema, wrong)
-        step = Replace(c.id, parts=parts, keyframes=(Keyframe(2, (-1,)),))
+        step = kinds.Replace(c.id, parts=parts, keyframes=(Keyframe(2, (-1,)),))
         client.engine.writer("a test").committer.submit([step], {c.id: "c"}).result()
         [problem] = client.fsck().problems
         assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)

@@ -13,7 +13,7 @@ from persist.blob import Fault, MemoryBlob, UnreliableBlob
 from persist.codecs import Part, to_updates
 from persist.compact.planner import Forget, MakeKeyframe, Thin, Work
 from persist.errors import Superseded, UploadExpired
-from persist.log import Replace
+from persist.log import kinds
 from persist.read import PartReader
 from persist.read.scanning.caches import SliceLeftovers
 from persist.settings import Tuning
@@ -102,7 +102,7 @@ def test_a_part_that_was_committed_twice_stays_as_long_as_either_is_in_use() -> 
         c.seal(1).result()
         (one,), (other,) = c.handle.contents().history
         brought = uploaded(client, c, updates)
-        merge = Replace(c.id, brought, removed_runs=(one,), runs=((-1,),))
+        merge = kinds.Replace(c.id, brought, removed_runs=(one,), runs=((-1,),))
         client.engine.submit("compact", [merge], {c.id: c.name}).result()
         client.gc()
         check(c, updates * 2)
@@ -398,7 +398,7 @@ def test_a_compaction_whose_record_landed_although_the_answer_was_lost_keeps_its
         assert client.fsck().is_clean
 
 
-def together(collection: persist.Collection, step: Replace) -> list[persist.CommitFuture]:
+def together(collection: persist.Collection, step: kinds.Replace) -> list[persist.CommitFuture]:
     """Ask for a write, a compaction and another write, such that they are validated as one group."""
     committer = collection.handle.engine.writer("a test").committer
     assert committer is not None
@@ -439,9 +439,9 @@ def test_work_that_another_compactor_made_pointless_is_thrown_away_and_costs_nob
         work(other, *before)
         c.allow_compaction(since).result()
         mine = client.load("c")
-        put, steps = client.engine.writer("a test").compactor._put, list[Replace]()
+        put, steps = client.engine.writer("a test").compactor._put, list[kinds.Replace]()
 
-        def late_put(contents: CollectionState, step: Replace, made: Any) -> None:
+        def late_put(contents: CollectionState, step: kinds.Replace, made: Any) -> None:
             steps.append(step)
             work(other, *meanwhile)
             put(contents, step, made)
@@ -464,9 +464,9 @@ def test_a_compaction_whose_uploads_were_declared_void_costs_nobody_else_anythin
     with opened(MemoryBlob()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         written = fill(c, range(10))
-        steps: list[Replace] = []
+        steps: list[kinds.Replace] = []
 
-        def late_put(contents: CollectionState, step: Replace, made: Any) -> None:
+        def late_put(contents: CollectionState, step: kinds.Replace, made: Any) -> None:
             steps.append(step)
             client.gc()  # Without any grace.
             one, void, two = together(c, step)

@@ -18,20 +18,8 @@ import pytest
 import persist
 from persist.blob import CorruptBlob, Corruption, MemoryBlob
 from persist.codecs import CollectionSchema, Part, decode_part
-from persist.log import (
-    FORMAT,
-    Append,
-    BlobRef,
-    Create,
-    Framed,
-    Pend,
-    Record,
-    Replace,
-    Resolve,
-    decode_framed,
-    get_framed,
-    read_record,
-)
+from persist.log import FORMAT, BlobRef, Framed, Record, decode_framed, get_framed, read_record
+from persist.log import kinds as record_kinds
 from persist.log.commits import PartList
 from persist.replica import Checkpoint, StateObject, read_checkpoint
 from persist.replica.directory import DirectoryObject
@@ -109,7 +97,9 @@ def pointers() -> Iterator[BlobRef | Part]:
     """Yield all that points from one blob to another."""
     for key in of_folder(ONE, "log"):
         for mutation in decode_framed(ONE[key], Record, key).mutations:
-            if isinstance(mutation, Append | Replace | Pend | Resolve):
+            if isinstance(
+                mutation, record_kinds.Append | record_kinds.Replace | record_kinds.Pend | record_kinds.Resolve
+            ):
                 yield from mutation.parts
                 yield from [mutation.parts_in] if mutation.parts_in is not None else []
     for key in of_folder(ONE, "list"):
@@ -125,16 +115,18 @@ def pointers() -> Iterator[BlobRef | Part]:
 
 def schemas() -> Iterator[tuple[str, CollectionSchema]]:
     """Yield by which schema each part that a record names is read: those of events have one of their own."""
-    created = dict[str, Create]()
+    created = dict[str, record_kinds.Create]()
     for key in of_folder(ONE, "log"):
         for mutation in decode_framed(ONE[key], Record, key).mutations:
-            if isinstance(mutation, Create):
+            if isinstance(mutation, record_kinds.Create):
                 created[mutation.collection] = mutation
-            if not isinstance(mutation, Append | Replace | Pend | Resolve):
+            if not isinstance(
+                mutation, record_kinds.Append | record_kinds.Replace | record_kinds.Pend | record_kinds.Resolve
+            ):
                 continue
             create = created[mutation.collection]
             schema = CollectionSchema.from_json(create.schema)
-            if isinstance(mutation, Pend):
+            if isinstance(mutation, record_kinds.Pend):
                 assert create.keyed is not None
                 schema = events_schema(schema, event_fields(schema, create.keyed))
             parts = list(mutation.parts)

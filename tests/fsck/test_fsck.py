@@ -21,7 +21,6 @@ from persist.codecs.part.describing import footer_of
 from persist.codecs.part.file_writer import FileWriter
 from persist.log import (
     FORMAT,
-    Append,
     Mutation,
     Record,
     checkpoint_key,
@@ -33,6 +32,7 @@ from persist.log import (
     record_key,
     uploaded_seqno,
 )
+from persist.log import kinds as record_kinds
 from persist.replica import Checkpoint, Follower, StateObject, read_checkpoint
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.replica.directory import DirectoryEntry
@@ -416,7 +416,7 @@ def test_a_wrong_descriptor_is_found(dated: DatedBlob, member: str, value: Any) 
     written = member
     if member in ("keys", "stats"):
         written, value = f"{member}_json", msgspec.Raw(msgspec.json.encode(value))
-    append_record(dated, Append(handle.id, (msgspec.structs.replace(part, **{written: value}),)))
+    append_record(dated, record_kinds.Append(handle.id, (msgspec.structs.replace(part, **{written: value}),)))
     [problem] = fsck(dated).problems
     assert (problem.kind, problem.blob, problem.collection) == ("descriptor", part.blob, "b")
     assert {member, "descriptor"} & set(problem.what.split())
@@ -430,7 +430,7 @@ def test_hints_that_are_left_out_of_a_descriptor_are_no_problem(dated: DatedBlob
         [part] = uploads(dated, client, handle, 12, 1)
     append_record(
         dated,
-        Append(
+        record_kinds.Append(
             handle.id, (msgspec.structs.replace(part, keys_json=msgspec.Raw(b"null"), stats_json=msgspec.Raw(b"{}")),)
         ),
     )
@@ -485,8 +485,8 @@ def test_a_part_that_breaks_a_promise_of_its_writer_is_found(
     data, part = bad_part(table, handle.schema)
     key = f"part/{handle.id}/{60:020d}-{uuid.uuid4().hex}.parquet"
     dated.set(key, data)
-    append_record(dated, Append(handle.id, (msgspec.structs.replace(part, blob=key),)))
-    append_record(dated, Append(handle.id, (msgspec.structs.replace(part, inline=data),)))
+    append_record(dated, record_kinds.Append(handle.id, (msgspec.structs.replace(part, blob=key),)))
+    append_record(dated, record_kinds.Append(handle.id, (msgspec.structs.replace(part, inline=data),)))
     found = [(problem.kind, problem.blob) for problem in fsck(dated).problems]
     inline = f"inline part {part.checksum}"
     # The second is also counted wrongly, because its record was made without the library.
@@ -611,7 +611,7 @@ def test_a_record_that_breaks_a_rule_is_found(dated: DatedBlob) -> None:
     with opened(dated) as client:
         handle = client.load("b")
         [late] = uploads(dated, client, handle, 3, 1)
-    key = append_record(dated, Append(handle.id, (late,)))
+    key = append_record(dated, record_kinds.Append(handle.id, (late,)))
     [problem] = fsck(dated).problems
     assert (problem.kind, problem.blob) == ("rule", key)
     assert "upper" in problem.what
@@ -919,7 +919,7 @@ def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race
         record = read_record(blob, seqno)
         assert record is not None
         [append] = record.mutations
-        assert isinstance(append, Append)
+        assert isinstance(append, record_kinds.Append)
         assert append.parts_in is not None
         # Or else the list could be collected as one of a record below the floor, while the record is above it.
         assert uploaded_seqno(append.parts_in.blob) == seqno

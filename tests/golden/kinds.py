@@ -15,21 +15,8 @@ import persist
 from persist.blob import Blob
 from persist.client import Client
 from persist.codecs import CollectionSchema, Part
-from persist.log import (
-    AdvanceLateBound,
-    Collected,
-    Create,
-    EndLease,
-    GrantLease,
-    KeyedForm,
-    LocationMutation,
-    MachineForm,
-    Note,
-    Resolve,
-    TakeOver,
-    TruncateLog,
-    VoidUploads,
-)
+from persist.log import KeyedForm, LocationMutation, MachineForm
+from persist.log import kinds as record_kinds
 from persist.replica import stored_checkpoints
 from persist.settings import Tuning
 from persist.state import PlannedPend
@@ -83,18 +70,26 @@ def write_every_kind(location: Path | Blob) -> None:
         renamed.rename("renamed").result()
         kinds.write([((3, 5), 4, 1)], message="said", metadata={"by": "hand"}).result()
         for_another = Submission("a" * 32, 7, client.seqno, is_own=False)
-        note = Note(kinds.id, "committed for another client")
+        note = record_kinds.Note(kinds.id, "committed for another client")
         client.engine.writer("golden").committer.submit([note], {}, for_another).result()
         with kinds.hold(3):
             kinds.allow_compaction(3).result()
-        commit(client, GrantLease(LEASE, "somebody", 10**13))
-        commit(client, GrantLease(LEASE, "somebody", 10**13 + 1, renews=True, reads_from=5, consumer="a/consumer"))
-        commit(client, EndLease(LEASE, expires_ms=10**13 + 1))
+        commit(client, record_kinds.GrantLease(LEASE, "somebody", 10**13))
+        commit(
+            client,
+            record_kinds.GrantLease(LEASE, "somebody", 10**13 + 1, renews=True, reads_from=5, consumer="a/consumer"),
+        )
+        commit(client, record_kinds.EndLease(LEASE, expires_ms=10**13 + 1))
         dropped = client.engine.follower.refresh().control.dropped
-        commit(client, Collected(tuple((d.collection, d.seqno) for d in dropped)), TruncateLog(0), VoidUploads(1))
+        commit(
+            client,
+            record_kinds.Collected(tuple((d.collection, d.seqno) for d in dropped)),
+            record_kinds.TruncateLog(0),
+            record_kinds.VoidUploads(1),
+        )
         client.gc()  # Of which there is none; but it makes a checkpoint.
         newest = next(stored_checkpoints(client.engine.blob))
-        commit(client, TakeOver(newest.pointer))
+        commit(client, record_kinds.TakeOver(newest.pointer))
 
 
 def write_compacted(client: Client, word: str = "at") -> None:
@@ -141,7 +136,7 @@ def write_keyed(client: Client) -> None:
         schema = CollectionSchema.of({"k": pa.int64()}, {"at": pa.int64(), "state": pa.string()})
         id_ = uuid.uuid4().hex
         names = {id_: name}
-        writer.committer.submit([Create(id_, name, schema.to_json(), form)], names).result()
+        writer.committer.submit([record_kinds.Create(id_, name, schema.to_json(), form)], names).result()
         events = events_schema(schema, event_fields(schema, form))
         for seal, times in ((3, (0, 0, 1)), (None, (3, 5))) if form.late_by else ((3, (0,)),):
             keys = range(len(times))
@@ -163,8 +158,8 @@ def write_keyed(client: Client) -> None:
                 continue
             updates = [part for i in keys for part in writer.part_writer().upload(id_, schema, resolved.slice(i, 1))]
             unused = tuple(part.blob for part in parts)
-            step = Resolve(id_, (0,), (seal,), tuple(keys), tuple(updates), None, (6, 6), unused)
-            writer.committer.submit([step, AdvanceLateBound(id_, 4)], names).result()
+            step = record_kinds.Resolve(id_, (0,), (seal,), tuple(keys), tuple(updates), None, (6, 6), unused)
+            writer.committer.submit([step, record_kinds.AdvanceLateBound(id_, 4)], names).result()
 
 
 def write_evolved_keyed(client: Client) -> None:

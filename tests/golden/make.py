@@ -19,7 +19,7 @@ import xxhash
 import persist
 from persist.blob import FileBlob
 from persist.codecs import TIME_MAX, to_updates
-from persist.log import FORMAT, Record, SetHold, TruncateLog, commits
+from persist.log import FORMAT, Record, commits, kinds
 from persist.replica import Checkpoint, StateObject, directory, write_checkpoint
 from persist.write import PartWriter, group_commit
 from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_evolved_keyed, write_keyed
@@ -105,7 +105,7 @@ def main() -> None:
         slow = large.hold(0, name="slow")
         with large.hold(0):
             write_compacted(client)
-            commit(client, TruncateLog(1))
+            commit(client, kinds.TruncateLog(1))
             large.tag("beginning", 0)
             large.retain(1000).result()
             large.describe("large", properties={"a": "b"}, columns={"b": "text"}).result()
@@ -161,7 +161,7 @@ def write_view(client: persist.Client) -> None:
     seen = client.create_view("seen", 'SELECT id FROM "every type of a batch"')
     seen.refresh()
     seen.redefine('SELECT id, id + 1 AS following FROM "every type of a batch"')
-    holds = [SetHold(view.id, f"reader {n}", view.since.time or 0, schema=1, columns=(0,)) for n in range(40)]
+    holds = [kinds.SetHold(view.id, f"reader {n}", view.since.time or 0, schema=1, columns=(0,)) for n in range(40)]
     client.engine.submit("hold", holds, {view.id: view.name}).result()
 
 

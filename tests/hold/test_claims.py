@@ -8,7 +8,8 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.hold import Leases, WantedClaim
-from persist.log import EndLease, GrantLease, ReleaseHold, SetHold, read_record
+from persist.log import kinds as record_kinds
+from persist.log import read_record
 from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 
@@ -54,19 +55,19 @@ def test_many_collections_are_claimed_moved_and_let_go_of_in_a_record_each(blob:
         collections = collections_of(client, MANY)
         start, leases = client.seqno, leases_of(client)
         claims = leases.claim_all(wanted(collections))
-        assert kinds_after(blob, start) == [{GrantLease: 1, SetHold: MANY}]
+        assert kinds_after(blob, start) == [{record_kinds.GrantLease: 1, record_kinds.SetHold: MANY}]
         assert [each.holds()[0].time for each in collections[:5]] == [3, 4, 5, 6, 7]
         for claim in claims:
             claim.move(9)
         start = client.seqno
         client.maintain()
-        assert kinds_after(blob, start)[0] == {SetHold: MANY}
+        assert kinds_after(blob, start)[0] == {record_kinds.SetHold: MANY}
         assert {each.holds()[0].time for each in collections[:7]} == {9}
         for claim in claims:
             claim.release()
         start = client.seqno
         client.maintain()
-        assert kinds_after(blob, start)[0] == {ReleaseHold: MANY}
+        assert kinds_after(blob, start)[0] == {record_kinds.ReleaseHold: MANY}
         assert not client.engine.follower.state.control.leases
 
 
@@ -77,7 +78,7 @@ def test_what_is_covered_already_costs_nothing(blob: MemoryBlob) -> None:
         kept = leases.claim_all(wanted(collections[:5]))
         start = client.seqno
         more = leases.claim_all(wanted(collections, first=9))
-        assert kinds_after(blob, start) == [{SetHold: 5}]
+        assert kinds_after(blob, start) == [{record_kinds.SetHold: 5}]
         assert leases.counts()["reads"] == len(kept) + len(more)
 
 
@@ -117,7 +118,7 @@ def test_a_lease_that_was_lost_is_begun_anew_for_all(blob: MemoryBlob) -> None:
         first = leases_of(client).claim_all(wanted(collections[:10]))
         other.engine.clock = clock
         (lease,) = other.engine.follower.refresh().control.leases
-        other.engine.submit("a test", [EndLease(lease)], {}).result()
+        other.engine.submit("a test", [record_kinds.EndLease(lease)], {}).result()
         client.seqno  # noqa: B018  It hears of it.
         claims = leases_of(client).claim_all(wanted(collections))
         with pytest.raises(persist.LeaseExpired):
@@ -158,4 +159,4 @@ def test_claims_that_threads_make_while_the_store_is_busy_share_a_record() -> No
             thread.join(60)
         found = kinds_after(blob, start)
         assert len(found) <= 3
-        assert sum(kinds.get(SetHold, 0) for kinds in found) == len(collections)
+        assert sum(kinds.get(record_kinds.SetHold, 0) for kinds in found) == len(collections)

@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist.blob import CorruptBlob, Fault, Indeterminate, MemoryBlob, Unavailable, UnreliableBlob
 from persist.codecs import CollectionSchema, encode_parts, to_updates
-from persist.log import Append, Create, Mutation, Record, Seal, create_record, move_out, read_record, record_key
+from persist.log import Mutation, Record, create_record, kinds, move_out, read_record, record_key
 from persist.log.commits import PARTS_INLINE_MAX
 from persist.replica import Follower
 from tests.clocks import ImpatientClock
@@ -36,7 +36,7 @@ def record(seqno: int, *mutations: Mutation, location: str = "f" * 32, previous:
 
 
 def create(seqno: int = 0) -> Record:
-    return record(seqno, Create(ORDERS, "orders", SCHEMA.to_json()))
+    return record(seqno, kinds.Create(ORDERS, "orders", SCHEMA.to_json()))
 
 
 def rival(record: Record) -> Record:
@@ -121,7 +121,7 @@ def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> 
         msgspec.structs.replace(part, blob=f"part/{ORDERS}/{0:020d}-{i:032x}.parquet")
         for i in range(PARTS_INLINE_MAX + 1)
     )
-    append = move_out(blob, "f" * 32, Append(ORDERS, parts), 0)
+    append = move_out(blob, "f" * 32, kinds.Append(ORDERS, parts), 0)
     create_record(blob, create(), clock)
     create_record(blob, record(1, append), clock)
     assert len(blob.get(record_key(1)) or b"") < 1000
@@ -149,8 +149,8 @@ def damaged(blob: MemoryBlob, *, seqno: int, by: Record) -> MemoryBlob:
     [
         (record(0), "blobs were exchanged"),
         (record(1, location="e" * 32), "belongs to location"),
-        (record(1, Create(ORDERS, "orders", SCHEMA.to_json())), "breaks a rule of the log"),
-        (record(1, Seal("b" * 32, (1,))), "breaks a rule of the log"),
+        (record(1, kinds.Create(ORDERS, "orders", SCHEMA.to_json())), "breaks a rule of the log"),
+        (record(1, kinds.Seal("b" * 32, (1,))), "breaks a rule of the log"),
     ],
 )
 def test_a_record_that_cannot_follow_is_corrupt_and_named(second: Record, reason: str) -> None:
@@ -163,7 +163,7 @@ def test_a_record_that_cannot_follow_is_corrupt_and_named(second: Record, reason
 
 def test_a_record_that_breaks_a_rule_of_a_collection_is_corrupt() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
-    for each in (create(), record(1, Seal(ORDERS, (10,))), record(2, Seal(ORDERS, (9,)))):
+    for each in (create(), record(1, kinds.Seal(ORDERS, (10,))), record(2, kinds.Seal(ORDERS, (9,)))):
         create_record(blob, each, clock)
     with pytest.raises(CorruptBlob, match="upper cannot go back"):
         persist.open(blob)

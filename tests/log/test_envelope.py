@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.blob import CorruptBlob, IncompatibleVersion, PersistError
-from persist.log import FORMAT, Create, Framed, Record, Seal, decode_framed, encode_framed
+from persist.log import FORMAT, Framed, Record, decode_framed, encode_framed, kinds
 from persist.log.commits import PartList
 from persist.replica import Checkpoint, StateObject
 from persist.replica.directory import DirectoryObject
@@ -26,7 +26,7 @@ RECORD = Record(
     writer="a test",
     epoch=None,
     written_ms=1,
-    mutations=(Create("2" * 32, "orders", {"key": None, "value": None}), Seal("2" * 32, (11,))),
+    mutations=(kinds.Create("2" * 32, "orders", {"key": None, "value": None}), kinds.Seal("2" * 32, (11,))),
 )
 DATA = encode_framed(RECORD)
 

@@ -15,7 +15,7 @@ import xxhash
 import persist
 from persist.blob import Blob, MemoryBlob
 from persist.client import Client
-from persist.log import KINDS, Append, Pend, Record, read_record
+from persist.log import KINDS, Record, kinds, read_record
 from persist.notify import Server, calls, relay
 from persist.write.requests import Sent
 from tests.clocks import ImpatientClock
@@ -478,7 +478,7 @@ def test_without_the_server_a_client_commits_by_itself_and_goes_back_to_it_later
 
 def test_every_mutation_that_callers_ask_for_can_be_sent() -> None:
     own = {"open_writer", "close_writer", "truncate", "void_uploads", "take_over", "collected"}
-    made_of_others = {Append, Pend}
+    made_of_others = {kinds.Append, kinds.Pend}
     assert {kind for tag, kind in KINDS.items() if tag not in own} - made_of_others <= {*get_args(Sent)}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import persist
 from persist.blob import MemoryBlob
 from persist.codecs import CollectionSchema, Part, encode_parts, to_updates
-from persist.log import Replace
+from persist.log import kinds
 from persist.read import UnreadParts
 from persist.state import CollectionState, appended, with_replaced
 from tests.clocks import ImpatientClock
@@ -48,7 +48,7 @@ def test_what_is_unread_is_what_all_parts_would_give(steps: list[tuple[str, obje
             first, last = min(each.time_min for each in parts), max(each.time_max for each in parts)
             total = sum(each.diff_sum for each in parts)
             merged = msgspec.structs.replace(part(first, last - first), rows=total, diff_sum=total)
-            step = Replace("c" * 32, (merged,), removed_runs=tuple(run[0] for run in gone), runs=((-1,),))
+            step = kinds.Replace("c" * 32, (merged,), removed_runs=tuple(run[0] for run in gone), runs=((-1,),))
             contents, _ = with_replaced(contents, step)
         else:
             assert isinstance(what, int)

@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist.blob import BlobEntry, CorruptBlob, MemoryBlob, MeteredBlob, SystemClock
-from persist.log import Create, Record, Seal, create_record, read_record
+from persist.log import Record, create_record, kinds, read_record
 from persist.replica import Follower, checkpoint
 from persist.state import CollectionEntry, CollectionState, State, apply
 from tests.clocks import ImpatientClock
@@ -91,9 +91,9 @@ def test_opening_5000_records_and_200_collections_takes_two_list_pages_and_at_mo
     follower = Follower(inner, clock)
     for seqno in range(5000):
         if seqno < 200:
-            mutation: Create | Seal = Create(ids[seqno], f"collection-{seqno}", schema)
+            mutation: kinds.Create | kinds.Seal = kinds.Create(ids[seqno], f"collection-{seqno}", schema)
         else:
-            mutation = Seal(ids[seqno % 200], (seqno,))
+            mutation = kinds.Seal(ids[seqno % 200], (seqno,))
         record = Record(
             location="f" * 32,
             seqno=seqno,

@@ -9,19 +9,7 @@ import pytest
 
 import persist
 from persist.blob import CorruptBlob, MemoryBlob, MissingBlob, SystemClock
-from persist.log import (
-    Create,
-    Destroy,
-    Mutation,
-    Record,
-    Seal,
-    TakeOver,
-    TruncateLog,
-    create_record,
-    directory_seqno,
-    encode_framed,
-    read_record,
-)
+from persist.log import Mutation, Record, create_record, directory_seqno, encode_framed, kinds, read_record
 from persist.replica import Follower, checkpoint, directory
 from persist.state import State, apply
 from tests.clocks import ImpatientClock
@@ -76,15 +64,15 @@ class Writer:
 
     def create(self, count: int) -> None:
         new = [uuid.uuid4().hex for _ in range(count)]
-        self.commit(*(Create(id_, f"c-{id_}", SCHEMA) for id_ in new))
+        self.commit(*(kinds.Create(id_, f"c-{id_}", SCHEMA) for id_ in new))
         self.ids += new
 
     def destroy(self, n: int) -> None:
-        self.commit(Destroy(self.ids.pop(n)))
+        self.commit(kinds.Destroy(self.ids.pop(n)))
 
     def seal_in_turn(self, commits: int) -> None:
         for n in range(commits):
-            self.commit(Seal(self.ids[n * 7919 % len(self.ids)], (self.follower.state.seqno + 1,)))
+            self.commit(kinds.Seal(self.ids[n * 7919 % len(self.ids)], (self.follower.state.seqno + 1,)))
 
 
 def replayed(blob: MemoryBlob) -> State:
@@ -180,7 +168,7 @@ def test_nothing_older_than_the_log_that_is_kept_is_taken_over(monkeypatch: pyte
     writer.destroy(3)
     writer.seal_in_turn(3)
     floor = writer.follower.state.seqno
-    writer.commit(TruncateLog(floor))
+    writer.commit(kinds.TruncateLog(floor))
     writer.checkpoint()
     newest = next(iter(blob.list("checkpoint/")))
     found = checkpoint.read_checkpoint(blob, newest.key)
@@ -208,7 +196,7 @@ def test_a_checkpoint_is_made_of_the_one_that_the_log_says_and_not_of_one_that_c
         writer.checkpoint()
         basis = next(checkpoint.stored_checkpoints(blob))
     assert not {pointer.blob for pointer in basis.checkpoint.directory}.intersection(before)
-    writer.commit(Seal(writer.ids[0], (1000,)))
+    writer.commit(kinds.Seal(writer.ids[0], (1000,)))
     fork = writer.follower.recent()
     blob.delete(basis.pointer.blob)  # As if a client had listed the checkpoints before that was there.
     with monkeypatch.context() as keeping:
@@ -218,8 +206,8 @@ def test_a_checkpoint_is_made_of_the_one_that_the_log_says_and_not_of_one_that_c
     assert named_late.intersection(before)
     if is_there:
         blob.create(basis.pointer.blob, encode_framed(basis.checkpoint))
-    writer.commit(TakeOver(basis.pointer))
-    writer.commit(Seal(writer.ids[0], (2000,)))
+    writer.commit(kinds.TakeOver(basis.pointer))
+    writer.commit(kinds.Seal(writer.ids[0], (2000,)))
     writer.checkpoint()
     made = next(checkpoint.stored_checkpoints(blob)).checkpoint
     named = [pointer.blob for pointer in made.directory]

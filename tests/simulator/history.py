@@ -12,7 +12,7 @@ came first, and whether a record landed before, during or after a call.
                ["crashed"]                       the client died before it had an answer
     commit   one record of the log, as its bytes say, with the moment at which it came into being and whose it is.
              An append also lists the `parts` it brings, a list of updates each, and their `blobs` ("" for an inline
-             one); so does a replace, which names parts by number as `persist.log.records` describes
+             one); so does a replace, which names parts by number as `persist.log.kinds` describes
 
 Ops, their arguments (`c` is the id of a collection) and the value of "ok":
 

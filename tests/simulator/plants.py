@@ -19,7 +19,7 @@ import persist.upkeep.names
 import persist.upsert.resolution
 import persist.write.group_commit
 from persist.blob import Indeterminate
-from persist.log import Tokens, checkpoint_key, create_record, record_bytes, record_key
+from persist.log import checkpoint_key, create_record, kinds, record_bytes, record_key
 from persist.replica import Follower, read_checkpoint
 from persist.state.remembered import with_tokens
 
@@ -53,7 +53,7 @@ def since_passes_holds(with_since: Callable[[Any], Any]) -> Callable[[Any], Any]
 def tokens_forgotten(remember: Callable[..., Any]) -> Callable[..., Any]:
     """Every other token is not remembered."""
 
-    def planted(before: Any, step: Tokens, upper: int | None) -> Any:
+    def planted(before: Any, step: kinds.Tokens, upper: int | None) -> Any:
         kept = [mark for mark in step.tokens if int(mark.token[1:]) % 2]
         return remember(before, msgspec.structs.replace(step, tokens=tuple(kept)), upper)
 

@@ -5,7 +5,7 @@ import pytest
 
 from persist.codecs import CollectionSchema
 from persist.errors import UpdateNotBeyondUpper
-from persist.log import Create, Seal
+from persist.log import kinds
 from persist.state import Draft, PlannedAppend, State
 
 ID = "0" * 32
@@ -14,7 +14,7 @@ SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)
 
 def draft_sealed_to(upper: int) -> Draft:
     draft = Draft(State())
-    draft.extend([Create(ID, "c", SCHEMA.to_json()), Seal(ID, (upper,))])
+    draft.extend([kinds.Create(ID, "c", SCHEMA.to_json()), kinds.Seal(ID, (upper,))])
     return draft
 
 
@@ -31,7 +31,7 @@ def test_a_valid_append_lets_no_earlier_one_of_its_group_pass() -> None:
 def test_a_seal_between_appends_of_a_group_counts_for_those_after_it() -> None:
     draft = draft_sealed_to(5)
     assert draft.extend([PlannedAppend(ID, 5)])
-    assert draft.extend([Seal(ID, (6,))])
+    assert draft.extend([kinds.Seal(ID, (6,))])
     with pytest.raises(UpdateNotBeyondUpper):
         draft.extend([PlannedAppend(ID, 5)])
     assert draft.extend([PlannedAppend(ID, 6)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.log import Create, Mutation, Record, Seal
+from persist.log import Mutation, Record, kinds
 from persist.state import Draft, FrozenMap, State, apply
 from persist.state.frozen_map import MapChanges
 
@@ -60,7 +60,7 @@ def record(state: State, *mutations: Mutation) -> Record:
 def location_of(collections: int) -> tuple[State, list[str]]:
     ids = [uuid.uuid4().hex for _ in range(collections)]
     state = State()
-    return apply(state, record(state, *(Create(id_, f"c{n}", SCHEMA) for n, id_ in enumerate(ids)))), ids
+    return apply(state, record(state, *(kinds.Create(id_, f"c{n}", SCHEMA) for n, id_ in enumerate(ids)))), ids
 
 
 def allocated(work: Any) -> int:
@@ -76,7 +76,7 @@ def allocated(work: Any) -> int:
 @pytest.mark.parametrize("collections", [10, 10_000])
 def test_a_commit_to_one_collection_does_not_copy_what_is_known_of_all(collections: int) -> None:
     state, ids = location_of(collections)
-    step = Seal(ids[0], (5,))
+    step = kinds.Seal(ids[0], (5,))
     following = record(state, step)
     assert allocated(lambda: apply(state, following)) < 40_000
     assert allocated(lambda: Draft(state).extend([step])) < 40_000

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from persist.log import KINDS, Create, Destroy, LocationMutation
+from persist.log import KINDS, LocationMutation, kinds
 from persist.state.collection_rules import RULES
 from persist.state.location import LOCATION_RULES
 
@@ -15,7 +15,7 @@ ALL = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_kind_has_one_rule(kind: Any) -> None:
     """`Create` and `Destroy` are about whether there are contents at all, and `State` sees to that."""
     rules = LOCATION_RULES if issubclass(kind, LocationMutation) else RULES
-    assert (kind in rules) != (kind in (Create, Destroy))
+    assert (kind in rules) != (kind in (kinds.Create, kinds.Destroy))
     assert (kind in RULES) + (kind in LOCATION_RULES) == (kind in rules)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.log import Resolve
+from persist.log import kinds
 from persist.upsert import InsertIfAbsent, PerKey
 from tests.watched import WatchedBlob
 
@@ -210,7 +210,7 @@ def test_an_examination_finds_a_key_with_two_values(client: persist.Client, is_f
     assert client.fsck().is_clean
     wrong = pa.table({"k": [4], "v": ["other"], "_time": [2], "_diff": [1]}, schema=users.schema.arrow)
     parts = client.engine.writer("a test").part_writer().stored_parts(users.id, wrong, users.schema, 0)
-    step = Resolve(users.id, (2,), (3,), (), tuple(parts))
+    step = kinds.Resolve(users.id, (2,), (3,), (), tuple(parts))
     client.engine.submit("a test", [step], {users.id: "users"}).result()
     problems = client.fsck().problems
     assert [(each.kind, "(4,)" in each.what) for each in problems] == [("rule", True)]

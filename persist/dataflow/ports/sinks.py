@@ -36,7 +36,7 @@ from persist.errors import (
     UpdatesBeyondUpper,
     UpperMismatch,
 )
-from persist.log import AllowCompaction, SetHold
+from persist.log import kinds
 from persist.state import ExpectDefinition, ExpectNothingBeyondUpper
 
 
@@ -261,9 +261,9 @@ class Outputs:
                 commit.add(each.handle, [each.handle.seal_step(upper)])
                 each.describe(commit)
                 if each.jumps_to is not None:
-                    commit.add(each.handle, [AllowCompaction(each.handle.id, (each.jumps_to,))])
+                    commit.add(each.handle, [kinds.AllowCompaction(each.handle.id, (each.jumps_to,))])
                 if each.keeps is not None and durable is not None and each.jumps_to is None:
-                    commit.add(each.handle, [AllowCompaction(each.handle.id, (durable,))])
+                    commit.add(each.handle, [kinds.AllowCompaction(each.handle.id, (durable,))])
             self._move_holds(commit, durable)
         for source in self._sources:
             source.named_moved(durable)
@@ -281,7 +281,7 @@ class Outputs:
         }
         for (id_, name), (handle, time) in held.items():
             if durable is not None and time < durable:
-                commit.add(handle, [SetHold(id_, name, durable, None, time)])
+                commit.add(handle, [kinds.SetHold(id_, name, durable, None, time)])
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""
