@@ -1,5 +1,6 @@
 """Commands that write: create, write, overwrite, delete, seal, destroy."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from persist.shown import counted
 
 if TYPE_CHECKING:
     from persist.cli.casting import Caster
+    from persist.cli.loading import Plan
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="CSV, JSON lines, Parquet or Arrow IPC; - for standard input.")
@@ -21,6 +23,13 @@ Format = Annotated[
     str | None, typer.Option("--format", "-f", help="csv, json (lines), parquet or arrow; else by the file's name.")
 ]
 At = Annotated[str, typer.Option("--time", "-t", metavar="TIME", help="A time, or a moment such as 2026-11-21T12:00Z.")]
+TimeOfAll = Annotated[
+    str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows; a number, or a moment.")
+]
+TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")]
+SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")]
+Token = Annotated[str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")]
+CommitRows = Annotated[int, typer.Option(min=1, help="Rows of one commit.")]
 Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave out; may be repeated.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave rows out that do not fit, and write the others.")]
 Where = Annotated[
@@ -92,47 +101,22 @@ def write(
     at: Place,
     collection: Name,
     file: File,
-    time: Annotated[
-        str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows; a number, or a moment.")
-    ] = None,
-    time_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")
-    ] = None,
+    time: TimeOfAll = None,
+    time_column: TimeColumn = None,
     diff: Annotated[int | None, typer.Option(help="Of all rows that have no _diff; 1 inserts, -1 retracts.")] = None,
-    seal: Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")] = None,
-    token: Annotated[
-        str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")
-    ] = None,
+    seal: SealTo = None,
+    token: Token = None,
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
-    commit_rows: Annotated[int, typer.Option(min=1, help="Rows of one commit.")] = 1_000_000,
+    commit_rows: CommitRows = 1_000_000,
     format: Format = None,
 ) -> int:
     """Append the updates of a file, or its rows at a time. Given again after a crash, it goes on where it was."""
-    from persist.cli.loading import Plan, load, spooled, was_begun
+    from persist.cli.loading import Plan
 
-    if time is not None and time_column is not None:
-        raise persist.InvalidUsage("--time and --time-column exclude each other: a row has one time")
-    when = time_column if time is None else written_time_of(time)
+    when = _when(time, time_column, "a row")
     plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
-    with spooled(file, format) as rows, at.writing() as client:
-        found = _own(client, collection)
-        source = "_time" if when is None else time_column
-        upper = None if was_begun(found, rows, plan) else found.upper.time
-        try:
-            loaded = load(found, rows, _caster(found, source, ignore, upper), plan)
-        except KeyboardInterrupt:
-            if not at.as_json:
-                tell("persist: interrupted. The same command goes on after the last commit of this one.")
-            raise
-        was_done = not loaded.commits and loaded.done_before
-        again = " (all of it was written before: nothing was done)" if was_done else ""
-        tell_done(
-            at,
-            {"collection": collection, **vars_of(loaded)},
-            f"wrote {counted(loaded.rows, 'row')} to {collection} in {counted(loaded.commits, 'commit')}{again}",
-        )
-    return OK
+    return _load(at, collection, file, format, plan, time_column, ignore)
 
 
 @command
@@ -140,46 +124,64 @@ def upsert(
     at: Place,
     collection: Name,
     file: File,
-    time: Annotated[
-        str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all events; a number, or a moment.")
-    ] = None,
-    time_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column with the time of each event.")
-    ] = None,
-    seal: Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")] = None,
-    token: Annotated[
-        str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")
-    ] = None,
+    time: TimeOfAll = None,
+    time_column: TimeColumn = None,
+    seal: SealTo = None,
+    token: Token = None,
     late: Annotated[
         str, typer.Option(help='"raise" refuses events that come too late, "collect" leaves them out and counts them.')
     ] = "raise",
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
-    commit_rows: Annotated[int, typer.Option(min=1, help="Events of one commit.")] = 1_000_000,
+    commit_rows: CommitRows = 1_000_000,
     format: Format = None,
 ) -> int:
     """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
-    from persist.cli.loading import Plan, load, spooled
+    from persist.cli.loading import Plan
 
+    when, upper = _when(time, time_column, "an event"), None if seal is None else written_time_of(seal)
+    plan = Plan(when, None, upper, token, commit_rows, skip_bad, late=late or "raise")
+    return _load(at, collection, file, format, plan, time_column, ignore)
+
+
+def _when(time: str | None, time_column: str | None, what: str) -> int | str | None:
+    """Return what says the times of rows: a time of all, a column, or None for those that updates have."""
     if time is not None and time_column is not None:
-        raise persist.InvalidUsage("--time and --time-column exclude each other: an event has one time")
-    when = time_column if time is None else written_time_of(time)
-    plan = Plan(
-        when, None, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad, late=late or "raise"
-    )
+        raise persist.InvalidUsage(f"--time and --time-column exclude each other: {what} has one time")
+    return time_column if time is None else written_time_of(time)
+
+
+def _load(
+    at: Place,
+    collection: str,
+    file: str,
+    format: str | None,
+    plan: "Plan",
+    time_column: str | None,
+    ignore: list[str] | None,
+) -> int:
+    """Write the updates or, where the plan says what becomes of late ones, the events of a file."""
+    from persist.cli.loading import load, spooled, was_begun
+
+    is_events = plan.late is not None
     with spooled(file, format) as rows, at.writing() as client:
-        found = _own(client, collection)
-        source = "_time" if when is None else time_column
-        loaded = load(found, rows, _caster(found, source, ignore, is_events=True), plan)
-        left_out = sum(found.late_counts.values())
-        was_done = not loaded.commits and loaded.done_before
-        again = " (all of it was written before: nothing was done)" if was_done else ""
-        told = f", {counted(left_out, 'late event')} left out" if left_out else ""
-        tell_done(
-            at,
-            {"collection": collection, **vars_of(loaded), "late": found.late_counts},
-            f"gave {counted(loaded.rows, 'event')} to {collection} in {counted(loaded.commits, 'commit')}{told}{again}",
-        )
+        target = _own(client, collection)
+        source = "_time" if plan.time is None else time_column
+        upper = None if is_events or was_begun(target, rows, plan) else target.upper.time
+        try:
+            loaded = load(target, rows, _caster(target, source, ignore, upper, is_events=is_events), plan)
+        except KeyboardInterrupt:
+            if not at.as_json:
+                tell("persist: interrupted. The same command goes on after the last commit of this one.")
+            raise
+        late = {"late": target.late_counts} if is_events else {}
+        left_out = sum(count for counts in late.values() for count in counts.values())
+        done = f"{'gave' if is_events else 'wrote'} {counted(loaded.rows, 'event' if is_events else 'row')}"
+        done += f" to {collection} in {counted(loaded.commits, 'commit')}"
+        done += f", {counted(left_out, 'late event')} left out" if left_out else ""
+        if not loaded.commits and loaded.done_before:
+            done += " (all of it was written before: nothing was done)"
+        tell_done(at, {"collection": collection, **asdict(loaded), **late}, done)
     return OK
 
 
@@ -293,13 +295,6 @@ def _own(client: "persist.Client", collection: str) -> "persist.Collection":
             "the collections that it reads, then use persist refresh"
         )
     return found
-
-
-def vars_of(loaded: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass."""
-    from dataclasses import asdict
-
-    return asdict(loaded)
 
 
 def _caster(
