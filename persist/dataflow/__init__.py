@@ -18,6 +18,7 @@ from persist.dataflow.expressions.expression import Aggregate, Call, Col, Expres
 from persist.dataflow.expressions.sql_casts import why_not_cast
 from persist.dataflow.expressions.sql_text_casts import of_text
 from persist.dataflow.linear_logic import Logic
+from persist.dataflow.plan.draft import Captured, Probed
 from persist.dataflow.plan.plan import (
     ROOT,
     Aggregates,
@@ -37,16 +38,14 @@ from persist.dataflow.plan.plan import (
 )
 from persist.dataflow.plan.stages import Delay, Explode, Filter, FilterFunction, Map, Negate, Stage, TemporalFilter
 from persist.dataflow.plan.statistics import Statistics, of_collection
-from persist.dataflow.plan.taps import Captured, Probed
 from persist.dataflow.plan.timed import reads_time
 from persist.dataflow.plan.types import is_read_as
 from persist.dataflow.ports.output import NEVER, Output, end_of
 from persist.dataflow.ports.sinks import Outputs
-from persist.dataflow.program import Program, Scope
+from persist.dataflow.program import Program, Scope, open_together
 from persist.dataflow.running.report import OperatorReport, depths
 from persist.dataflow.running.running import Options, Running, Step
 from persist.dataflow.stream import Grouped, Stream
-from persist.dataflow.together import open_together
 
 __all__ = [
     "Aggregate",

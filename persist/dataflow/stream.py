@@ -16,7 +16,7 @@ from persist.codecs import TIME, SchemaMismatch
 from persist.dataflow.expressions.expression import Aggregate, Expression, col, lit
 from persist.dataflow.linear_logic import Function, LinearMethods, LinearStep, Logic
 from persist.dataflow.operators.aggregates import result_type
-from persist.dataflow.plan.draft import Draft
+from persist.dataflow.plan.draft import Captured, Draft, Probed
 from persist.dataflow.plan.plan import (
     ROOT,
     Aggregates,
@@ -42,7 +42,6 @@ from persist.dataflow.plan.plan import (
 )
 from persist.dataflow.plan.plan import Logic as ReduceLogic
 from persist.dataflow.plan.stages import Map, Stage, check_function, record_schema, through
-from persist.dataflow.plan.taps import Captured, Probed
 from persist.dataflow.plan.types import (
     Columns,
     On,

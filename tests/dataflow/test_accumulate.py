@@ -6,7 +6,7 @@ import pytest
 
 from persist.codecs import DiffOverflow
 from persist.dataflow import Program, col
-from persist.dataflow.operators import accumulate
+from persist.dataflow.operators import aggregates
 from persist.dataflow.operators.aggregates import Wanted, result_type
 from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.words import NULL, Domain
@@ -26,9 +26,9 @@ def test_groups_contribute_what_their_updates_do(
     words = random.integers(0, 5, (keys, rows))
     updates = np.concatenate((words, values, random.integers(0, 3, (1, rows)), random.integers(-2, 3, (1, rows))))
     updates[-1, 7] = largest
-    at_once = accumulate.exploded(updates, keys, wanted, Domain())
-    monkeypatch.setattr(accumulate, "MANY_ROWS", 1 << 60)
-    one_by_one = accumulate.exploded(updates, keys, wanted, Domain())
+    at_once = aggregates.exploded(updates, keys, wanted, Domain())
+    monkeypatch.setattr(aggregates, "MANY_ROWS", 1 << 60)
+    one_by_one = aggregates.exploded(updates, keys, wanted, Domain())
     assert at_once.shape[1] < 1000 < one_by_one.shape[1]
     layout = Layout(keys, 1, 1)
     assert (to_batch(at_once, layout) == to_batch(one_by_one, layout)).all()
@@ -39,7 +39,7 @@ def test_the_least_diff_is_refused_among_many_updates_as_it_is_among_few() -> No
     given = program.input("given", key={"k": pa.int64()}, value={"n": pa.int64()})
     seen = given.group_by("k").agg(total=col("n").sum()).capture()
     with program.open() as running:
-        running["given"].insert([((0, 3), 0, -(2**63)), *(((0, n), 0, 1) for n in range(4, accumulate.MANY_ROWS + 4))])
+        running["given"].insert([((0, 3), 0, -(2**63)), *(((0, n), 0, 1) for n in range(4, aggregates.MANY_ROWS + 4))])
         running["given"].advance_to(1)
         with pytest.raises(DiffOverflow, match="does not fit int64"):
             running.step()

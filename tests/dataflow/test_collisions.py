@@ -41,7 +41,7 @@ def colliding_words(bits: int) -> Any:
 def _collisions(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persist.dataflow.updates.batch.mixed", colliding(request.param))
     monkeypatch.setattr("persist.dataflow.updates.batch.mixed_words", colliding_words(request.param))
-    monkeypatch.setattr("persist.dataflow.operators.accumulate.mixed", colliding(request.param))
+    monkeypatch.setattr("persist.dataflow.operators.aggregates.mixed", colliding(request.param))
 
 
 def test_the_hash_is_the_same_for_ever() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from persist.codecs import CollectionSchema, Utf8, to_updates
 from persist.dataflow import InputClosed, Program
-from persist.dataflow.ports.few_given import FEW_GIVEN, FewGiven
+from persist.dataflow.ports.inputs import FEW_GIVEN, FewGiven
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 

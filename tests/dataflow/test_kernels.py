@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from persist import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow import Antichain, Program, col, lit
-from persist.dataflow.state.spill import Spill
-from persist.dataflow.state.spine import Spine
-from persist.dataflow.state.stash import Stash
+from persist.dataflow.state.spine import Spill, Spine
 from persist.dataflow.updates.batch import FEW_ROWS, Layout, key_hashes, mixed, mixed_words, settled, to_batch
+from persist.dataflow.updates.times import Stash
 from persist.dataflow.updates.words import Domain, is_ordered, ranks
 
 LAYOUT = Layout(1, 1, 1)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from persist.dataflow.running.layout import GAP_X, HIGH, WIDE, layout
+from persist.dataflow.running.report import GAP_X, HIGH, WIDE, layout
 
 
 def behind(places: list[tuple[float, float]], path: str) -> bool:

@@ -10,9 +10,9 @@ from persist.dataflow import Captured, Join, Linear, Plan, Program, Reduce, Stre
 from persist.dataflow.operators.reduce import TotalReduce
 from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.program import Together
 from persist.dataflow.running.graph import Builder
 from persist.dataflow.state.spine import in_memory
-from persist.dataflow.together import Together
 from persist.dataflow.updates.words import Domain
 
 KV = {"k": pa.int64(), "v": pa.int64()}

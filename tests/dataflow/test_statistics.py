@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import persist
 from persist.dataflow import Captured, Filter, Map, Options, Program, Running, Source, Statistics, col, lit
-from persist.dataflow.operators.paths import JoinPaths
+from persist.dataflow.operators.join import JoinPaths
 from persist.dataflow.plan.optimise import optimised
 from persist.dataflow.plan.plan import Input
 from persist.dataflow.plan.statistics import statistics_of

@@ -1,6 +1,6 @@
 """Reductions of a few records: plain Python, because each call of numpy takes longer than all that is to be done.
 
-This and `few_given` are one path for few rows, from `insert` to what `step` gives, and stay because it halves a whole
+This and `FewGiven` are one path for few rows, from `insert` to what `step` gives, and stay because it halves a whole
 step: with sum, count and max by group over 100,000 rows in memory, two updates take 0.38 ms of CPU, and 0.81 to 1.05
 without (medians of 300 steps, in alternation, 2026-11-24); a moved edge of a reachability 0.9 ms, and 1.7 without.
 

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.codecs import DiffOverflow
-from persist.dataflow.operators.accumulate import contributions
-from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted
+from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, contributions
 from persist.dataflow.operators.logic import aggregate
 from persist.dataflow.state.ranked import Order, Ranked, Record, has_rank
 from persist.dataflow.updates.batch import products

@@ -22,7 +22,6 @@ import pyarrow.types as pat
 
 from persist.codecs import DiffOverflow
 from persist.dataflow.errors import OperatorFailed
-from persist.dataflow.operators.accumulate import contributions
 from persist.dataflow.operators.aggregates import (
     ACCUMULABLE,
     COUNT,
@@ -33,6 +32,7 @@ from persist.dataflow.operators.aggregates import (
     SLOTS,
     Wanted,
     check_int64,
+    contributions,
     exact_sums,
     small_sums,
     to_float,

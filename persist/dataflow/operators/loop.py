@@ -17,9 +17,8 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.dataflow.errors import NotConverging
 from persist.dataflow.operators.operators import Operator
-from persist.dataflow.state.stash import Stash
 from persist.dataflow.updates.batch import Layout, to_batch
-from persist.dataflow.updates.times import Ints, meet_of
+from persist.dataflow.updates.times import Ints, Stash, meet_of
 
 
 class EnterOperator(Operator):

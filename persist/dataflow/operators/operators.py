@@ -18,10 +18,9 @@ import pyarrow as pa
 from persist.antichain import Antichain, Coordinates, as_given
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.operators.linear import Shape
-from persist.dataflow.plan.taps import Captured, Probed, to_table
-from persist.dataflow.state.stash import Ready, Stash
+from persist.dataflow.plan.draft import Captured, Probed, to_table
 from persist.dataflow.updates.batch import Layout, to_batch
-from persist.dataflow.updates.times import Flags, Ints, beyond, meet_of
+from persist.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_of
 from persist.dataflow.updates.words import Domain
 
 

@@ -31,9 +31,8 @@ from persist.dataflow.operators.linear import Shape
 from persist.dataflow.operators.logic import KeysOf, Logic, Result
 from persist.dataflow.operators.operators import Operator
 from persist.dataflow.state.spine import Allocate, Spine
-from persist.dataflow.state.stash import Stash
 from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
-from persist.dataflow.updates.times import Flags, Ints
+from persist.dataflow.updates.times import Flags, Ints, Stash
 
 CELLS_MAX = 1 << 22  # Cells of versions (records times moments) that are looked at together.
 FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.

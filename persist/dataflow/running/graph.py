@@ -14,11 +14,10 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow.expressions.expression import Lit
-from persist.dataflow.operators.accumulate import exploded
-from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted
+from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
 from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.few_groups import Plain, plain_accumulated, plain_distinct, plain_extremes
-from persist.dataflow.operators.join import JoinOperator
+from persist.dataflow.operators.join import JoinOperator, JoinPaths
 from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
 from persist.dataflow.operators.linear import Shape, compiled, traced
 from persist.dataflow.operators.logic import (
@@ -43,9 +42,9 @@ from persist.dataflow.operators.operators import (
     SinkOperator,
     shown_by,
 )
-from persist.dataflow.operators.paths import JoinPaths
 from persist.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.dataflow.operators.windows import windows
+from persist.dataflow.plan.draft import Captured, Probed
 from persist.dataflow.plan.plan import (
     ROOT,
     Aggregates,
@@ -76,7 +75,6 @@ from persist.dataflow.plan.plan import (
 )
 from persist.dataflow.plan.stages import Map, ident, move_times, through
 from persist.dataflow.plan.statistics import Statistics, of_input
-from persist.dataflow.plan.taps import Captured, Probed
 from persist.dataflow.ports.kept import KeptLinear, KeptOutput, kept_schema
 from persist.dataflow.running.resume import Counts, counts_of
 from persist.dataflow.state.spine import Allocate

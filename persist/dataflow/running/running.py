@@ -29,7 +29,7 @@ from persist.dataflow.ports.sources import SourceReader, poll_all, wake
 from persist.dataflow.running.graph import Builder
 from persist.dataflow.running.report import OperatorReport, drawn, reports_of
 from persist.dataflow.running.resume import resumed
-from persist.dataflow.state.spill import Spill
+from persist.dataflow.state.spine import Spill
 from persist.dataflow.updates.times import meet_of
 from persist.dataflow.updates.words import Domain
 from persist.engine import Engine, destroy, loaded

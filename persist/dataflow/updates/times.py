@@ -1,6 +1,12 @@
-"""Times of many updates at once: an array `int64[dimensions, n]`, compared with frontiers (`persist.antichain`)."""
+"""Times of many updates at once, and updates that wait until their time is complete.
 
-from collections.abc import Iterable, Sequence
+Times are an array `int64[dimensions, n]`, and are compared with frontiers (`persist.antichain`). A stash keeps waiting
+updates in chunks, which are sorted by one coordinate of their times and have geometric sizes. So an update of the far
+future (the end of a window, a later iteration) is not looked at until it is near, and a look at all chunks costs
+O(log n).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -52,3 +58,101 @@ def closure(times: Sequence[Coordinates]) -> list[Coordinates]:
     for time in times:
         closed |= {tuple(map(max, time, other)) for other in closed} | {time}
     return sorted(closed)
+
+
+Ready = Callable[[Ints], Flags]
+Times = Callable[[Ints], Ints]
+
+
+class Stash:
+    """Columns of a matrix, sorted by one of its rows.
+
+    Args:
+        axis: the row that they are sorted by.
+        times: which rows are the times.
+    """
+
+    def __init__(self, axis: int, times: slice) -> None:
+        self._axis = axis
+        self._times = times
+        self._is_line = times.stop - times.start == 1
+        self._chunks: list[Ints] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._chunks
+
+    @property
+    def rows(self) -> int:
+        """How many wait."""
+        return sum(chunk.shape[1] for chunk in self._chunks)
+
+    def add(self, waiting: Ints) -> None:
+        """Let columns wait."""
+        if not waiting.shape[1]:
+            return
+        self._chunks.append(self._sorted(waiting))
+        while len(self._chunks) > 1 and self._chunks[-2].shape[1] < 2 * self._chunks[-1].shape[1]:
+            last = self._chunks.pop()
+            self._chunks[-1] = self._sorted(np.concatenate((self._chunks[-1], last), axis=1))
+
+    def take(self, ready: Ready, bound: int | None) -> list[Ints]:
+        """Return what is ready by now, and let the rest wait.
+
+        Args:
+            ready: which of times, `int64[dimensions, n]`, are ready.
+            bound: nothing is ready from this value of the coordinate on; None: that cannot be told. Of times of one
+                dimension, everything before it is ready.
+        """
+        found: list[Ints] = []
+        chunks: list[Ints] = []
+        is_told = self._is_line and bound is not None
+        for chunk in self._chunks:
+            end = chunk.shape[1]
+            if bound is not None and chunk[self._axis, -1] >= bound:
+                end = int(chunk[self._axis].searchsorted(bound))
+            if is_told and end == chunk.shape[1]:
+                found.append(chunk)
+                continue
+            near, far = chunk[:, :end], chunk[:, end:]
+            if is_told and end:
+                found.append(near)
+            elif end:
+                flags = ready(near[self._times])
+                if flags.all():
+                    found.append(near)
+                elif flags.any():
+                    found.append(near[:, flags])
+                    far = np.concatenate((near[:, ~flags], far), axis=1)
+                else:
+                    far = chunk
+            if far.shape[1]:
+                chunks.append(far)
+        self._chunks = chunks
+        return found
+
+    def least(self, ready: Ready, row: int) -> int | None:
+        """Return the least value in a row of what is ready; None if nothing is."""
+        least = None
+        for chunk in self._chunks:
+            if row == self._axis and ready(chunk[self._times, :1])[0]:
+                first = int(chunk[row, 0])
+            else:
+                flags = ready(chunk[self._times])
+                if not flags.any():
+                    continue
+                first = int(chunk[row, flags].min())
+            least = first if least is None else min(least, first)
+        return least
+
+    def everything(self) -> list[Ints]:
+        """Return all that waits."""
+        return list(self._chunks)
+
+    def _sorted(self, columns: Ints) -> Ints:
+        if columns.shape[1] == 1:
+            return columns
+        row = columns[self._axis]
+        if (row[1:] < row[:-1]).any():
+            return columns.take(row.argsort(kind="stable"), axis=1)
+        return columns
