@@ -178,7 +178,7 @@ def narrowed(
     found: "persist.Collection", columns: str | None, where: str | None, version: int | None = None
 ) -> dict[str, Any]:
     """Return what narrows a read, as the arguments of the library."""
-    from persist.read import parse_where
+    from persist.expression import parse_where
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     return {

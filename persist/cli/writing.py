@@ -198,7 +198,7 @@ def overwrite(
 ) -> int:
     """Make the rows of a file the contents from a time on, or of those for which a condition is true; and seal it."""
     from persist.cli.loading import checked, rows_of, spooled
-    from persist.read import parse_where
+    from persist.expression import parse_where
 
     with spooled(file, format) as rows, at.writing() as client:
         found = _own(client, collection)
@@ -231,7 +231,7 @@ def delete(
 
     from persist.cli.casting import Caster
     from persist.cli.loading import checked, rows_of, spooled
-    from persist.read import parse_where
+    from persist.expression import parse_where
 
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")

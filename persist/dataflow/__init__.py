@@ -13,10 +13,6 @@ from persist.dataflow.errors import (
     OutputConflict,
     SourceLost,
 )
-from persist.dataflow.expressions.evaluation import evaluate
-from persist.dataflow.expressions.expression import Aggregate, Call, Col, Expression, Lit, col, columns_of, lit, when
-from persist.dataflow.expressions.sql_casts import why_not_cast
-from persist.dataflow.expressions.sql_text_casts import of_text
 from persist.dataflow.linear_logic import Logic
 from persist.dataflow.plan.draft import Captured, Probed
 from persist.dataflow.plan.plan import (
@@ -46,6 +42,7 @@ from persist.dataflow.program import Program, Scope, open_together
 from persist.dataflow.running.report import OperatorReport, depths
 from persist.dataflow.running.running import Options, Running, Step
 from persist.dataflow.stream import Grouped, Stream
+from persist.expression import Aggregate, Expression, col, lit, when
 
 __all__ = [
     "Aggregate",
@@ -79,8 +76,6 @@ __all__ += [
     "ROOT",
     "Aggregates",
     "Arrange",
-    "Call",
-    "Col",
     "Concat",
     "Consolidate",
     "Constant",
@@ -90,7 +85,6 @@ __all__ += [
     "FilterFunction",
     "Join",
     "Linear",
-    "Lit",
     "Map",
     "Negate",
     "Node",
@@ -105,14 +99,10 @@ __all__ += [
     "Statistics",
     "TemporalFilter",
     "WindowFunction",
-    "columns_of",
     "depths",
     "edges_into",
     "end_of",
-    "evaluate",
     "is_read_as",
     "of_collection",
-    "of_text",
     "reads_time",
-    "why_not_cast",
 ]

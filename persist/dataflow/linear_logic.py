@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.dataflow.expressions.expression import Expression, col, lit
 from persist.dataflow.plan.stages import (
     BatchFunction,
     Delay,
@@ -34,6 +33,7 @@ from persist.dataflow.plan.stages import (
     record_schema,
 )
 from persist.dataflow.plan.types import Columns, as_names
+from persist.expression import Col, Expression, Term, term_of
 
 Function: TypeAlias = Callable[..., Any]
 Made = TypeVar("Made")
@@ -68,7 +68,7 @@ class LinearMethods(ABC, Generic[Made]):
         if function is None:
             if not outputs:
                 raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
-            return self._always("map", Map(tuple((name, lit(each)) for name, each in outputs.items())))
+            return self._always("map", Map(tuple((name, term_of(each)) for name, each in outputs.items())))
         check_function(function, "map")
         if outputs or schema is None:
             raise InvalidUsage(
@@ -83,10 +83,10 @@ class LinearMethods(ABC, Generic[Made]):
 
     def extend(self, **outputs: Any) -> Made:
         """Return the same columns, and some that are computed; one of the same name is replaced."""
-        computed = {name: lit(each) for name, each in outputs.items()}
+        computed = {name: term_of(each) for name, each in outputs.items()}
 
         def stage(given: pa.Schema) -> Stage:
-            return Map(tuple(({name: col(name) for name in given.names} | computed).items()))
+            return Map(tuple(({name: Col(name) for name in given.names} | computed).items()))
 
         return self.then(LinearStep("extend", stage))
 
@@ -94,7 +94,7 @@ class LinearMethods(ABC, Generic[Made]):
         """Return some of the columns. Records that look alike then add up."""
         return self.then(
             LinearStep(
-                "project", lambda given: Map(tuple((name, col(name)) for name in as_names("project", names, given)))
+                "project", lambda given: Map(tuple((name, Col(name)) for name in as_names("project", names, given)))
             )
         )
 
@@ -104,14 +104,14 @@ class LinearMethods(ABC, Generic[Made]):
 
         def stage(given: pa.Schema) -> Stage:
             as_names("rename", list(given_names), given)
-            return Map(tuple((given_names.get(name, name), col(name)) for name in given.names))
+            return Map(tuple((given_names.get(name, name), Col(name)) for name in given.names))
 
         return self.then(LinearStep("rename", stage))
 
-    def filter(self, condition: Expression | Function) -> Made:
+    def filter(self, condition: Expression | Term | bool | Function) -> Made:
         """Return the records for which a condition, or a Python function, is true."""
-        if isinstance(condition, Expression | bool):
-            return self._always("filter", Filter(lit(condition)))
+        if isinstance(condition, Expression | Term | bool):
+            return self._always("filter", Filter(term_of(condition)))
         check_function(condition, "filter")
         return self._always("filter", FilterFunction(condition))
 
@@ -120,10 +120,10 @@ class LinearMethods(ABC, Generic[Made]):
         check_function(function, "flat_map")
         return self._always("flat_map", FlatMap(function, record_schema(schema, "flat_map")))
 
-    def explode(self, by: Expression | Function, *, schema: Columns | None = None) -> Made:
+    def explode(self, by: Expression | Term | Function, *, schema: Columns | None = None) -> Made:
         """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
-        if isinstance(by, Expression):
-            return self._always("explode", Explode(by))
+        if isinstance(by, Expression | Term):
+            return self._always("explode", Explode(term_of(by)))
         check_function(by, "explode")
         if schema is None:
             raise InvalidUsage(
@@ -152,7 +152,7 @@ class LinearMethods(ABC, Generic[Made]):
         lower bound at all, or `coalesce` an expression that may be NULL.
         A window is a reduction over this: `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
         """
-        bounds = [None if each is None else lit(each) for each in (lower, upper)]
+        bounds = [None if bound is None else term_of(bound) for bound in (lower, upper)]
         made = TemporalFilter(bounds[0], bounds[1], dimension)
         return self.then(LinearStep("temporal_filter", lambda _: made, dimension, needs_root=True))
 
@@ -161,7 +161,7 @@ class LinearMethods(ABC, Generic[Made]):
 
         An update whose value is before its time is an error when the program runs.
         """
-        made = Delay(lit(to), dimension)
+        made = Delay(term_of(to), dimension)
         return self.then(LinearStep("delay", lambda _: made, dimension, needs_root=True))
 
     def _always(self, operator: str, stage: Stage) -> Made:

@@ -13,7 +13,6 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, SchemaMismatch
-from persist.dataflow.expressions.expression import Aggregate, Expression, col, lit
 from persist.dataflow.linear_logic import Function, LinearMethods, LinearStep, Logic
 from persist.dataflow.operators.aggregates import result_type
 from persist.dataflow.plan.draft import Captured, Draft, Probed
@@ -52,6 +51,7 @@ from persist.dataflow.plan.types import (
     joined_schema,
     pick,
 )
+from persist.expression import Aggregate, Col, Lit, Term, col, lit, term_of
 from persist.names import check_name
 
 
@@ -147,7 +147,7 @@ class Stream(LinearMethods["Stream"]):
         """Return the records whose key the other one has, however often."""
         left, right = self._together([other])
         pairs = as_on("semijoin", on, left.schema, right.schema)
-        keys = right._mapped({mine: col(its) for mine, its in pairs}).distinct()
+        keys = right._mapped({mine: Col(its) for mine, its in pairs}).distinct()
         return left.join(keys, [mine for mine, _ in pairs])
 
     def antijoin(self, other: "Stream", on: On) -> "Stream":
@@ -161,12 +161,12 @@ class Stream(LinearMethods["Stream"]):
         both = left.join(right, dict(pairs))
         missing = [field for field in both.schema if field.name not in left.columns]
         alone = left.antijoin(right, dict(pairs))
-        return both + alone.extend(**{each.name: lit(None, each.type) for each in missing})
+        return both + alone.extend(**{each.name: Lit(pa.scalar(None, each.type)) for each in missing})
 
     def group_by(self, *names: str, **keys: Any) -> "Grouped":
         """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
         as_names("group_by", names, self.schema)
-        return Grouped(self, {name: col(name) for name in names} | {name: lit(each) for name, each in keys.items()})
+        return Grouped(self, {name: Col(name) for name in names} | {name: term_of(key) for name, key in keys.items()})
 
     def distinct(self) -> "Stream":
         """Return each record of positive multiplicity once."""
@@ -294,7 +294,7 @@ class Stream(LinearMethods["Stream"]):
 
     # Inside.
 
-    def _mapped(self, outputs: Mapping[str, Expression]) -> "Stream":
+    def _mapped(self, outputs: Mapping[str, Term]) -> "Stream":
         """Return what expressions give, which may be of no columns."""
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
@@ -372,7 +372,7 @@ def _nulls_last(value: Any) -> tuple[bool, Any]:
 class Grouped:
     """The records of a stream by key; see `Stream.group_by`. A group that empties yields nothing, not a zero."""
 
-    def __init__(self, stream: Stream, keys: dict[str, Expression]) -> None:
+    def __init__(self, stream: Stream, keys: dict[str, Term]) -> None:
         self._stream = stream
         self._keys = keys
         for name in keys:
@@ -387,7 +387,7 @@ class Grouped:
         """
         if not aggregates:
             raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')
-        values: dict[str, Expression] = {}
+        values: dict[str, Term] = {}
         outputs = []
         for name, each in aggregates.items():
             if not isinstance(each, Aggregate):
@@ -475,10 +475,10 @@ class Grouped:
         return name
 
     def _whole(self) -> tuple[Stream, tuple[str, ...]]:
-        values = {name: col(name) for name in self._stream.columns if name not in self._keys}
+        values: dict[str, Term] = {name: Col(name) for name in self._stream.columns if name not in self._keys}
         return self._mapped(values), tuple(values)
 
-    def _mapped(self, values: dict[str, Expression]) -> Stream:
+    def _mapped(self, values: dict[str, Term]) -> Stream:
         return self._stream._mapped({**self._keys, **values})
 
     def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: ReduceLogic, columns: pa.Schema) -> Stream:

@@ -37,7 +37,6 @@ from persist.read.scanning.scan import SLICES_MAX, Scan, narrowed_scan, negated,
 
 if TYPE_CHECKING:
     from persist.read.results.dataset import ResultDataset
-    from persist.read.where import parse_where
 
 __all__ = [
     "BATCH_ROWS_MAX",
@@ -87,7 +86,6 @@ __all__ = [
     "memory_within",
     "narrowed_scan",
     "negated",
-    "parse_where",
     "read_changes",
     "read_snapshot",
     "read_touched",
@@ -105,4 +103,4 @@ __all__ = [
     "with_moments",
 ]
 
-__getattr__ = late_names(__name__, {"results.dataset": ["ResultDataset"], "where": ["parse_where"]})
+__getattr__ = late_names(__name__, {"results.dataset": ["ResultDataset"]})

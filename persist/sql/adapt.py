@@ -7,16 +7,15 @@ values that they depend on.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from persist.errors import InvalidUsage
+from persist.expression import Call, Lit, Place, Term, all_of, conjuncts, places_in, shifted, sql_call
 from persist.sql.adapt_expression import Expressions, Json, check_members
 from persist.sql.algebra import (
     TRUE,
     Aggregate,
-    Call,
-    Column,
-    Constant,
     Distinct,
-    Expression,
     Filter,
     Join,
     Let,
@@ -31,10 +30,8 @@ from persist.sql.algebra import (
     TopK,
     Values,
     Window,
-    all_of,
     children,
-    columns_in,
-    expressions_of,
+    terms_of,
 )
 from persist.sql.duck import Columns
 from persist.sql.prune import types_of
@@ -97,7 +94,7 @@ class Adapter:
             self._check_table(plan)
         check_members(plan, _MEMBERS[plan["type"]].split(), plan["type"])
         node, width = found(self, plan)
-        for each in expressions_of(node):
+        for each in terms_of(node):
             check_without_now(each, self._sql)
         return node, width
 
@@ -129,7 +126,7 @@ class Adapter:
 
     def filter(self, plan: Json) -> tuple[Node, int]:
         node, width = self._child(plan)
-        conditions = [each for found in self._of.every(plan["expressions"]) for each in _conjuncts(found)]
+        conditions = [part for condition in self._of.every(plan["expressions"]) for part in conjuncts(condition)]
         timed = [each for each in conditions if reads_now(each)]
         rest = [each for each in conditions if each not in timed]
         node = bounded(Filter(node, all_of(rest)) if rest else node, timed, self._unit, self._sql)
@@ -158,7 +155,7 @@ class Adapter:
             elif comparison == "COMPARE_NOT_DISTINCT_FROM":
                 same.append((one, other))
             elif comparison in _COMPARED:
-                rest.append(Call(_COMPARED[comparison], "boolean", (one, shifted(other, width))))
+                rest.append(sql_call(_COMPARED[comparison], pa.bool_(), one, shifted(other, width)))
             else:
                 raise InvalidUsage(f"a join on {comparison} is not supported in a view")
         rest += self._of.every(plan.get("expressions"))
@@ -182,7 +179,7 @@ class Adapter:
             picked.append(width)
         elif how not in ("semi", "anti"):
             picked += [width + each for each in rights or range(others)]
-        return Project(node, tuple(map(Column, picked))), len(picked)
+        return Project(node, tuple(map(Place, picked))), len(picked)
 
     def aggregate(self, plan: Json) -> tuple[Node, int]:
         node, _ = self._child(plan)
@@ -363,44 +360,28 @@ def _united(parts: Sequence[Node]) -> Node:
     return SetOperation("union", _united(parts[:half]), _united(parts[half:]))
 
 
-def _determines(targets: Sequence[Expression], node: Node, width: int) -> bool:
+def _determines(targets: Sequence[Term], node: Node, width: int) -> bool:
     """Return whether rows that agree in some expressions agree in all columns, which may be computed from these."""
-    known = {each.index for each in targets if isinstance(each, Column)}
+    known = {each.index for each in targets if isinstance(each, Place)}
     if not isinstance(node, Project):
         return len(known) == width
     given = [node.outputs[at] for at in known]
     kinds = types_of(node.input)
     exact = {at for at, kind in enumerate(kinds) if kind not in ("float", "double")}  # 0.0 and -0.0 are one row.
 
-    def is_known(expression: Expression) -> bool:
-        if isinstance(expression, Call) and columns_in(expression) <= exact and expression not in given:
+    def is_known(expression: Term) -> bool:
+        if isinstance(expression, Call) and places_in(expression) <= exact and expression not in given:
             return all(map(is_known, expression.arguments))
-        return isinstance(expression, Constant) or expression in given
+        return isinstance(expression, Lit) or expression in given
 
     return all(map(is_known, node.outputs))
-
-
-def _conjuncts(condition: Expression) -> list[Expression]:
-    if isinstance(condition, Call) and condition.function == "and":
-        return [found for each in condition.arguments for found in _conjuncts(each)]
-    return [condition]
 
 
 def _has_temporal(node: Node) -> bool:
     return isinstance(node, Temporal) or any(map(_has_temporal, children(node)))
 
 
-def shifted(expression: Expression, by: int) -> Expression:
-    """Return an expression with the numbers of its columns moved up."""
-    match expression:
-        case Column(index):
-            return Column(index + by)
-        case Call(function, kind, arguments, at):
-            return Call(function, kind, tuple(shifted(each, by) for each in arguments), at)
-    return expression
-
-
 def _mapped(node: Node, width: int, map_: Sequence[int] | None) -> tuple[Node, int]:
     if not map_ or list(map_) == list(range(width)):
         return node, width
-    return Project(node, tuple(map(Column, map_))), len(map_)
+    return Project(node, tuple(map(Place, map_))), len(map_)

@@ -1,13 +1,16 @@
 """Expressions of DuckDB 2.0's bound plans, as those of our plans. What is not known is refused with its place."""
 
 from collections.abc import Collection
+from decimal import Decimal
 from typing import Any, NoReturn
 
-from persist.dataflow import why_not_cast
+import pyarrow as pa
+
 from persist.errors import InvalidUsage
-from persist.sql.algebra import Aggregation, Call, Column, Constant, Expression, Frame, Order, WindowCall
+from persist.expression import Call, Lit, Place, Term, calls, sql_call, why_not_cast
+from persist.sql.algebra import Aggregation, Frame, Order, WindowCall
 from persist.sql.duck import place
-from persist.sql.types import of_duckdb, to_arrow
+from persist.sql.types import constant, of_duckdb, to_arrow
 
 Json = dict[str, Any]
 _NOWHERE = 2**64 - 1
@@ -256,15 +259,15 @@ class Expressions:
         except InvalidUsage as error:
             self.refuse(str(error), node)
 
-    def every(self, nodes: Any) -> tuple[Expression, ...]:
+    def every(self, nodes: Any) -> tuple[Term, ...]:
         return tuple(map(self.one, nodes or ()))
 
-    def one(self, node: Json) -> Expression:
+    def one(self, node: Json) -> Term:
         """Return one expression."""
         self.check(node)
         match node.get("expression_class"):
             case "BOUND_REF":
-                return Column(node["index"])
+                return Place(node["index"])
             case "BOUND_CONSTANT":
                 return self._constant(node)
             case "BOUND_CASE":
@@ -277,11 +280,11 @@ class Expressions:
                 self.refuse("a view has no parameters: write the value into the query", node)
         self.refuse(f"{node.get('expression_class')} is not supported in a view", node)
 
-    def _constant(self, node: Json) -> Constant:
+    def _constant(self, node: Json) -> Lit:
         value = node["value"]
         kind = self.type_of(value["type"], node)
         if value.get("is_null") or "value" not in value:
-            return Constant(kind)
+            return constant(kind, None)
         found = value["value"]
         if kind == "hugeint" or (kind.startswith("decimal") and isinstance(found, dict)):
             found = (found["upper"] << 64) + found["lower"]
@@ -289,53 +292,39 @@ class Expressions:
             found = f"{found.get('months', 0)},{found.get('days', 0)},{found.get('micros', 0)}"
         elif kind == "boolean":
             found = "true" if found else "false"
-        return Constant(kind, str(found))
+        return constant(kind, str(found))
 
-    def _case(self, node: Json) -> Expression:
+    def _case(self, node: Json) -> Term:
         kind = self.type_of(node["return_type"], node)
-        arguments: list[Expression] = []
+        arguments: list[Term] = []
         for check in node["case_checks"]:
             arguments += [self.one(check["when_expr"]), self.one(check["then_expr"])]
-        return Call("case", kind, (*arguments, self.one(node["else_expr"])), self._at(node))
+        return sql_call("case", to_arrow(kind), *arguments, self.one(node["else_expr"]), at=self._at(node))
 
-    def _between(self, node: Json) -> Expression:
-        value = self.one(node["input"])
+    def _between(self, node: Json) -> Term:
         low = "greater_equal" if node.get("lower_inclusive", True) else "greater"
         high = "less_equal" if node.get("upper_inclusive", True) else "less"
-        bounds = (
-            Call(low, "boolean", (value, self.one(node["lower"])), self._at(node)),
-            Call(high, "boolean", (value, self.one(node["upper"])), self._at(node)),
-        )
-        return Call("and", "boolean", bounds, self._at(node))
+        return _between(low, high, *self.every([node[name] for name in ("input", "lower", "upper")]), at=self._at(node))
 
-    def _call(self, node: Json) -> Expression:
+    def _call(self, node: Json) -> Term:
         kind = self.type_of(node.get("return_type", {"id": "BOOLEAN"}), node)
         arguments = self.every(node.get("children"))
         type_, at = node["type"], self._at(node)
         if type_ == "OPERATOR_CAST":
             tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
             given = self.type_of(node["arguments"][0], node)
-            if given == "null" and isinstance(arguments[0], Constant | Column):
-                return Constant(kind)
+            if given == "null" and isinstance(arguments[0], Lit | Place):
+                return constant(kind, None)
             why = None if given == "null" else why_not_cast(to_arrow(given), to_arrow(kind))
             if why is not None:
                 self.refuse(f"values of {given} are not cast to {kind} in a view: {why}", node)
             if kind == "hugeint" and given in ("float", "double"):  # Decimals, which these are here, round otherwise.
-                arguments = (Call("round_even", given, arguments, at),)
-            return Call("try_cast" if tries else "cast", kind, arguments, at)
+                arguments = (sql_call("round_even", to_arrow(given), *arguments, at=at),)
+            return sql_call("try_cast" if tries else "cast", to_arrow(kind), *arguments, at=at)
         if type_ == "COMPARE_BETWEEN":
-            value, low, high = arguments
-            return Call(
-                "and",
-                "boolean",
-                (
-                    Call("greater_equal", "boolean", (value, low), at),
-                    Call("less_equal", "boolean", (value, high), at),
-                ),
-                at,
-            )
+            return _between("greater_equal", "less_equal", *arguments, at=at)
         if type_ in COMPARISONS:
-            return Call(COMPARISONS[type_], kind, arguments, at)
+            return sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
         name = _name(node)
         if name in _NOT_DEFINITE:
             self.refuse(
@@ -349,9 +338,9 @@ class Expressions:
             )
         if type_ != "BOUND_FUNCTION" or name not in FUNCTIONS:
             self.refuse(f"function {name or type_}() is not supported in a view", node)
-        if name.endswith("like_escape") and arguments[2:] != (Constant("text", "\\"),):
+        if name.endswith("like_escape") and arguments[2:] != (constant("text", "\\"),):
             self.refuse("LIKE … ESCAPE is supported for the character \\ only", node)
-        return Call(FUNCTIONS[name], kind, arguments, at)
+        return sql_call(FUNCTIONS[name], to_arrow(kind), *arguments, at=at)
 
     def order(self, node: Json) -> Order:
         """Return one key of an ORDER BY."""
@@ -420,16 +409,23 @@ class Expressions:
 
     def whole(self, node: Json, what: str) -> int:
         """Return a constant whole number."""
-        found = self.one(node)
-        while isinstance(found, Call) and found.function == "cast":
-            found = found.arguments[0]
-        if not isinstance(found, Constant) or found.value is None or not found.value.lstrip("-").isdigit():
+        number = self.one(node)
+        while isinstance(number, Call) and calls(number, "cast"):
+            number = number.arguments[0]
+        if not isinstance(number, Lit) or not isinstance(number.value.as_py(), int | Decimal):
             self.refuse(f"{what} is a constant whole number in a view", node)
-        return int(found.value)
+        return int(number.value.as_py())
 
     def _at(self, node: Json) -> int | None:
         at = node.get("query_location", _NOWHERE)
         return None if at == _NOWHERE else at
+
+
+def _between(low: str, high: str, value: Term, least: Term, greatest: Term, *, at: int | None) -> Term:
+    bounds = ((low, least), (high, greatest))
+    return sql_call(
+        "and", pa.bool_(), *(sql_call(how, pa.bool_(), value, bound, at=at) for how, bound in bounds), at=at
+    )
 
 
 def _name(node: Json) -> str:

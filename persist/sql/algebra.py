@@ -4,60 +4,31 @@ This, and not the text of the query, is what a view means. It is written once, w
 every start; so another release of DuckDB, or none, changes nothing. Every value has a `kind` in the JSON, and the whole
 stands in a `Definition` with a version (`persist.sql.definition`).
 
-Columns are numbered from 0. An expression refers to those of its node's input; the condition of a join to those of the
-left, and behind them those of the right. Relations are multisets: nothing is in an order.
+Expressions are terms (`persist.expression`). Their columns are numbered from 0, and are those of the node's input; for
+the condition of a join those of the left, and behind them those of the right. Relations are multisets: nothing is in an
+order. A term is stored as one of
+
+    { kind: "column", index }
+    { kind: "constant", type, value }            value as text; without it, NULL
+    { kind: "call", function, type, arguments, at }
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
 
+from persist.expression import SQL, Call, Lit, Place, Term, all_of, sql_call
+from persist.sql.types import constant, kind_of, text_of, to_arrow
 
-class _Expression(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
-    pass
-
-
-class Column(_Expression, frozen=True, tag="column"):
-    """A column of the input."""
-
-    index: int
-
-
-class Constant(_Expression, frozen=True, tag="constant"):
-    """A value of a type (`persist.sql.types`), as text; None is NULL."""
-
-    type: str
-    value: str | None = None
-
-
-class Call(_Expression, frozen=True, tag="call"):
-    """A function of other expressions.
-
-    Attributes:
-        type: of its value.
-        at: where it is in the text of the query, for messages.
-    """
-
-    function: str
-    type: str
-    arguments: tuple["Expression", ...] = ()
-    at: int | None = None
-
-
-Expression = Column | Constant | Call
-TRUE = Constant("boolean", "true")
-
-
-def all_of(conditions: Sequence[Expression]) -> Expression:
-    """Return the condition that all of these hold, of which there is one at least."""
-    return conditions[0] if len(conditions) == 1 else Call("and", "boolean", tuple(conditions))
+TRUE = Lit(pa.scalar(True))
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One key of an order."""
 
-    by: Expression
+    by: Term
     descending: bool = False
     nulls_first: bool = False
 
@@ -67,9 +38,9 @@ class Aggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     function: str
     type: str
-    arguments: tuple[Expression, ...] = ()
+    arguments: tuple[Term, ...] = ()
     distinct: bool = False
-    where: Expression | None = None
+    where: Term | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -87,11 +58,11 @@ class WindowCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     function: str
     type: str
-    arguments: tuple[Expression, ...] = ()
-    partition: tuple[Expression, ...] = ()
+    arguments: tuple[Term, ...] = ()
+    partition: tuple[Term, ...] = ()
     order: tuple[Order, ...] = ()
     frame: Frame = Frame()
-    where: Expression | None = None
+    where: Term | None = None
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
@@ -110,29 +81,29 @@ class Values(_Node, frozen=True, tag="values"):
     """Rows that the query itself holds."""
 
     types: tuple[str, ...]
-    rows: tuple[tuple[Constant, ...], ...]
+    rows: tuple[tuple[Term, ...], ...]
 
 
 class Project(_Node, frozen=True, tag="project"):
     """Computed columns."""
 
     input: "Node"
-    outputs: tuple[Expression, ...]
+    outputs: tuple[Term, ...]
 
 
 class Filter(_Node, frozen=True, tag="filter"):
     """The rows for which a condition is true."""
 
     input: "Node"
-    condition: Expression
+    condition: Term
 
 
 class Temporal(_Node, frozen=True, tag="temporal"):
     """Each row at the times in [lower, upper), which it says itself; a row whose bound is NULL is never there."""
 
     input: "Node"
-    lower: Expression | None = None
-    upper: Expression | None = None
+    lower: Term | None = None
+    upper: Term | None = None
 
 
 class Join(_Node, frozen=True, tag="join"):
@@ -149,9 +120,9 @@ class Join(_Node, frozen=True, tag="join"):
     how: Literal["inner", "left", "right", "full", "semi", "anti", "mark", "single", "unless"]
     left: "Node"
     right: "Node"
-    equal: tuple[tuple[Expression, Expression], ...] = ()
-    same: tuple[tuple[Expression, Expression], ...] = ()
-    condition: Expression | None = None
+    equal: tuple[tuple[Term, Term], ...] = ()
+    same: tuple[tuple[Term, Term], ...] = ()
+    condition: Term | None = None
 
 
 class Aggregate(_Node, frozen=True, tag="aggregate"):
@@ -163,7 +134,7 @@ class Aggregate(_Node, frozen=True, tag="aggregate"):
     """
 
     input: "Node"
-    keys: tuple[Expression, ...]
+    keys: tuple[Term, ...]
     aggregates: tuple[Aggregation, ...]
     sets: tuple[tuple[int, ...], ...]
     groupings: tuple[tuple[int, ...], ...] = ()
@@ -182,7 +153,7 @@ class TopK(_Node, frozen=True, tag="top"):
     order: tuple[Order, ...]
     limit: int | None = None
     offset: int = 0
-    partition: tuple[Expression, ...] = ()
+    partition: tuple[Term, ...] = ()
 
 
 class SetOperation(_Node, frozen=True, tag="set"):
@@ -245,54 +216,88 @@ Node = (
 )
 
 
+_OF_CALL = {"kind", "function", "type", "arguments", "at"}
+_PARTS = ("input", "left", "right", "value", "body", "anchor", "step")
+
+
 def children(node: Node) -> tuple[Node, ...]:
     """Return the relations that a node is made of."""
-    found = (getattr(node, name, None) for name in ("input", "left", "right", "value", "body", "anchor", "step"))
-    return tuple(each for each in found if each is not None)
+    parts = (getattr(node, name, None) for name in _PARTS)
+    return tuple(part for part in parts if part is not None)
 
 
-def replaced(node: Node, by: Any) -> Node:
+def replaced(node: Node, by: Callable[[Any], Node]) -> Any:
     """Return a node with each of its relations given to a function, and replaced by what that returns."""
-    names = ("input", "left", "right", "value", "body", "anchor", "step")
-    changes = {name: by(getattr(node, name)) for name in names if getattr(node, name, None) is not None}
+    changes = {name: by(getattr(node, name)) for name in _PARTS if getattr(node, name, None) is not None}
     return msgspec.structs.replace(node, **changes) if changes else node
 
 
-def expressions_of(node: Node) -> list[Expression]:
-    """Return the expressions of a node itself, without those of the relations that it is made of."""
-    found: list[Expression] = []
+def terms_of(node: Node) -> list[Term]:
+    """Return the terms of a node itself, without those of the relations that it is made of."""
+    terms: list[Term] = []
 
     def collect(value: Any) -> None:
-        if isinstance(value, Column | Constant | Call):
-            found.append(value)
+        if isinstance(value, Term):
+            terms.append(value)
         elif isinstance(value, Aggregation | WindowCall | Order):
             for name in value.__struct_fields__:
                 collect(getattr(value, name))
         elif isinstance(value, tuple):
-            for each in value:
-                collect(each)
+            for item in value:
+                collect(item)
 
     for name in node.__struct_fields__:
         collect(getattr(node, name))
-    return found
+    return terms
 
 
-def columns_in(expression: Expression) -> set[int]:
-    """Return the numbers of the columns that an expression reads."""
-    match expression:
-        case Column(index):
-            return {index}
-        case Call(_, _, arguments):
-            return set().union(*map(columns_in, arguments))
-    return set()
+def filtered(node: Node, conditions: Sequence[Term]) -> Node:
+    """Return the rows of a relation for which some conditions hold."""
+    return Filter(node, all_of(conditions)) if conditions else node
 
 
-def moved(expression: Expression, to: Any) -> Expression:
-    """Return an expression with each column replaced by what a function of its number returns."""
-    match expression:
-        case Column(index):
-            found: Expression = to(index)
-            return found
-        case Call(function, type_, arguments, at):
-            return Call(function, type_, tuple(moved(each, to) for each in arguments), at)
-    return expression
+def to_json(value: Any) -> Any:
+    """Return a plan, or a part of one, as it is stored."""
+    match value:
+        case Place(index):
+            return {"kind": "column", "index": index}
+        case Lit(scalar):
+            text = text_of(scalar)
+            return {"kind": "constant", "type": kind_of(scalar.type)} | ({} if text is None else {"value": text})
+        case Call(function, arguments, (kind,), at):
+            stored: dict[str, Any] = {"kind": "call", "function": function.removeprefix(SQL), "type": kind_of(kind)}
+            stored |= {"arguments": to_json(arguments)} if arguments else {}
+            return stored | ({} if at is None else {"at": at})
+        case tuple():
+            return [to_json(item) for item in value]
+        case msgspec.Struct():
+            config = value.__struct_config__
+            names = [field.name for field in msgspec.structs.fields(value) if _is_given(value, field)]
+            tag = {} if config.tag is None else {config.tag_field: config.tag}
+            return {**tag, **{name: to_json(getattr(value, name)) for name in names}}
+    return value
+
+
+def _is_given(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
+    return field.required or getattr(value, field.name) != field.default
+
+
+def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
+    """Return the term that was stored; for msgspec, which asks for a type that it does not know.
+
+    Raises:
+        ValueError: it is none.
+    """
+    assert wanted is Term
+    match stored:
+        case {"kind": "column", "index": int(index), **rest} if not rest:
+            return Place(index)
+        case {"kind": "constant", "type": str(kind), **rest} if {*rest} <= {"value"}:
+            return constant(kind, rest.get("value"))
+        case {"kind": "call", "function": str(function), "type": str(kind), **rest} if rest.keys() <= {
+            "arguments",
+            "at",
+        }:
+            arguments = (term_of_json(Term, argument) for argument in rest.get("arguments", ()))
+            return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
+    raise ValueError(f"{stored!r:.200} is no expression of a plan")

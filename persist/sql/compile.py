@@ -6,20 +6,9 @@ from difflib import get_close_matches
 
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
+from persist.expression import Call, Place, Term
 from persist.sql.adapt import Adapter
-from persist.sql.algebra import (
-    Aggregate,
-    Call,
-    Column,
-    Expression,
-    Filter,
-    Node,
-    Project,
-    Temporal,
-    TopK,
-    children,
-    expressions_of,
-)
+from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of
 from persist.sql.duck import Columns, bound, names_column, place, tables_of
 from persist.sql.temporal import MARK
 from persist.sql.types import Unreadable, of_arrow
@@ -112,11 +101,11 @@ def _deep_is_refused() -> Iterator[None]:
 
 def _levels(node: Node) -> int:
     """Return how deep a plan is, a relation counting for two levels and an expression for one."""
-    own = max(map(_levels_of, expressions_of(node)), default=0)
+    own = max(map(_levels_of, terms_of(node)), default=0)
     return 2 + max([own, *map(_levels, children(node))])
 
 
-def _levels_of(expression: Expression) -> int:
+def _levels_of(expression: Term) -> int:
     return 1 + max(map(_levels_of, expression.arguments), default=0) if isinstance(expression, Call) else 1
 
 
@@ -150,7 +139,7 @@ def key_of(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] 
     node = plan
     while isinstance(node, Project | Filter | Temporal | TopK):
         if isinstance(node, Project):
-            columns_at = {at: each.index for at, each in enumerate(node.outputs) if isinstance(each, Column)}
+            columns_at = {at: each.index for at, each in enumerate(node.outputs) if isinstance(each, Place)}
             places = {columns_at[at]: to for at, to in places.items() if at in columns_at}
         node = node.input
     if isinstance(node, Aggregate) and len(node.sets) == 1 and node.keys:

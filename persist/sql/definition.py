@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from persist.errors import IncompatibleVersion
-from persist.sql.algebra import Node
+from persist.sql.algebra import Node, term_of_json, to_json
 
 VERSION = 1
 
@@ -51,8 +51,8 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return what is stored."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        plain = msgspec.structs.replace(self, plan=None)
+        return {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Definition":
@@ -63,4 +63,4 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if stored.get("version") != VERSION:
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
-        return msgspec.convert(stored, cls)
+        return msgspec.convert(stored, cls, dec_hook=term_of_json)

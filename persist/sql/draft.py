@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema
-from persist.dataflow import Program, col
+from persist.dataflow import Program
 from persist.engine import Engine, loaded, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
+from persist.expression import Col
 from persist.log import kinds as record_kinds
 from persist.names import view_hold
 from persist.sql.algebra import Node
@@ -21,7 +22,7 @@ from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition
 from persist.sql.graph import definition_of, scans_of
 from persist.sql.lower import Lowering
-from persist.sql.lower_expression import column
+from persist.sql.lower_join import column
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
@@ -147,7 +148,7 @@ def _check_runs(name: str, plan: Node, columns: Sequence[tuple[str, str]], reads
     sources = {each: program.source(each, schema=pa.schema(_columns_of(found))) for each, found in reads.items()}
     try:
         answer = Lowering(program, sources.__getitem__).answer(plan)
-        outputs: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(columns)}
+        outputs: dict[str, Any] = {each: Col(column(at)) for at, (each, _) in enumerate(columns)}
         answer.map(**outputs)
     except InvalidUsage as error:
         raise InvalidUsage(f"the query of view {name!r} cannot be computed on any rows: {error}") from error

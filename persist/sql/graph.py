@@ -12,14 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow import Program, Statistics, Stream, col, of_collection
+from persist.dataflow import Program, Statistics, Stream, of_collection
 from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
+from persist.expression import Col
 from persist.names import view_hold
 from persist.sql.algebra import Node, Scan, children
 from persist.sql.definition import Definition
 from persist.sql.lower import Lowering
-from persist.sql.lower_expression import column
+from persist.sql.lower_join import column
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 
@@ -62,7 +63,7 @@ class ViewProgram(Program):
             name, definition = view.handle.name, view.definition
             sizes = sizes_of(engine, definition)
             answer = Lowering(self, partial(self._stream_of, engine, definition), sizes).answer(definition.plan)
-            columns: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(definition.columns)}
+            columns: dict[str, Any] = {each: Col(column(at)) for at, (each, _) in enumerate(definition.columns)}
             answer = answer.map(**columns).named(f"view {name}")
             self._streams[view.handle.id] = answer
             if is_rehearsal:

@@ -3,11 +3,12 @@
 from typing import Any
 
 from persist.codecs import CollectionSchema
-from persist.dataflow import Program, Stream, col
+from persist.dataflow import Program, Stream
 from persist.errors import InvalidUsage
+from persist.expression import Col
 from persist.sql.compile import check_columns, mentioned, planned
 from persist.sql.lower import Lowering
-from persist.sql.lower_expression import column
+from persist.sql.lower_join import column
 
 
 def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
@@ -27,5 +28,5 @@ def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
     plan, columns = planned(query, schemas)
     check_columns(columns)
     found = Lowering(program, known.__getitem__).answer(plan)
-    outputs: dict[str, Any] = {name: col(column(at)) for at, (name, _) in enumerate(columns)}
+    outputs: dict[str, Any] = {name: Col(column(at)) for at, (name, _) in enumerate(columns)}
     return found.map(**outputs)

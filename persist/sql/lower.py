@@ -5,14 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow import Call as DataflowCall
-from persist.dataflow import Col, Program, Stream, WindowFunction, col, lit
-from persist.dataflow import Expression as DataflowExpression
+from persist.dataflow import Program, Stream, WindowFunction
 from persist.errors import InvalidUsage
+from persist.expression import Call, Col, Lit, Term, sql_call, type_of
 from persist.sql.algebra import (
     Aggregate,
     Distinct,
-    Expression,
     Filter,
     Join,
     Let,
@@ -28,9 +26,8 @@ from persist.sql.algebra import (
     Window,
     WindowCall,
 )
-from persist.sql.lower_aggregate import aggregated
-from persist.sql.lower_expression import column, lowered, numbered, scalar
-from persist.sql.lower_join import joined
+from persist.sql.lower_aggregate import aggregated, kept_where
+from persist.sql.lower_join import column, joined, lowered, numbered
 from persist.sql.order import NOTHING, Known
 from persist.sql.prune import is_empty_without
 from persist.sql.rewrite import rewritten
@@ -123,17 +120,17 @@ class Lowering:
             step = step.consolidate()
         new.set(step)
         if goes_on is not None:
-            goes_on.set(step.map(goes_on=lit(True)).distinct())
+            goes_on.set(step.map(goes_on=True).distinct())
         every.set((every + step).consolidate())
         return scope.leave(every)
 
 
 def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Stream:
     """Return columns of a stream, as the types that the plan takes them for: a long text as a text."""
-    outputs: list[DataflowExpression] = []
+    outputs: list[Term] = []
     for name, kind in zip(columns, map(to_arrow, types), strict=True):
         is_so = stream.schema.field(name).type == kind
-        outputs.append(col(name) if is_so else DataflowCall("cast", (col(name),), (kind,)))
+        outputs.append(Col(name) if is_so else Call("cast", (Col(name),), (kind,)))
     return numbered(stream, outputs)
 
 
@@ -144,12 +141,12 @@ def _at_least_none(count: int) -> int:
 def _table(node: Values) -> pa.Table:
     arrays = []
     for at, kind in enumerate(node.types):
-        found = [scalar(row[at]).as_py() for row in node.rows]
-        arrays.append(pa.array(found, to_arrow(kind)))
+        values = [row[at] for row in node.rows]
+        arrays.append(pa.array([each.value.as_py() for each in values if isinstance(each, Lit)], to_arrow(kind)))
     return pa.table({column(at): each for at, each in enumerate(arrays)})
 
 
-def _named(stream: Stream, expressions: list[Expression], prefix: str) -> tuple[Stream, list[str]]:
+def _named(stream: Stream, expressions: list[Term], prefix: str) -> tuple[Stream, list[str]]:
     """Return a stream with expressions among its columns, and what these are called."""
     found: dict[str, Any] = {}
     names: list[str] = []
@@ -165,7 +162,7 @@ def _named(stream: Stream, expressions: list[Expression], prefix: str) -> tuple[
 def _top(node: TopK, stream: Stream) -> Stream:
     columns = list(stream.columns)
     if node.limit == 0:
-        return stream.filter(lit(False))
+        return stream.filter(False)
     stream, keys = _named(stream, list(node.partition), "p")
     stream, by = _named(stream, [each.by for each in node.order], "o")
     order = {}
@@ -192,7 +189,7 @@ def _top(node: TopK, stream: Stream) -> Stream:
 def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
     """Return the first rows of each of some parts, among which those of the whole are: a change then costs its part."""
     columns = list(stream.columns)
-    part = DataflowCall("sql.bucket", tuple(map(col, columns)), (pa.int64(),))
+    part = sql_call("bucket", pa.int64(), *map(Col, columns))
     order = dict(zip(reversed(by), reversed(node.order), strict=True))
     names = list(dict.fromkeys(by)) or columns[:1]
     down = [order[name].descending if name in order else False for name in names]
@@ -210,7 +207,7 @@ def _counted(node: TopK, stream: Stream) -> Stream:
 def _windowed(stream: Stream, calls: tuple[WindowCall, ...]) -> Stream:
     width = len(stream.columns)
     columns = list(stream.columns)
-    by_partition: dict[tuple[Expression, ...], list[int]] = {}
+    by_partition: dict[tuple[Term, ...], list[int]] = {}
     for at, each in enumerate(calls):
         by_partition.setdefault(each.partition, []).append(at)
     for partition, places in by_partition.items():
@@ -235,15 +232,10 @@ def _window_function(
     values = [lowered(each) for each in arguments]
     if call.where is not None:
         if not values:
-            values, function = [lit(True)], "count"
-        values = [
-            DataflowCall(
-                "sql.case", (lowered(call.where), each, lit(None, _type_of(stream, each))), (_type_of(stream, each),)
-            )
-            for each in values
-        ]
+            values, function = [Lit(pa.scalar(True))], "count"
+        values = [kept_where(call.where, value, type_of(value, stream.schema, "map")) for value in values]
     if function in ("lag", "lead") and len(values) > 1:
-        values[1] = DataflowCall("sql.cast", (values[1],), (to_arrow(call.type),))
+        values[1] = sql_call("cast", to_arrow(call.type), values[1])
     extended = {f"a{at}_{n}": each for n, each in enumerate(values)}
     orders = {f"o{at}_{n}": lowered(each.by) for n, each in enumerate(call.order)}
     stream = stream.extend(**extended, **orders) if extended or orders else stream
@@ -253,11 +245,7 @@ def _window_function(
     return stream, made
 
 
-def _type_of(stream: Stream, value: DataflowExpression) -> pa.DataType:
-    return stream.map(x=value).schema.field("x").type
-
-
-def _whole(expression: Expression, function: str) -> int:
+def _whole(expression: Term, function: str) -> int:
     made = lowered(expression)
     value: Any = getattr(made, "value", None)
     if value is None or not value.is_valid:

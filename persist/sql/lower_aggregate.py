@@ -13,12 +13,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.dataflow import Aggregate as DataflowAggregate
-from persist.dataflow import Call as DataflowCall
-from persist.dataflow import Expression as DataflowExpression
-from persist.dataflow import Program, Stream, col, columns_of, lit
+from persist.dataflow import Program, Stream
+from persist.expression import Aggregate as Summary
+from persist.expression import Col, Lit, Term, columns_of, sql_call, type_of
 from persist.sql.algebra import Aggregate, Aggregation
-from persist.sql.lower_expression import lowered, numbered
+from persist.sql.lower_join import lowered, null_of, numbered
 from persist.sql.types import to_arrow
 
 NARROW = 18  # Digits of a decimal that fit one word.
@@ -28,10 +27,10 @@ def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     """Return a row for each group of each grouping set."""
     node = msgspec.structs.replace(node, aggregates=tuple(map(_without_count_if, node.aggregates)))
     keys: dict[str, Any] = {f"k{at}": lowered(each) for at, each in enumerate(node.keys)}
-    kinds = {name: stream.map(x=each).schema.field("x").type for name, each in keys.items()}
+    kinds = {name: type_of(key, stream.schema, "map") for name, key in keys.items()}
     values: dict[str, Any] = {f"v{at}": _value(each, stream) for at, each in enumerate(node.aggregates)}
     values |= {f"o{at}": lowered(each.arguments[1]) for at, each in enumerate(node.aggregates) if _is_picked(each)}
-    rows = stream.map(**keys, **values, there=lit(True))
+    rows = stream.map(**keys, **values, there=True)
     found = None
     for each in node.sets:
         made = _one_set(node, rows, each, kinds, program)
@@ -45,19 +44,22 @@ def _without_count_if(aggregation: Aggregation) -> Aggregation:
     return msgspec.structs.replace(aggregation, function="sum") if aggregation.function == "count_if" else aggregation
 
 
-def _value(aggregation: Aggregation, stream: Stream) -> DataflowExpression:
+def _value(aggregation: Aggregation, stream: Stream) -> Term:
     """Return what is aggregated: NULL where the condition of its FILTER does not hold."""
-    value = lowered(aggregation.arguments[0]) if aggregation.arguments else lit(True)
-    kind = stream.map(x=value).schema.field("x").type
+    value = lowered(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
+    kind = type_of(value, stream.schema, "map")
     if aggregation.function in ("sum", "avg") and (pat.is_boolean(kind) or pat.is_uint64(kind)):
         kind = pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0)
-        value = DataflowCall("sql.cast", (value,), (kind,))
+        value = sql_call("cast", kind, value)
     if aggregation.function == "sum" and pat.is_float32(kind):
         kind = pa.float64()
-        value = DataflowCall("sql.cast", (value,), (kind,))
-    if aggregation.where is None:
-        return value
-    return DataflowCall("sql.case", (lowered(aggregation.where), value, lit(None, kind)), (kind,))
+        value = sql_call("cast", kind, value)
+    return value if aggregation.where is None else kept_where(aggregation.where, value, kind)
+
+
+def kept_where(condition: Term, value: Term, kind: pa.DataType) -> Term:
+    """Return a value of a stream, NULL where the condition of a FILTER does not hold."""
+    return sql_call("case", kind, lowered(condition), value, null_of(kind))
 
 
 def _one_set(
@@ -67,18 +69,16 @@ def _one_set(
     if not keys:
         rows = rows + _nothing(rows, program)
     found = _grouped(node, rows, keys)
-    outputs: list[DataflowExpression] = [col(name) if name in keys else lit(None, kind) for name, kind in kinds.items()]
+    outputs: list[Term] = [Col(name) if name in keys else null_of(kind) for name, kind in kinds.items()]
     for at, each in enumerate(node.aggregates):
         kind = to_arrow(each.type)
-        made = col(f"v{at}")
-        outputs.append(
-            made if found.schema.field(f"v{at}").type == kind else DataflowCall("sql.cast", (made,), (kind,))
-        )
+        made = Col(f"v{at}")
+        outputs.append(made if found.schema.field(f"v{at}").type == kind else sql_call("cast", kind, made))
     for numbers in node.groupings:
         bits = 0
         for at in numbers:
             bits = 2 * bits + (at not in picked)
-        outputs.append(lit(bits, pa.int64()))
+        outputs.append(Lit(pa.scalar(bits, pa.int64())))
     return numbered(found, outputs)
 
 
@@ -106,33 +106,29 @@ def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
 
 def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
     """Return a row per key with aggregates. Sums of wide decimals are those of their limbs, put together."""
-    made: dict[str, DataflowAggregate] = {}
-    outputs: dict[str, Any] = {key: col(key) for key in keys}
+    made: dict[str, Summary] = {}
+    outputs: dict[str, Any] = {key: Col(key) for key in keys}
     for name, each in wanted.items():
         kind = rows.schema.field(name).type
         if each.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
             for number in ("lower", "upper"):
-                limb = DataflowCall(f"sql.{number}_limb", (col(name),), (pa.int64(),))
-                made[f"{name}_{number}"] = DataflowAggregate("wide_sum", limb)
-            limbs = (col(f"{name}_lower"), col(f"{name}_upper"))
+                limb = sql_call(f"{number}_limb", pa.int64(), Col(name))
+                made[f"{name}_{number}"] = Summary("wide_sum", limb)
+            limbs = (Col(f"{name}_lower"), Col(f"{name}_upper"))
             if each.function == "sum":
-                outputs[name] = DataflowCall("sql.joined_limbs", limbs, (pa.decimal128(38, kind.scale),))
+                outputs[name] = sql_call("joined_limbs", pa.decimal128(38, kind.scale), *limbs)
             else:
-                made[f"{name}_count"] = DataflowAggregate(
-                    "count", DataflowCall("sql.upper_limb", (col(name),), (pa.int64(),))
-                )
-                scale = lit(kind.scale, pa.int64())
-                outputs[name] = DataflowCall(
-                    "sql.mean_of_limbs", (*limbs, col(f"{name}_count"), scale), (pa.float64(),)
-                )
+                made[f"{name}_count"] = Summary("count", sql_call("upper_limb", pa.int64(), Col(name)))
+                scale = Lit(pa.scalar(kind.scale, pa.int64()))
+                outputs[name] = sql_call("mean_of_limbs", pa.float64(), *limbs, Col(f"{name}_count"), scale)
         else:
             made[name] = _aggregate(name, each, rows, is_global=is_global)
-            outputs[name] = col(name)
+            outputs[name] = Col(name)
     found = rows.project(*keys, *_read(made)).group_by(*keys).agg(**made)
     return found if all(name in made for name in wanted) else found.map(**outputs)
 
 
-def _read(made: dict[str, DataflowAggregate]) -> list[str]:
+def _read(made: dict[str, Summary]) -> list[str]:
     return sorted(set().union(*(columns_of(each.of) for each in made.values())))
 
 
@@ -140,12 +136,9 @@ def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) 
     """Return of each key the value where what it goes by is least or greatest; of several such, the least value."""
     by = name.replace("v", "o")
     kinds = {each: rows.schema.field(each).type for each in (name, by)}
-    known = [DataflowCall("sql.is_not_null", (col(each),), (pa.bool_(),)) for each in kinds]
-    both = DataflowCall("sql.and", tuple(known), (pa.bool_(),))
-    columns: dict[str, Any] = {key: col(key) for key in keys}
-    columns |= {
-        each: DataflowCall("sql.case", (both, col(each), lit(None, kind)), (kind,)) for each, kind in kinds.items()
-    }
+    both = sql_call("and", pa.bool_(), *(sql_call("is_not_null", pa.bool_(), Col(each)) for each in kinds))
+    columns: dict[str, Any] = {key: Col(key) for key in keys}
+    columns |= {each: sql_call("case", kind, both, Col(each), null_of(kind)) for each, kind in kinds.items()}
     is_greatest = aggregation.function == "arg_max"
     first = rows.map(**columns).group_by(*keys).top_k(1, [by, name], descending=[is_greatest, False])
     return first.project(*keys, name)
@@ -159,17 +152,13 @@ def _is_distinct(aggregation: Aggregation) -> bool:
     return aggregation.distinct and aggregation.function in ("count", "sum", "avg")
 
 
-def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> DataflowAggregate:
-    value, function = col(name), aggregation.function
-    if function == "count_star":
-        if aggregation.where is not None:
-            return value.count()
-        return col("there").count() if is_global else lit(1).count()
-    if function == "count":
-        return value.count()
-    if function == "sum":
-        kind = rows.schema.field(name).type
-        return DataflowAggregate("wide_sum", value) if pat.is_integer(kind) else value.sum()
-    if function == "avg":
-        return value.mean()
-    return value.max() if function in ("max", "bool_or") else value.min()
+def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> Summary:
+    value, function = Col(name), aggregation.function
+    if function == "count_star" and aggregation.where is None:
+        return Summary("count", Col("there") if is_global else Lit(pa.scalar(1)))
+    if function == "sum" and pat.is_integer(rows.schema.field(name).type):
+        return Summary("wide_sum", value)
+    return Summary(_SUMMARIES.get(function, "min"), value)
+
+
+_SUMMARIES = {"count_star": "count", "count": "count", "sum": "sum", "avg": "mean", "max": "max", "bool_or": "max"}

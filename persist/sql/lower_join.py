@@ -16,11 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow import Call as DataflowCall
-from persist.dataflow import Expression as DataflowExpression
-from persist.dataflow import Stream, col, lit
-from persist.sql.algebra import Call, Column, Expression, Join, columns_in, moved
-from persist.sql.lower_expression import column, lowered, numbered
+from persist.dataflow import Stream
+from persist.expression import Call, Col, Lit, Place, Term, conjuncts, evaluate, moved, places_in, shifted, sql_call
+from persist.sql.algebra import Join
 from persist.sql.prune import has_one_partner
 
 
@@ -33,21 +31,63 @@ class On:
         rest: conditions over the columns of both.
     """
 
-    keys: tuple[tuple[DataflowExpression, DataflowExpression, bool], ...]
-    rest: tuple[DataflowExpression, ...] = ()
+    keys: tuple[tuple[Term, Term, bool], ...]
+    rest: tuple[Term, ...] = ()
+
+
+def column(index: int) -> str:
+    """Return what the dataflow calls a column of a plan."""
+    return f"c{index}"
+
+
+def lowered(term: Term) -> Term:
+    """Return a term over the columns c0, c1, …; what is made of constants only is computed at once."""
+    if isinstance(term, Place):
+        return Col(column(term.index))
+    if not isinstance(term, Call):
+        return term
+    call = Call(term.function, tuple(map(lowered, term.arguments)), term.options)
+    if term.function in ("sql.error", "sql.case") or not all(isinstance(each, Lit) for each in call.arguments):
+        return call
+    try:
+        value = evaluate(call, _OneRow())
+    except (pa.ArrowException, ValueError, TypeError):
+        return call  # It raises when it is evaluated, if it ever is.
+    return Lit(value if isinstance(value, pa.Scalar) else value[0])
+
+
+class _OneRow(dict[str, Any]):
+    def __len__(self) -> int:
+        return 1
+
+
+def numbered(stream: Stream, outputs: Sequence[Term]) -> Stream:
+    """Return computed columns as c0, c1, …"""
+    named: dict[str, Any] = {column(at): output for at, output in enumerate(outputs)}
+    return stream.map(**named)
+
+
+def null_of(kind: pa.DataType) -> Lit:
+    """Return a NULL of a type."""
+    return Lit(pa.scalar(None, kind))
+
+
+def is_null(term: Term) -> Call:
+    """Return the condition that a value of a stream is NULL."""
+    return Call("is_null", (term,))
 
 
 def joined(join: Join, left: Stream, right: Stream) -> Stream:
     """Return a join, with the columns c0, c1, … of the left and then those of the right."""
     width = len(left.columns)
-    conjuncts = _conjuncts(join.condition)
-    lefts = [each for each in conjuncts if columns_in(each) and max(columns_in(each)) < width]
-    rights = [each for each in conjuncts if columns_in(each) and min(columns_in(each)) >= width]
-    rest = [each for each in conjuncts if each not in lefts and each not in rights]
+    conditions = conjuncts(join.condition)
+    lefts = [each for each in conditions if places_in(each) and max(places_in(each)) < width]
+    rights = [each for each in conditions if places_in(each) and min(places_in(each)) >= width]
+    rest = [each for each in conditions if each not in lefts and each not in rights]
     pairs = [*((one, other, False) for one, other in join.equal), *((one, other, True) for one, other in join.same)]
     if join.how in ("mark", "unless"):
         # Unknown is not false there, so all conditions are looked at together.
-        return _marked(join, left, right, pairs, conjuncts, width)
+        return _marked(join, left, right, pairs, conditions, width)
     on = On(tuple((lowered(one), lowered(other), nulls) for one, other, nulls in pairs), tuple(map(lowered, rest)))
     ours = _filtered(left, lefts, 0)
     theirs = _filtered(right, rights, width)
@@ -68,36 +108,27 @@ def joined(join: Join, left: Stream, right: Stream) -> Stream:
     return found
 
 
-def _conjuncts(condition: Expression | None) -> list[Expression]:
-    if condition is None:
-        return []
-    if isinstance(condition, Call) and condition.function == "and":
-        return [found for each in condition.arguments for found in _conjuncts(each)]
-    return [condition]
-
-
-def _filtered(stream: Stream, conditions: Sequence[Expression], shift: int) -> Stream:
+def _filtered(stream: Stream, conditions: Sequence[Term], shift: int) -> Stream:
     for each in conditions:
-        stream = stream.filter(lowered(moved(each, lambda index: Column(index - shift))))
+        stream = stream.filter(lowered(shifted(each, -shift)))
     return stream
 
 
-def _turned(on: On, rest: Sequence[Expression], join: Join, width: int, right: Stream) -> On:
+def _turned(on: On, rest: Sequence[Term], join: Join, width: int, right: Stream) -> On:
     """Return what partners agree in with the sides exchanged."""
     others = len(right.columns)
 
-    def to(index: int) -> Column:
-        return Column(index + others if index < width else index - width)
+    def to(index: int) -> Place:
+        return Place(index + others if index < width else index - width)
 
     keys = tuple((other, one, nulls) for one, other, nulls in on.keys)
     return On(keys, tuple(lowered(moved(each, to)) for each in rest))
 
 
 def _with_nulls(stream: Stream, other: Stream, *, before: bool) -> Stream:
-    ours: dict[str, Any] = {name: col(name) for name in stream.columns}
-    nulls: list[Any] = [lit(None, field.type) for field in other.schema]
-    every = [*nulls, *ours.values()] if before else [*ours.values(), *nulls]
-    return numbered(stream, every)
+    ours: list[Term] = [*map(Col, stream.columns)]
+    nulls: list[Term] = [null_of(kind) for kind in other.schema.types]
+    return numbered(stream, [*nulls, *ours] if before else [*ours, *nulls])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +156,10 @@ def _keyed(left: Stream, right: Stream, on: On) -> _Keyed:
         if names.get(str(other), "").startswith("r"):
             names[str(other)] = name
         if nulls and not same:
-            left = left.filter(~one.is_null())
+            left = left.filter(Call("not", (is_null(one),)))
     if computed:
         left = left.extend(**computed)
-    kept: dict[str, Any] = {name: col(old) for old, name in names.items() if name.startswith("r")}
+    kept: dict[str, Any] = {name: Col(old) for old, name in names.items() if name.startswith("r")}
     return _Keyed(
         left, right.map(**theirs, **kept) if theirs or kept else right, list(theirs), list(names.values()), nulls
     )
@@ -142,7 +173,7 @@ def inner(left: Stream, right: Stream, on: On) -> Stream:
         pairs = sides.left.join(sides.right, sides.keys, null_equals=sides.nulls)
     else:
         pairs = sides.left.cross(sides.right)
-    outputs = [col(column(at)) for at in range(width)] + [col(name) for name in sides.names]
+    outputs = [Col(column(at)) for at in range(width)] + [Col(name) for name in sides.names]
     found = numbered(pairs, outputs)
     for each in on.rest:
         found = found.filter(each)
@@ -160,15 +191,15 @@ def semi(left: Stream, right: Stream, on: On, *, has_one: bool = False) -> Strea
         keys = sides.right.project(*sides.keys)
         keys = keys if has_one else keys.distinct()
         return sides.left.join(keys, sides.keys, null_equals=sides.nulls).project(*columns)
-    return left.cross(right.map(there=lit(True)).distinct()).project(*columns)
+    return left.cross(right.map(there=True).distinct()).project(*columns)
 
 
 def _marked(
     join: Join,
     left: Stream,
     right: Stream,
-    pairs: Sequence[tuple[Expression, Expression, bool]],
-    conjuncts: Sequence[Expression],
+    pairs: Sequence[tuple[Term, Term, bool]],
+    conjuncts: Sequence[Term],
     width: int,
 ) -> Stream:
     keys = tuple((lowered(one), lowered(other), nulls) for one, other, nulls in pairs)
@@ -186,15 +217,15 @@ def _marked(
 
 
 def _mark(stream: Stream, value: bool | None) -> Stream:
-    return stream.extend(**{column(len(stream.columns)): lit(value, pa.bool_())})
+    return stream.extend(**{column(len(stream.columns)): Lit(pa.scalar(value, pa.bool_()))})
 
 
 def _unknown(
     left: Stream,
     right: Stream,
     on: On,
-    pairs: Sequence[tuple[Expression, Expression, bool]],
-    conjuncts: Sequence[Expression],
+    pairs: Sequence[tuple[Term, Term, bool]],
+    conjuncts: Sequence[Term],
     width: int,
 ) -> Stream | None:
     """Return the rows of the left of which NULLs leave open whether they have a partner; None if there can be none."""
@@ -204,19 +235,15 @@ def _unknown(
         return None
     if len(equal) == 1 and not conjuncts:
         [(one, other, _)] = equal
-        nulls = semi(left.filter(one.is_null()), right, On(same))
-        open_ = semi(left.filter(~one.is_null()), right.filter(other.is_null()), On(same))
+        nulls = semi(left.filter(is_null(one)), right, On(same))
+        open_ = semi(left.filter(Call("not", (is_null(one),))), right.filter(is_null(other)), On(same))
         return nulls + (open_ - semi(open_, right, on))
-    conditions = [Call("equal", "boolean", (one, _after(other, width))) for one, other, nulls in pairs if not nulls]
+    conditions = [sql_call("equal", pa.bool_(), one, shifted(other, width)) for one, other, nulls in pairs if not nulls]
     possible = [
-        DataflowCall("sql.coalesce", (lowered(each), lit(True)), (pa.bool_(),)) for each in (*conditions, *conjuncts)
+        sql_call("coalesce", pa.bool_(), lowered(each), Lit(pa.scalar(True))) for each in (*conditions, *conjuncts)
     ]
     maybe = semi(left, right, On(same, tuple(possible)))
     return maybe - semi(maybe, right, on)
-
-
-def _after(expression: Expression, width: int) -> Expression:
-    return moved(expression, lambda index: Column(index + width))
 
 
 def _second_partners(left: Stream, right: Stream, on: On, found: Stream) -> Stream:
@@ -225,7 +252,6 @@ def _second_partners(left: Stream, right: Stream, on: On, found: Stream) -> Stre
     sides = inner(left.distinct(), right, on)
     counted = sides.group_by(*(column(at) for at in range(width))).count("partners")
     message = "more than one row returned by a subquery used as an expression"
-    several = counted.filter(col("partners") > 1)
-    raised = DataflowCall("sql.error", (lit(message),), (pa.bool_(),))
-    nothing = several.filter(raised)
-    return numbered(nothing, [lit(None, field.type) for field in found.schema])
+    several = counted.filter(Call("greater", (Col("partners"), Lit(pa.scalar(1)))))
+    nothing = several.filter(sql_call("error", pa.bool_(), Lit(pa.scalar(message))))
+    return numbered(nothing, [null_of(kind) for kind in found.schema.types])

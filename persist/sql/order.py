@@ -12,27 +12,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import pyarrow as pa
+
 from persist.dataflow import Statistics
+from persist.expression import (
+    Call,
+    Lit,
+    Place,
+    Term,
+    all_of,
+    calls,
+    factored_conjuncts,
+    placed,
+    places_in,
+    shifted,
+    sql_call,
+)
 from persist.sql.algebra import (
     Aggregate,
-    Call,
-    Column,
-    Constant,
     Distinct,
-    Expression,
     Filter,
     Join,
     Node,
     Project,
     Scan,
     Temporal,
-    all_of,
     children,
-    columns_in,
-    moved,
+    filtered,
     replaced,
 )
-from persist.sql.conjuncts import conjuncts_of, filtered
 from persist.sql.prune import width_of
 
 Known = Mapping[str, Statistics]
@@ -49,9 +57,9 @@ class Estimate:
     rows: float
     distinct: Mapping[int, float]
 
-    def values(self, key: Expression) -> float:
+    def values(self, key: Term) -> float:
         """Return about how many different values a key has; of one of which nothing is known, the root of the rows."""
-        found = self.distinct.get(key.index) if isinstance(key, Column) else None
+        found = self.distinct.get(key.index) if isinstance(key, Place) else None
         return max(1.0, min(self.rows, self.rows**0.5 if found is None else found))
 
     def kept(self, share: float) -> "Estimate":
@@ -69,7 +77,7 @@ def estimated(node: Node, known: Known) -> Estimate:
             return Estimate(max(1.0, found.rows), counts)
         case Filter(input_, condition):
             below = estimated(input_, known)
-            for each in conjuncts_of(condition):
+            for each in factored_conjuncts(condition):
                 below = below.kept(_share(each, below))
             return below
         case Project(input_, outputs):
@@ -77,7 +85,7 @@ def estimated(node: Node, known: Known) -> Estimate:
             counts = {
                 at: below.distinct[each.index]
                 for at, each in enumerate(outputs)
-                if isinstance(each, Column) and each.index in below.distinct
+                if isinstance(each, Place) and each.index in below.distinct
             }
             return Estimate(below.rows, counts)
         case Temporal(input_) | Distinct(input_):
@@ -91,30 +99,30 @@ def estimated(node: Node, known: Known) -> Estimate:
             return Estimate(max(1.0, min(groups, below.rows)), counts)
         case Join(how, left, right) if how == "inner":
             width, one, other = width_of(left), estimated(left, known), estimated(right, known)
-            return _joined(one, _shifted_estimate(other, width), [(a, _shifted(b, width)) for a, b in node.equal])
+            return _joined(one, _shifted_estimate(other, width), [(a, shifted(b, width)) for a, b in node.equal])
         case Join(how, left) if how in ("semi", "anti", "unless"):
             return estimated(left, known).kept(SEMI_KEEPS)
     below_all = [estimated(each, known) for each in children(node)]
     return Estimate(max((each.rows for each in below_all), default=ROWS), {})
 
 
-def _share(condition: Expression, given: Estimate) -> float:
+def _share(condition: Term, given: Estimate) -> float:
     """Return which share of the rows about passes a condition."""
     if not isinstance(condition, Call):
         return OTHER_KEEPS
-    if condition.function in ("equal", "in") and isinstance(condition.arguments[-1], Constant):
+    if calls(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
         key = condition.arguments[0]
-        is_known = isinstance(key, Column) and key.index in given.distinct
+        is_known = isinstance(key, Place) and key.index in given.distinct
         each = 1 / given.values(key) if is_known else EQUAL_KEEPS
         return float(min(1.0, each * (len(condition.arguments) - 1)))
-    if condition.function == "or":
+    if calls(condition, "or"):
         return float(min(1.0, sum(_share(each, given) for each in condition.arguments)))
-    if condition.function in ("like", "prefix", "suffix", "contains"):
+    if calls(condition, "like", "prefix", "suffix", "contains"):
         return EQUAL_KEEPS
     return OTHER_KEEPS
 
 
-def _joined(one: Estimate, other: Estimate, keys: Sequence[tuple[Expression, Expression]]) -> Estimate:
+def _joined(one: Estimate, other: Estimate, keys: Sequence[tuple[Term, Term]]) -> Estimate:
     values = 1.0
     for a, b in keys:
         values *= max(one.values(a), other.values(b))
@@ -124,7 +132,7 @@ def _joined(one: Estimate, other: Estimate, keys: Sequence[tuple[Expression, Exp
     counts = {**one.distinct, **other.distinct}
     for a, b in keys:
         least = min(one.values(a), other.values(b))
-        counts |= {each.index: least for each in (a, b) if isinstance(each, Column)}
+        counts |= {each.index: least for each in (a, b) if isinstance(each, Place)}
     return Estimate(rows, counts)
 
 
@@ -141,16 +149,16 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
     if not isinstance(node, Join) or node.how != "inner" or node.same:
         return replaced(node, lambda each: ordered(each, known))
     relations: list[Node] = []
-    pairs: list[tuple[Expression, Expression]] = []
-    conditions: list[Expression] = []
+    pairs: list[tuple[Term, Term]] = []
+    conditions: list[Term] = []
     _flatten(node, 0, relations, pairs, conditions)
     if len(relations) < 3:
         return replaced(node, lambda each: ordered(each, known))
     widths = [width_of(each) for each in relations]
     starts = [sum(widths[:at]) for at in range(len(widths))]
 
-    def owners(expression: Expression) -> set[int]:
-        return {max(at for at, start in enumerate(starts) if start <= index) for index in columns_in(expression)}
+    def owners(expression: Term) -> set[int]:
+        return {max(at for at, start in enumerate(starts) if start <= index) for index in places_in(expression)}
 
     estimates = [
         _shifted_estimate(estimated(each, known), start) for each, start in zip(relations, starts, strict=True)
@@ -170,32 +178,32 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
             continue
         equal, kept = [], []
         for one, other in left_pairs:
-            if columns_in(one) <= mine and columns_in(other) <= here:
+            if places_in(one) <= mine and places_in(other) <= here:
                 one, other = other, one
-            if columns_in(one) <= here and columns_in(other) <= mine:
-                ours = moved(one, lambda index, to=place: Column(to[index]))
-                theirs = moved(other, lambda index, start=starts[at]: Column(index - start))
+            if places_in(one) <= here and places_in(other) <= mine:
+                ours = placed(one, place)
+                theirs = shifted(other, -starts[at])
                 equal.append((ours, theirs))
             else:
                 kept.append((one, other))
         left_pairs = kept
         place = {**place, **{index: len(place) + n for n, index in enumerate(sorted(mine))}}
-        now = [each for each in left_conditions if columns_in(each) <= place.keys()]
+        now = [each for each in left_conditions if places_in(each) <= place.keys()]
         left_conditions = [each for each in left_conditions if each not in now]
-        condition = all_of([moved(each, lambda index, to=place: Column(to[index])) for each in now]) if now else None
+        condition = all_of([placed(each, place) for each in now]) if now else None
         found = Join("inner", found, relation, tuple(equal), (), condition)
     assert found is not None
-    rest = [Call("equal", "boolean", pair) for pair in left_pairs]
-    found = filtered(found, [moved(each, lambda index: Column(place[index])) for each in rest])
-    return Project(found, tuple(Column(place[index]) for index in range(sum(widths))))
+    rest = [sql_call("equal", pa.bool_(), *pair) for pair in left_pairs]
+    found = filtered(found, [placed(each, place) for each in rest])
+    return Project(found, tuple(Place(place[index]) for index in range(sum(widths))))
 
 
 def _flatten(
     node: Node,
     start: int,
     relations: list[Node],
-    pairs: list[tuple[Expression, Expression]],
-    conditions: list[Expression],
+    pairs: list[tuple[Term, Term]],
+    conditions: list[Term],
 ) -> None:
     """Collect the relations of inner joins of inner joins, and what their rows agree in, by columns of the whole."""
     if not isinstance(node, Join) or node.how != "inner" or node.same:
@@ -205,25 +213,19 @@ def _flatten(
     _flatten(node.left, start, relations, pairs, conditions)
     _flatten(node.right, start + width, relations, pairs, conditions)
     for one, other in node.equal:
-        pairs.append((_shifted(one, start), _shifted(other, start + width)))
+        pairs.append((shifted(one, start), shifted(other, start + width)))
     if node.condition is not None:
-        conditions += [_shifted(each, start) for each in conjuncts_of(node.condition)]
+        conditions += [shifted(each, start) for each in factored_conjuncts(node.condition)]
 
 
-def _shifted(expression: Expression, by: int) -> Expression:
-    return moved(expression, lambda index: Column(index + by))
-
-
-def _order(
-    relations: Sequence[Estimate], pairs: Sequence[tuple[Expression, Expression, set[int], set[int]]]
-) -> list[int]:
+def _order(relations: Sequence[Estimate], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
     """Return the relations in an order; pairs are keys, with the relations that their sides read."""
     found = [_order_from(start, relations, pairs) for start in range(len(relations))]
     return min(found)[-1]
 
 
 def _order_from(
-    start: int, relations: Sequence[Estimate], pairs: Sequence[tuple[Expression, Expression, set[int], set[int]]]
+    start: int, relations: Sequence[Estimate], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]
 ) -> tuple[int, float, list[int]]:
     """Return how many cross products an order has, how many rows are in between, and the order."""
     order, so_far, crosses, rows = [start], relations[start], 0, 0.0

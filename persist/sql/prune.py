@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from persist.expression import Place, Term, moved, placed, places_in
 from persist.sql.algebra import (
     Aggregate,
-    Column,
     Distinct,
-    Expression,
     Filter,
     Join,
     Let,
@@ -23,10 +22,9 @@ from persist.sql.algebra import (
     Values,
     Window,
     children,
-    columns_in,
-    moved,
     replaced,
 )
+from persist.sql.types import kind_in, kind_of
 
 
 def width_of(node: Node) -> int:
@@ -59,9 +57,9 @@ def types_of(node: Node) -> tuple[str, ...]:
     raise AssertionError(node)
 
 
-def types_in(expressions: Iterable[Expression], given: Sequence[str]) -> tuple[str, ...]:
+def types_in(expressions: Iterable[Term], given: Sequence[str]) -> tuple[str, ...]:
     """Return the types of expressions over columns of given types."""
-    return tuple(given[each.index] if isinstance(each, Column) else each.type for each in expressions)
+    return tuple(given[term.index] if isinstance(term, Place) else kind_of(kind_in(term)) for term in expressions)
 
 
 def pruned(plan: Node) -> Node:
@@ -83,12 +81,12 @@ def _needed(node: Node, needed: Sequence[int]) -> Node:
         case Filter(input_, condition):
             wanted = _union(needed, [condition])
             place = {index: at for at, index in enumerate(wanted)}
-            found = Filter(_needed(input_, wanted), moved(condition, lambda index: Column(place[index])))
+            found = Filter(_needed(input_, wanted), placed(condition, place))
             return _picked(found, [place[at] for at in needed])
         case Temporal(input_, lower, upper):
             wanted = _union(needed, [each for each in (lower, upper) if each is not None])
             place = {index: at for at, index in enumerate(wanted)}
-            bounds = [None if e is None else moved(e, lambda index: Column(place[index])) for e in (lower, upper)]
+            bounds = [None if e is None else placed(e, place) for e in (lower, upper)]
             return _picked(Temporal(_needed(input_, wanted), *bounds), [place[at] for at in needed])
         case Join():
             return _join(node, needed)
@@ -97,10 +95,10 @@ def _needed(node: Node, needed: Sequence[int]) -> Node:
         case Window(input_, calls):
             wanted = list(range(width_of(input_)))
             return _picked(Window(_needed(input_, wanted), calls), needed)
-        case TopK(input_, _, 1, 0, partition) if {*map(Column, needed)} <= {*partition}:
+        case TopK(input_, _, 1, 0, partition) if {*map(Place, needed)} <= {*partition}:
             # What makes one row of a partition the first one is not asked for.
             wanted = _union((), partition)
-            if partition == tuple(map(Column, wanted)):
+            if partition == tuple(map(Place, wanted)):
                 return _picked(Distinct(_needed(input_, wanted)), [wanted.index(at) for at in needed])
             return _picked(replaced(node, pruned), needed)
         case SetOperation("union", left, right):
@@ -113,19 +111,19 @@ def _needed(node: Node, needed: Sequence[int]) -> Node:
 def _picked(node: Node, needed: Sequence[int]) -> Node:
     if list(needed) == list(range(width_of(node))):
         return node
-    return Project(node, tuple(map(Column, needed)))
+    return Project(node, tuple(map(Place, needed)))
 
 
-def _union(needed: Iterable[int], expressions: Iterable[Expression]) -> list[int]:
-    return sorted(set(needed).union(*map(columns_in, expressions)))
+def _union(needed: Iterable[int], expressions: Iterable[Term]) -> list[int]:
+    return sorted(set(needed).union(*map(places_in, expressions)))
 
 
-def _over(input_: Node, expressions: Sequence[Expression], make: Callable[[Node, list[Expression]], Node]) -> Node:
+def _over(input_: Node, expressions: Sequence[Term], make: Callable[[Node, list[Term]], Node]) -> Node:
     wanted = _union((), expressions)
     if not wanted:
         wanted = [0]
     place = {index: at for at, index in enumerate(wanted)}
-    made = [moved(each, lambda index: Column(place[index])) for each in expressions]
+    made = [placed(each, place) for each in expressions]
     found: Node = make(_needed(input_, wanted), made)
     return found
 
@@ -139,8 +137,8 @@ def _aggregate(node: Aggregate) -> Node:
     wanted = _union((), reads) or [0]
     place = {index: at for at, index in enumerate(wanted)}
 
-    def to(index: int) -> Column:
-        return Column(place[index])
+    def to(index: int) -> Place:
+        return Place(place[index])
 
     return msgspec.structs.replace(
         node,
@@ -160,7 +158,7 @@ def _aggregate(node: Aggregate) -> Node:
 def _join(node: Join, needed: Sequence[int]) -> Node:
     width, others = width_of(node.left), width_of(node.right)
     is_one_sided = node.how in ("semi", "anti", "unless", "mark")
-    condition = columns_in(node.condition) if node.condition is not None else set()
+    condition = places_in(node.condition) if node.condition is not None else set()
     pairs = (*node.equal, *node.same)
     lefts = _union((at for at in needed if at < width), (one for one, _ in pairs))
     lefts = sorted({*lefts, *(at for at in condition if at < width)}) or [0]
@@ -169,11 +167,11 @@ def _join(node: Join, needed: Sequence[int]) -> Node:
     ours = {index: at for at, index in enumerate(lefts)}
     theirs = {index: at for at, index in enumerate(rights)}
 
-    def to(index: int) -> Column:
-        return Column(ours[index] if index < width else len(lefts) + theirs[index - width])
+    def to(index: int) -> Place:
+        return Place(ours[index] if index < width else len(lefts) + theirs[index - width])
 
-    def both(each: tuple[Expression, Expression]) -> tuple[Expression, Expression]:
-        return moved(each[0], lambda at: Column(ours[at])), moved(each[1], lambda at: Column(theirs[at]))
+    def both(each: tuple[Term, Term]) -> tuple[Term, Term]:
+        return placed(each[0], ours), placed(each[1], theirs)
 
     found = Join(
         node.how,
@@ -223,7 +221,7 @@ def unique_columns(node: Node) -> list[frozenset[int]]:
         case Let(_, _, body):
             return unique_columns(body)
         case Project(input_, outputs):
-            places = {each.index: at for at, each in reversed(list(enumerate(outputs))) if isinstance(each, Column)}
+            places = {each.index: at for at, each in reversed(list(enumerate(outputs))) if isinstance(each, Place)}
             found = unique_columns(input_)
             return [frozenset(places[at] for at in each) for each in found if each <= places.keys()]
         case Join(how, left) if how in ("semi", "anti", "mark", "single", "unless"):
@@ -235,5 +233,5 @@ def unique_columns(node: Node) -> list[frozenset[int]]:
 
 def has_one_partner(join: Join) -> bool:
     """Return whether no row of the left has two partners, because the right has no two rows of one key."""
-    keys = {other.index for _, other in (*join.equal, *join.same) if isinstance(other, Column)}
+    keys = {other.index for _, other in (*join.equal, *join.same) if isinstance(other, Place)}
     return any(unique <= keys for unique in unique_columns(join.right))

@@ -7,8 +7,8 @@ what it does, and none can be forgotten in it that changes one of the things tha
 from collections import Counter
 from collections.abc import Iterator
 
+from persist.expression import factored_conjuncts
 from persist.sql.algebra import Filter, Join, Node, Project, Scan, Temporal, children
-from persist.sql.conjuncts import conjuncts_of
 from persist.sql.order import NOTHING, Known, estimated
 from persist.sql.rewrite import steps_of
 
@@ -91,7 +91,7 @@ def _conditions(plan: Node) -> Counter[str]:
             while isinstance(below, Project | Filter):
                 below = below.input
             if isinstance(below, Scan):
-                found[below.collection] += len(conjuncts_of(each.condition))
+                found[below.collection] += len(factored_conjuncts(each.condition))
     return found
 
 

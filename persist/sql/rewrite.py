@@ -19,14 +19,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
+from persist.expression import (
+    Call,
+    Lit,
+    Place,
+    Term,
+    all_of,
+    calls,
+    factored_conjuncts,
+    may_raise,
+    moved,
+    places_in,
+    shifted,
+)
 from persist.sql.algebra import (
     Aggregate,
-    Call,
-    Column,
-    Constant,
     Distinct,
-    Expression,
     Filter,
     Join,
     Let,
@@ -35,15 +45,13 @@ from persist.sql.algebra import (
     SetOperation,
     Temporal,
     Window,
-    all_of,
-    columns_in,
-    moved,
+    filtered,
     replaced,
 )
-from persist.sql.conjuncts import conjuncts_of, filtered, may_raise
 from persist.sql.order import NOTHING, Known, ordered
 from persist.sql.prune import pruned, types_of, width_of
 from persist.sql.subqueries import with_inner_joins, without_domains
+from persist.sql.types import to_arrow
 
 
 def rewritten(plan: Node, known: Known = NOTHING) -> Node:
@@ -58,13 +66,13 @@ def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node, Node]:
     return pushed, placed, pruned(placed)
 
 
-def _pushed(node: Node, conditions: list[Expression]) -> Node:
+def _pushed(node: Node, conditions: list[Term]) -> Node:
     """Return a relation of which some conditions hold, which are done as far down as they can."""
     if isinstance(node, Join) and node.how == "inner" and node.condition is not None:
-        here = conjuncts_of(node.condition)
+        here = factored_conjuncts(node.condition)
         return _pushed(msgspec.structs.replace(node, condition=None), [*here, *conditions])
     if conditions and not isinstance(node, Filter | Project):
-        types = types_of(node)
+        types = dict(enumerate(map(to_arrow, types_of(node))))
         raising = [each for each in conditions if may_raise(each, types)]
         if raising:
             found = _pushed(node, [each for each in conditions if each not in raising])
@@ -72,7 +80,7 @@ def _pushed(node: Node, conditions: list[Expression]) -> Node:
             return filtered(_keyed(found, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
-            return _pushed(input_, [*conjuncts_of(condition), *conditions])
+            return _pushed(input_, [*factored_conjuncts(condition), *conditions])
         case Temporal(input_, lower, upper):
             return _sunk(_pushed(input_, conditions), lower, upper)
         case Project(input_, outputs):
@@ -81,7 +89,7 @@ def _pushed(node: Node, conditions: list[Expression]) -> Node:
         case Join():
             return _pushed_into_join(node, conditions)
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
-            below = [each for each in conditions if columns_in(each) and max(columns_in(each)) < len(keys)]
+            below = [each for each in conditions if places_in(each) and max(places_in(each)) < len(keys)]
             above = [each for each in conditions if each not in below]
             down = [moved(each, keys.__getitem__) for each in below]
             return filtered(replaced(node, lambda _: _pushed(input_, down)), above)
@@ -90,30 +98,30 @@ def _pushed(node: Node, conditions: list[Expression]) -> Node:
         case Let(number, value, body):
             return Let(number, _pushed(value, []), _pushed(body, conditions))
         case Window(input_, calls):
-            fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Column)} for c in calls))
-            below = [each for each in conditions if columns_in(each) <= fixed and columns_in(each)]
+            fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
+            below = [each for each in conditions if places_in(each) <= fixed and places_in(each)]
             above = [each for each in conditions if each not in below]
             return filtered(Window(_pushed(input_, below), calls), above)
     return filtered(replaced(node, lambda each: _pushed(each, [])), conditions)
 
 
-def _sunk(node: Node, lower: Expression | None, upper: Expression | None) -> Node:
+def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
     """Return a relation at times that its rows say, which are kept as far down as can be: less is arranged then."""
     bounds = [each for each in (lower, upper) if each is not None]
-    reads = set().union(*map(columns_in, bounds))
+    reads = set().union(*map(places_in, bounds))
     if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
         width = width_of(node.left)
         if max(reads) < width:
             return msgspec.structs.replace(node, left=_sunk(node.left, lower, upper))
         if min(reads) >= width and node.how == "inner":
-            below = [None if e is None else moved(e, lambda index: Column(index - width)) for e in (lower, upper)]
+            below = [None if e is None else shifted(e, -width) for e in (lower, upper)]
             return msgspec.structs.replace(node, right=_sunk(node.right, *below))
     return Temporal(node, lower, upper)
 
 
-def _pushed_into_join(join: Join, conditions: list[Expression]) -> Node:
+def _pushed_into_join(join: Join, conditions: list[Term]) -> Node:
     width = width_of(join.left)
-    lefts = [each for each in conditions if columns_in(each) and max(columns_in(each)) < width]
+    lefts = [each for each in conditions if places_in(each) and max(places_in(each)) < width]
     rest = [each for each in conditions if each not in lefts]
     if join.how == "inner":
         return _pushed_into_inner(join, conditions, width)
@@ -132,7 +140,7 @@ def _pushed_into_join(join: Join, conditions: list[Expression]) -> Node:
     return filtered(found, rest)
 
 
-def _pushed_into_inner(join: Join, conditions: list[Expression], width: int) -> Node:
+def _pushed_into_inner(join: Join, conditions: list[Term], width: int) -> Node:
     lefts, rights, both = _by_side(conditions, width)
     pairs = [_equality(each, width) for each in both]
     rest = [each for each, pair in zip(both, pairs, strict=True) if pair is None]
@@ -146,23 +154,21 @@ def _pushed_into_inner(join: Join, conditions: list[Expression], width: int) -> 
     )
 
 
-def _by_side(
-    conditions: Sequence[Expression], width: int
-) -> tuple[list[Expression], list[Expression], list[Expression]]:
+def _by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
     """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
     lefts, rights, both = [], [], []
     for each in conditions:
-        reads = columns_in(each)
+        reads = places_in(each)
         if reads and max(reads) < width:
             lefts.append(each)
         elif reads and min(reads) >= width:
-            rights.append(moved(each, lambda index: Column(index - width)))
+            rights.append(shifted(each, -width))
         else:
             both.append(each)
     return lefts, rights, both
 
 
-def _wants_key(node: Node, condition: Expression) -> bool:
+def _wants_key(node: Node, condition: Term) -> bool:
     """Return whether an inner join of a relation has no key, and a condition could be it."""
     match node:
         case Project(input_, outputs):
@@ -181,7 +187,7 @@ def _wants_key(node: Node, condition: Expression) -> bool:
     return False
 
 
-def _keyed(node: Node, conditions: list[Expression]) -> Node:
+def _keyed(node: Node, conditions: list[Term]) -> Node:
     """Return a relation of which some conditions hold, done as far down as joins go that want one of them for a key."""
     if not conditions:
         return node
@@ -189,7 +195,7 @@ def _keyed(node: Node, conditions: list[Expression]) -> Node:
         case Project(input_, outputs):
             return Project(_keyed(input_, [moved(each, outputs.__getitem__) for each in conditions]), outputs)
         case Filter(input_, condition):
-            return _keyed(input_, [*conjuncts_of(condition), *conditions])
+            return _keyed(input_, [*factored_conjuncts(condition), *conditions])
         case Let(number, value, body):
             return Let(number, value, _keyed(body, conditions))
         case Join(how, left, right, equal) if how not in ("right", "full"):
@@ -207,9 +213,7 @@ def _keyed(node: Node, conditions: list[Expression]) -> Node:
     return filtered(node, conditions)
 
 
-def _first_equality(
-    conditions: Sequence[Expression], width: int
-) -> tuple[tuple[Expression, Expression] | None, list[Expression]]:
+def _first_equality(conditions: Sequence[Term], width: int) -> tuple[tuple[Term, Term] | None, list[Term]]:
     """Return the first condition that is an equality of both sides, as a pair, and the others."""
     for at, each in enumerate(conditions):
         if (pair := _equality(each, width)) is not None:
@@ -217,28 +221,28 @@ def _first_equality(
     return None, [*conditions]
 
 
-def _equality(condition: Expression, width: int) -> tuple[Expression, Expression] | None:
+def _equality(condition: Term, width: int) -> tuple[Term, Term] | None:
     """Return the two sides of a condition that something of the left equals something of the right."""
-    if not isinstance(condition, Call) or condition.function != "equal":
+    if not (isinstance(condition, Call) and calls(condition, "equal")):
         return None
     one, other = condition.arguments
-    if columns_in(one) and columns_in(other):
-        if min(columns_in(one)) >= width:
+    if places_in(one) and places_in(other):
+        if min(places_in(one)) >= width:
             one, other = other, one
-        if max(columns_in(one)) < width <= min(columns_in(other)):
-            return one, moved(other, lambda index: Column(index - width))
+        if max(places_in(one)) < width <= min(places_in(other)):
+            return one, shifted(other, -width)
     return None
 
 
-def _pushed_into_mark(join: Join, lefts: list[Expression], rest: list[Expression], width: int) -> Node:
-    mark = Column(width)
-    negated = [each for each in rest if isinstance(each, Call) and (each.function, each.arguments) == ("not", (mark,))]
+def _pushed_into_mark(join: Join, lefts: list[Term], rest: list[Term], width: int) -> Node:
+    mark = Place(width)
+    negated = [each for each in rest if isinstance(each, Call) and calls(each, "not") and each.arguments == (mark,)]
     how: Any = "semi" if mark in rest else "unless" if negated else "mark"
     left, right = _pushed(join.left, lefts), _pushed(join.right, [])
     found: Node = Join(how, left, right, join.equal, join.same, join.condition)
     if how == "mark":
         return filtered(found, rest)
-    value = Constant("boolean", "true" if how == "semi" else "false")
+    value = Lit(pa.scalar(how == "semi"))
     above = [each for each in rest if each != mark and each not in negated]
-    found = Project(found, (*map(Column, range(width)), value))
+    found = Project(found, (*map(Place, range(width)), value))
     return _pushed(found, above) if above else found

@@ -15,28 +15,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from persist.sql.algebra import (
-    Aggregate,
-    Call,
-    Column,
-    Expression,
-    Filter,
-    Join,
-    Let,
-    Node,
-    Project,
-    Ref,
-    Temporal,
-    columns_in,
-    moved,
-    replaced,
-)
-from persist.sql.conjuncts import conjuncts_of
+from persist.expression import Call, Place, Term, calls, factored_conjuncts, moved, places_in
+from persist.sql.algebra import Aggregate, Filter, Join, Let, Node, Project, Ref, Temporal, replaced
 from persist.sql.prune import has_one_partner, width_of
 
 # Functions that are NULL, and no error, where an argument is: a condition that is one of NULL keeps no row.
 _COMPARED = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "like", "not_like")
-_STRICT = frozenset((*_COMPARED, "add", "subtract", "multiply", "negate", "cast"))
+_STRICT = (*_COMPARED, "add", "subtract", "multiply", "negate", "cast")
 Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # Where in a plan a `Ref` stands, its number, and a column of it.
 
 
@@ -53,13 +38,13 @@ def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Nod
         return Let(node.number, value, without_domains(node.body, found))
     made: Node = replaced(node, lambda each: without_domains(each, known))
     if isinstance(made, Join) and _adds_nothing(made, known):
-        partner = {one.index: other for one, other in made.same if isinstance(one, Column)}
-        rest = map(Column, range(width_of(made.right)))
+        partner = {one.index: other for one, other in made.same if isinstance(one, Place)}
+        rest = map(Place, range(width_of(made.right)))
         return Project(made.right, (*(partner[at] for at in range(width_of(made.left))), *rest))
     return made
 
 
-def with_inner_joins(node: Node, conditions: Sequence[Expression] = ()) -> Node:
+def with_inner_joins(node: Node, conditions: Sequence[Term] = ()) -> Node:
     """Return an equivalent plan with inner joins in place of outer ones, where conditions keep no row with their NULLs.
 
     Args:
@@ -67,7 +52,7 @@ def with_inner_joins(node: Node, conditions: Sequence[Expression] = ()) -> Node:
     """
     match node:
         case Filter(input_, condition):
-            return Filter(with_inner_joins(input_, [*conditions, *conjuncts_of(condition)]), condition)
+            return Filter(with_inner_joins(input_, [*conditions, *factored_conjuncts(condition)]), condition)
         case Project(input_, outputs):
             below = [moved(each, outputs.__getitem__) for each in conditions]
             return Project(with_inner_joins(input_, below), outputs)
@@ -78,26 +63,26 @@ def with_inner_joins(node: Node, conditions: Sequence[Expression] = ()) -> Node:
             is_asked_for = any(_rejects_nulls(each, width) for each in conditions)
             if is_asked_for and (how == "left" or (how == "single" and has_one_partner(node))):
                 node = msgspec.structs.replace(node, how="inner")
-            lefts = [each for each in conditions if columns_in(each) and max(columns_in(each)) < width]
+            lefts = [each for each in conditions if places_in(each) and max(places_in(each)) < width]
             left, right = with_inner_joins(left, lefts), with_inner_joins(right)
             return msgspec.structs.replace(node, left=left, right=right)
     found: Node = replaced(node, with_inner_joins)
     return found
 
 
-def _rejects_nulls(condition: Expression, first: int) -> bool:
+def _rejects_nulls(condition: Term, first: int) -> bool:
     """Return whether a condition is not true of a row whose columns from a number on are NULL."""
-    if isinstance(condition, Call) and condition.function in ("and", "or"):
+    if isinstance(condition, Call) and calls(condition, "and", "or"):
         found = [_rejects_nulls(each, first) for each in condition.arguments]
-        return any(found) if condition.function == "and" else all(found)
+        return any(found) if calls(condition, "and") else all(found)
     return _is_null(condition, first)
 
 
-def _is_null(value: Expression, first: int) -> bool:
+def _is_null(value: Term, first: int) -> bool:
     """Return whether a value is NULL of such a row: of NULL AND false, for one, it is not."""
     if not isinstance(value, Call):
-        return isinstance(value, Column) and value.index >= first
-    return value.function in _STRICT and any(_is_null(each, first) for each in value.arguments[:2])
+        return isinstance(value, Place) and value.index >= first
+    return calls(value, *_STRICT) and any(_is_null(each, first) for each in value.arguments[:2])
 
 
 def _is_distinct(node: Node) -> bool:
@@ -113,8 +98,8 @@ def _adds_nothing(join: Join, domains: Mapping[int, int]) -> bool:
         return False
     found = {}
     for one, other in join.same:
-        origin = _origin(join.right, other.index) if isinstance(other, Column) else None
-        if not isinstance(one, Column) or origin is None or origin[1:] != (left.number, one.index):
+        origin = _origin(join.right, other.index) if isinstance(other, Place) else None
+        if not isinstance(one, Place) or origin is None or origin[1:] != (left.number, one.index):
             return False
         found[one.index] = origin[0]
     return len(found) == domains[left.number] == len(join.same) and len(set(found.values())) == 1
@@ -130,16 +115,16 @@ def _origin(node: Node, index: int) -> Origin | None:
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and index < len(keys):
             return _below("input", input_, keys[index])
         case Filter(input_) | Temporal(input_):
-            return _below("input", input_, Column(index))
+            return _below("input", input_, Place(index))
         case Join(how, left, right):
             width = width_of(left)
             if index < width and how not in ("right", "full"):
-                return _below("left", left, Column(index))
+                return _below("left", left, Place(index))
             if index >= width and how == "inner":
-                return _below("right", right, Column(index - width))
+                return _below("right", right, Place(index - width))
     return None
 
 
-def _below(where: str, node: Node, expression: Expression) -> Origin | None:
-    found = _origin(node, expression.index) if isinstance(expression, Column) else None
+def _below(where: str, node: Node, expression: Term) -> Origin | None:
+    found = _origin(node, expression.index) if isinstance(expression, Place) else None
     return None if found is None else ((where, *found[0]), *found[1:])

@@ -8,12 +8,16 @@ side of a comparison, which is one of the conditions that all must hold in a WHE
 
 from typing import NoReturn
 
+import pyarrow as pa
+import pyarrow.types as pat
+
 from persist.errors import InvalidUsage
-from persist.sql.algebra import Call, Constant, Expression, Node, Temporal, columns_in
+from persist.expression import SQL, Call, Lit, Term, calls, places_in, sql_call
+from persist.sql.algebra import Node, Temporal
 from persist.sql.duck import place
 
 MARK = "persist: the time as of which a view is read"
-_TIMES = ("timestamp", "timestamptz", "int64")
+_TIMES = (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int64())
 _MIRRORED = {
     "less": "greater",
     "less_equal": "greater_equal",
@@ -23,28 +27,28 @@ _MIRRORED = {
 }
 
 
-def is_now(expression: Expression) -> bool:
+def is_now(expression: Term) -> bool:
     """Return whether an expression is `_now()`, as the binder sees it: an error of a certain text, cast to its type."""
     match expression:
-        case Call("cast", _, (Call("error", _, (Constant("text", text),)),)):
-            return text == MARK
-        case Call("cast", kind, (inner,)) if kind in _TIMES:
+        case Call("sql.cast", (Call("sql.error", (Lit(text),)),)):
+            return bool(text.as_py() == MARK)
+        case Call("sql.cast", (inner,)) if expression.kind in _TIMES:
             return is_now(inner)
     return False
 
 
-def reads_now(expression: Expression) -> bool:
+def reads_now(expression: Term) -> bool:
     """Return whether `_now()` is a part of an expression."""
     return isinstance(expression, Call) and (is_now(expression) or any(map(reads_now, expression.arguments)))
 
 
-def check_without_now(expression: Expression, sql: str) -> None:
+def check_without_now(expression: Term, sql: str) -> None:
     """Raise InvalidUsage if an expression that is no condition of a WHERE reads `_now()`."""
     if reads_now(expression):
         _refuse(expression, sql)
 
 
-def bounded(node: Node, conditions: list[Expression], unit: str | None, sql: str) -> Node:
+def bounded(node: Node, conditions: list[Term], unit: str | None, sql: str) -> Node:
     """Return a relation at the times at which conditions hold that compare `_now()`.
 
     Args:
@@ -55,19 +59,19 @@ def bounded(node: Node, conditions: list[Expression], unit: str | None, sql: str
     return node
 
 
-def _bounded(node: Node, condition: Expression, unit: str, sql: str) -> Node:
-    if not isinstance(condition, Call) or condition.function not in _MIRRORED:
+def _bounded(node: Node, condition: Term, unit: str, sql: str) -> Node:
+    if not isinstance(condition, Call) or not calls(condition, *_MIRRORED):
         _refuse(condition, sql)
     one, other = condition.arguments
-    how = condition.function
+    how = condition.function.removeprefix(SQL)
     if reads_now(other):
         one, other, how = other, one, _MIRRORED[how]
     if reads_now(other):
         _refuse(condition, sql)
     other = _moved_over(one, other, sql)
 
-    def time(function: str) -> Expression:
-        return Call(function, "int64", (other, Constant("text", unit)), condition.at)
+    def time(function: str) -> Term:
+        return sql_call(function, pa.int64(), other, Lit(pa.scalar(unit)), at=condition.at)
 
     # The first time that is not before, and the first that is after.
     reach, passed = time("time_from"), time("time_after")
@@ -76,43 +80,43 @@ def _bounded(node: Node, condition: Expression, unit: str, sql: str) -> Node:
     return Temporal(node, lower, upper)
 
 
-def _moved_over(now: Expression, other: Expression, sql: str) -> Expression:
+def _moved_over(now: Term, other: Term, sql: str) -> Term:
     """Return what `_now()` alone is compared with: `_now() - x < y` is `_now() < y + x`."""
     if is_now(now):
         return other
-    if isinstance(now, Call) and now.function in ("add", "subtract") and now.type in _TIMES:
+    if isinstance(now, Call) and calls(now, "add", "subtract") and now.kind in _TIMES:
         one, constant = now.arguments
-        if now.function == "add" and reads_now(constant):
+        if calls(now, "add") and reads_now(constant):
             one, constant = constant, one
-        if is_now(one) and not columns_in(constant) and not reads_now(constant):
+        if is_now(one) and not places_in(constant) and not reads_now(constant):
             if _has_months(constant):
                 raise InvalidUsage(
                     "months and years are not of one length, so _now() cannot be compared at their distance: "
                     f"write days{_place(now, sql)}"
                 )
-            back = "subtract" if now.function == "add" else "add"
-            return Call(back, now.type, (other, constant), now.at)
+            back = "subtract" if calls(now, "add") else "add"
+            return sql_call(back, now.kind, other, constant, at=now.at)
     _refuse(now, sql)
 
 
-def _has_months(constant: Expression) -> bool:
+def _has_months(constant: Term) -> bool:
     match constant:
-        case Constant("interval", str(text)):
-            return not text.startswith("0,")
-        case Call(function, _, arguments):
-            return function in ("to_months", "to_quarters", "to_years") or any(map(_has_months, arguments))
+        case Lit(value) if pat.is_interval(value.type) and value.is_valid:
+            return bool(value.as_py().months)
+        case Call(_, arguments):
+            return calls(constant, "to_months", "to_quarters", "to_years") or any(map(_has_months, arguments))
     return False
 
 
-def _refuse(expression: Expression, sql: str) -> NoReturn:
+def _refuse(expression: Term, sql: str) -> NoReturn:
     raise InvalidUsage(
         "_now() can be compared in WHERE only, alone or plus or minus a constant, as one of the conditions that all "
         f"must hold: WHERE _now() < expires AND …{_place(expression, sql)}"
     )
 
 
-def _place(expression: Expression, sql: str) -> str:
+def _place(expression: Term, sql: str) -> str:
     match expression:
-        case Call(_, _, arguments, at):
+        case Call(_, arguments, _, at):
             return place(sql, at) or next((found for each in arguments if (found := _place(each, sql))), "")
     return ""

@@ -8,6 +8,8 @@
 
 import re
 from dataclasses import dataclass
+from decimal import Context, Decimal
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ import pyarrow.types as pat
 
 from persist.dataflow import is_read_as
 from persist.errors import InvalidUsage
+from persist.expression import Call, Lit, Term, of_text
 
 _SIMPLE = {
     "boolean": pa.bool_(),
@@ -68,6 +71,7 @@ _DUCKDB = {
 }
 _NAMES = {name: kind for kind, name in _DUCKDB.items()}
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_EXACT = Context(prec=76)
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
@@ -89,6 +93,7 @@ def range_of(kind: str) -> tuple[int, int]:
     return (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
+@cache
 def to_arrow(kind: str) -> pa.DataType:
     """Return the Arrow type of a type."""
     found = _DECIMAL.fullmatch(kind)
@@ -105,6 +110,73 @@ def of_arrow(kind: pa.DataType) -> str | None:
     if pat.is_timestamp(kind) and kind.tz not in (None, "UTC"):
         return None
     return next((name for name, each in _SIMPLE.items() if each == kind and name not in ("interval", "null")), None)
+
+
+@cache
+def kind_of(kind: pa.DataType) -> str:
+    """Return what plans call the Arrow type of one of their types; of two types that are one in Arrow, the first."""
+    if pat.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return next(name for name, other in _SIMPLE.items() if other == kind)
+
+
+def kind_in(term: Term) -> pa.DataType:
+    """Return the type of a constant or a call of a query's plan."""
+    assert isinstance(term, Lit | Call)
+    return term.value.type if isinstance(term, Lit) else term.kind
+
+
+def constant(kind: str, text: str | None) -> Lit:
+    """Return a constant of a type that is given as text, as plans store it; None is NULL.
+
+    Raises:
+        InvalidUsage: it is a number of more digits than there are types for.
+    """
+    return Lit(_scalar(kind, to_arrow(kind), text))
+
+
+def _scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
+    if text is None:
+        return pa.scalar(None, arrow)
+    if kind in INTEGERS:
+        return pa.scalar(int(text), arrow)
+    if kind == "hugeint":
+        if abs(int(text)) >= 10**38:
+            raise InvalidUsage(f"the number {text} has more than 38 digits; cast it to double")
+        return pa.scalar(Decimal(int(text)), arrow)
+    if kind.startswith("decimal"):
+        return pa.scalar(_EXACT.scaleb(_EXACT.create_decimal(int(text)), -arrow.scale), arrow)
+    if kind in ("double", "float"):
+        return pa.scalar(float(text), arrow)
+    if kind == "boolean":
+        return pa.scalar(text == "true", arrow)
+    if kind == "interval":
+        months, days, micros = map(int, text.split(","))
+        return pa.scalar(pa.MonthDayNano([months, days, micros * 1000]), arrow)
+    if kind == "blob":
+        return of_text(pa.array([text]), arrow)[0]
+    if kind == "text":
+        return pa.scalar(text, arrow)
+    if text.lstrip("-").isdigit():
+        return pa.scalar(int(text), pa.int64()).cast(pa.int32() if arrow.bit_width == 32 else pa.int64()).cast(arrow)
+    return pa.scalar(text).cast(arrow)
+
+
+def text_of(scalar: pa.Scalar) -> str | None:
+    """Return the text of which `constant` makes a value; None of NULL."""
+    if not scalar.is_valid:
+        return None
+    kind = scalar.type
+    if pat.is_decimal(kind):
+        return str(int(_EXACT.scaleb(scalar.as_py(), kind.scale)))
+    if pat.is_interval(kind):
+        months, days, nanoseconds = scalar.as_py()
+        return f"{months},{days},{nanoseconds // 1000}"
+    if pat.is_boolean(kind):
+        return "true" if scalar.as_py() else "false"
+    if pat.is_binary(kind):
+        return "".join(f"\\x{byte:02X}" for byte in scalar.as_py())
+    return str(scalar.value if pat.is_temporal(kind) else scalar.as_py())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.dataflow import Call, Col, Expression, Filter, Lit, evaluate
-from persist.dataflow.expressions.evaluation import as_array
-from persist.dataflow.operators.conditions import conjuncts, on_words
+from persist.dataflow import Filter
+from persist.dataflow.operators.conditions import on_words
 from persist.dataflow.operators.linear import Frame, compiled
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
+from persist.expression import Call, Col, Lit, Term, as_array, conjuncts, evaluate
 from tests.tiers import examples
 
 KINDS = {
@@ -45,10 +45,10 @@ COMPARISONS = ["equal", "not_equal", "less", "less_equal", "greater", "greater_e
 BOOL = (pa.bool_(),)
 
 
-def compared(draw: st.DrawFn) -> Expression:
+def compared(draw: st.DrawFn) -> Term:
     name = draw(st.sampled_from([*VALUES]))
     kind: pa.DataType = KINDS[name]
-    one: Expression = Col(name)
+    one: Term = Col(name)
     if name == "small" and draw(st.booleans()):
         one, kind = Call("sql.cast", (one,), (pa.int64(),)), pa.int64()
     constants = VALUES[name]
@@ -68,7 +68,7 @@ def compared(draw: st.DrawFn) -> Expression:
 
 
 @st.composite
-def conditions(draw: st.DrawFn, depth: int = 2) -> Expression:
+def conditions(draw: st.DrawFn, depth: int = 2) -> Term:
     kind = draw(st.sampled_from(["compared", "compared", "null", "not", "and", "or"] if depth else ["compared"]))
     if kind == "compared":
         return compared(draw)
@@ -93,7 +93,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 @settings(max_examples=examples(1000))
 @given(tables(), conditions())
-def test_a_filter_keeps_what_arrow_says_is_true(table: pa.Table, condition: Expression) -> None:
+def test_a_filter_keeps_what_arrow_says_is_true(table: pa.Table, condition: Term) -> None:
     _check(table, condition)
 
 
@@ -113,7 +113,7 @@ def test_each_comparison_at_and_between_the_values_of_a_column(name: str, is_neg
         _check(table, Call("sql.not", (condition,), BOOL) if is_negated else condition)
 
 
-def _check(table: pa.Table, condition: Expression) -> None:
+def _check(table: pa.Table, condition: Term) -> None:
     domain = Domain()
     times, diffs = pa.array([0] * len(table), pa.int64()), pa.array([1] * len(table), pa.int64())
     updates = Frame.of(_words(table, domain, times, diffs), table.schema, domain).updates(table.column_names)

@@ -12,6 +12,7 @@ from persist.dataflow.operators.join import JoinPaths
 from persist.dataflow.plan.optimise import optimised
 from persist.dataflow.plan.plan import Input
 from persist.dataflow.plan.statistics import statistics_of
+from persist.expression import Col
 
 Update = tuple[Any, int, int]
 
@@ -106,7 +107,7 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
         assert found.partners(["k"]) == found.partners(["k", "s"]) == 1.0
         assert 80 < found.partners(["d"]) < 110
         assert 25 < found.partners(["s"]) < 40
-        renamed = found.after([Filter(col("k") > 1), Map((("x", col("d")), ("y", lit(1))))])
+        renamed = found.after([Filter((col("k") > 1).term), Map((("x", Col("d")), ("y", lit(1).term)))])
         assert renamed is not None
         assert (renamed.key, {*renamed.distinct}) == (None, {"x"})
         assert renamed.rows < found.rows

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.dataflow.expressions.sql_numbers import joined_limbs
 from persist.dataflow.operators.aggregates import FIRST_LIMB, exact_sums, small_sums
 from persist.dataflow.updates.words import NULL, Domain, ranks
+from persist.expression.sql_numbers import joined_limbs
 from tests.tiers import examples
 
 KIND = pa.decimal128(38, 3)

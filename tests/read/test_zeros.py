@@ -11,7 +11,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.read import parse_where
+from persist.expression import parse_where
 
 QUIET = persist.Settings(background=False)
 SETS: list[list[Any]] = [[-0.0], [0.0], [0.0, -0.0], [-0.0, 7.5], [-0.0, None], [float("nan"), -0.0]]

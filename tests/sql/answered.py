@@ -8,12 +8,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from persist.dataflow import Expression, evaluate
-from persist.dataflow.expressions.evaluation import as_array, type_of
 from persist.errors import InvalidUsage
+from persist.expression import Term, as_array, evaluate, type_of
 from persist.sql.adapt_expression import Expressions
 from persist.sql.duck import bound
-from persist.sql.lower_expression import lowered
+from persist.sql.lower_join import lowered
 from persist.sql.types import of_name, to_arrow
 from tests.sql.cells import Sheet
 
@@ -62,7 +61,7 @@ class Answers:
 class Accepted:
     """An expression as views run it, over the columns c0, c1, …, which are those of these numbers."""
 
-    expression: Expression
+    expression: Term
     numbers: list[int]
 
 

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from persist.sql.algebra import Aggregate, Column, Distinct, Join, Let, Node, Project, Ref, Scan, children
+from persist.expression import Place
+from persist.sql.algebra import Aggregate, Distinct, Join, Let, Node, Project, Ref, Scan, children
 from persist.sql.compile import planned
 from persist.sql.reasons import reasons
 from persist.sql.rewrite import rewritten
@@ -65,15 +66,15 @@ def test_a_value_that_is_counted_of_nothing_stays() -> None:
 
 KINDS = ("int64", "int64")
 READ = Scan("t", ("a", "b"), KINDS)
-DOMAIN = Aggregate(READ, (Column(0), Column(1)), (), ((0, 1),))
+DOMAIN = Aggregate(READ, (Place(0), Place(1)), (), ((0, 1),))
 REF = Ref(1, KINDS)
-BOTH = ((Column(0), Column(0)), (Column(1), Column(1)))
-OF_ONE_ROW = Project(Join("inner", REF, READ), (Column(0), Column(1), Column(3)))
+BOTH = ((Place(0), Place(0)), (Place(1), Place(1)))
+OF_ONE_ROW = Project(Join("inner", REF, READ), (Place(0), Place(1), Place(3)))
 
 
 def test_a_join_of_a_domain_with_rows_that_hold_its_rows_is_left_out() -> None:
     made = without_domains(Let(1, DOMAIN, Join("inner", REF, OF_ONE_ROW, (), BOTH)))
-    assert made == Let(1, DOMAIN, Project(OF_ONE_ROW, tuple(map(Column, (0, 1, 0, 1, 2)))))
+    assert made == Let(1, DOMAIN, Project(OF_ONE_ROW, tuple(map(Place, (0, 1, 0, 1, 2)))))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_a_join_of_a_domain_with_rows_that_hold_its_rows_is_left_out() -> None:
     [
         pytest.param(
             DOMAIN,
-            Join("inner", REF, Project(Join("inner", REF, REF), (Column(0), Column(3))), (), BOTH),
+            Join("inner", REF, Project(Join("inner", REF, REF), (Place(0), Place(3))), (), BOTH),
             id="the columns come from two rows of the domain, which need not be one of it together",
         ),
         pytest.param(
@@ -93,7 +94,7 @@ def test_a_join_of_a_domain_with_rows_that_hold_its_rows_is_left_out() -> None:
         pytest.param(DOMAIN, Join("inner", REF, READ, (), BOTH), id="the rows come from elsewhere"),
         pytest.param(
             DOMAIN,
-            Join("inner", REF, Project(Join("right", REF, READ), (Column(0), Column(1))), (), BOTH),
+            Join("inner", REF, Project(Join("right", REF, READ), (Place(0), Place(1))), (), BOTH),
             id="the columns may be NULL where no row of the domain is",
         ),
         pytest.param(DOMAIN, Join("inner", Distinct(REF), OF_ONE_ROW, (), BOTH), id="it is not the domain itself"),

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.dataflow.expressions.expression import Call, Col, Expression, Lit
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, is_narrow, is_ordered
+from persist.expression import Call, Col, Lit, Term
 
 Words = Callable[[str], Ints]  # The words of a column.
 Truth = Callable[[Words], Flags]
@@ -38,14 +38,7 @@ _TURNED = {"less": "greater", "greater": "less", "less_equal": "greater_equal", 
 _COMPARED: dict[str, Any] = {name: getattr(np, name) for name in _OPPOSITES}
 
 
-def conjuncts(condition: Expression) -> list[Expression]:
-    """Return the conditions of an `and`, in their order."""
-    if isinstance(condition, Call) and condition.function == "sql.and":
-        return [found for each in condition.arguments for found in conjuncts(each)]
-    return [condition]
-
-
-def on_words(condition: Expression, kinds: Mapping[str, pa.DataType], domain: Domain) -> Truth | None:
+def on_words(condition: Term, kinds: Mapping[str, pa.DataType], domain: Domain) -> Truth | None:
     """Return where a condition is true, given the words of columns; None if that takes Arrow.
 
     Args:
@@ -59,7 +52,7 @@ class _Compiler:
         self._kinds = kinds
         self._domain = domain
 
-    def truth(self, condition: Expression, wanted: bool) -> Truth | None:
+    def truth(self, condition: Term, wanted: bool) -> Truth | None:
         """Return where a condition is true, or where it is false."""
         if not isinstance(condition, Call):
             return None
@@ -79,13 +72,13 @@ class _Compiler:
             return _joined(each, np.logical_or if is_in else np.logical_and)
         return None
 
-    def _null(self, value: Expression, wanted: bool) -> Truth | None:
+    def _null(self, value: Term, wanted: bool) -> Truth | None:
         if not isinstance(value, Col) or value.name not in self._kinds:
             return None
         name = value.name
         return (lambda words: words(name) == NULL) if wanted else (lambda words: words(name) != NULL)
 
-    def _compared(self, name: str, one: Expression, other: Expression) -> Truth | None:
+    def _compared(self, name: str, one: Term, other: Term) -> Truth | None:
         if isinstance(one, Lit):
             one, other, name = other, one, _TURNED.get(name, name)
         if isinstance(other, Lit):
@@ -105,7 +98,7 @@ class _Compiler:
 
         return truth
 
-    def _scaled(self, value: Expression) -> tuple[str, pa.DataType, pa.DataType, int] | None:
+    def _scaled(self, value: Term) -> tuple[str, pa.DataType, pa.DataType, int] | None:
         """Return a column, its type, the type that it is cast to, and by what that multiplies its word."""
         if isinstance(value, Col):
             kind = self._kinds.get(value.name)

@@ -17,9 +17,7 @@ from persist.antichain import coordinates
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, TIME_MAX, to_array
 from persist.dataflow.errors import OperatorFailed
-from persist.dataflow.expressions.evaluation import as_array, evaluate
-from persist.dataflow.expressions.expression import Col, Expression, Lit
-from persist.dataflow.operators.conditions import Truth, conjuncts, on_words
+from persist.dataflow.operators.conditions import Truth, on_words
 from persist.dataflow.plan.stages import (
     BatchFunction,
     Delay,
@@ -37,6 +35,7 @@ from persist.dataflow.updates.batch import negated, products
 from persist.dataflow.updates.bulk import reordered
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, is_interned
+from persist.expression import Col, Lit, Term, as_array, conjuncts, evaluate
 
 Shape = Callable[[Ints], Ints]
 
@@ -228,7 +227,7 @@ class Sieve:
     What can be told from words is, so that columns are decoded only for what needs Arrow.
     """
 
-    def __init__(self, condition: Expression, operator: str) -> None:
+    def __init__(self, condition: Term, operator: str) -> None:
         self._parts = conjuncts(condition)
         self._operator = operator
         self._known: dict[tuple[bool, ...], list[Truth | None]] = {}
@@ -288,7 +287,7 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
     raise AssertionError(stage)
 
 
-def _computed(expression: Expression, frame: Frame, operator: str) -> Column:
+def _computed(expression: Term, frame: Frame, operator: str) -> Column:
     if isinstance(expression, Col) and expression.name in frame.columns:
         return frame.columns[expression.name]
     if isinstance(expression, Lit):
@@ -298,14 +297,14 @@ def _computed(expression: Expression, frame: Frame, operator: str) -> Column:
     return Column(frame.domain, found.type, None, found)
 
 
-def _evaluated(expression: Expression, frame: Frame, operator: str) -> pa.Array:
+def _evaluated(expression: Term, frame: Frame, operator: str) -> pa.Array:
     try:
         return as_array(evaluate(expression, frame), len(frame))
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise OperatorFailed(operator, _culprit(expression, frame), f"{expression}: {error}") from error
 
 
-def _culprit(expression: Expression, frame: Frame) -> Any:
+def _culprit(expression: Term, frame: Frame) -> Any:
     """Return a record for which an expression that failed on all of them fails; by halving."""
     while len(frame) > 1:
         half = frame.take(np.arange(len(frame) // 2))
@@ -318,7 +317,7 @@ def _culprit(expression: Expression, frame: Frame) -> Any:
     return frame.records()[0] if len(frame) else None
 
 
-def _true(condition: Expression, frame: Frame, operator: str) -> Flags:
+def _true(condition: Term, frame: Frame, operator: str) -> Flags:
     found = _evaluated(condition, frame, operator)
     if found.null_count:
         found = found.fill_null(False)
@@ -326,7 +325,7 @@ def _true(condition: Expression, frame: Frame, operator: str) -> Flags:
     return flags
 
 
-def _integers(expression: Expression, frame: Frame, operator: str) -> Ints:
+def _integers(expression: Term, frame: Frame, operator: str) -> Ints:
     return _computed(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
 
 

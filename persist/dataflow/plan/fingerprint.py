@@ -55,7 +55,7 @@ def _words(value: Any, depth: int) -> Iterator[str]:
     if depth > DEPTH_MAX:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inside: Iterable[Any] = [getattr(value, each.name) for each in dataclasses.fields(value)]
+        inside: Iterable[Any] = [getattr(value, each.name) for each in dataclasses.fields(value) if each.compare]
     elif isinstance(value, Mapping):
         inside = [each for pair in value.items() for each in pair]
     elif isinstance(value, Set):

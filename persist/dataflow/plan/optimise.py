@@ -9,17 +9,17 @@
 - Columns that nobody reads after a join are left out of its arrangements, unless `arrange_by_key` asked for them.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
 from persist.codecs import TIME
-from persist.dataflow.expressions.expression import Col, Expression, Lit, columns_of, substituted
-from persist.dataflow.expressions.total import is_total
 from persist.dataflow.plan.plan import ROOT, Arrange, Join, Linear, Node, Plan, Reduce, Stages
 from persist.dataflow.plan.stages import Filter, Map, Stage, through
 from persist.dataflow.plan.timed import kept_apart
+from persist.expression import Col, Lit, columns_of, leaves, may_raise, replaced_columns
 
 
 def optimised(plan: Plan) -> Plan:
@@ -45,7 +45,7 @@ def simplified(stages: Sequence[Stage]) -> Stages:
         last = found[-1] if found else None
         if isinstance(stage, Map) and isinstance(last, Map) and _is_cheap(last, stage):
             by = dict(last.outputs)
-            found[-1] = Map(tuple((name, substituted(each, by)) for name, each in stage.outputs))
+            found[-1] = Map(tuple((name, replaced_columns(each, by)) for name, each in stage.outputs))
         else:
             found.append(stage)
     return tuple(found)
@@ -53,21 +53,12 @@ def simplified(stages: Sequence[Stage]) -> Stages:
 
 def _is_cheap(inner: Map, outer: Map) -> bool:
     """Return whether putting one map into another computes nothing twice."""
-    uses: dict[str, int] = {}
-    for _, each in outer.outputs:
-        _count(each, uses)
-    return all(isinstance(each, Col | Lit) or uses.get(name, 0) <= 1 for name, each in inner.outputs) and not any(
+    uses = Counter(leaf.name for _, term in outer.outputs for leaf in leaves(term) if isinstance(leaf, Col))
+    return all(isinstance(each, Col | Lit) or uses[name] <= 1 for name, each in inner.outputs) and not any(
         # A column that is called like the time would change its meaning.
         name == TIME
         for name, _ in inner.outputs
     )
-
-
-def _count(expression: Expression, uses: dict[str, int]) -> None:
-    if isinstance(expression, Col):
-        uses[expression.name] = uses.get(expression.name, 0) + 1
-    for each in getattr(expression, "arguments", ()):
-        _count(each, uses)
 
 
 def _sole_reader(plan: Plan, consumers: dict[int, list[int]], number: int) -> bool:
@@ -185,7 +176,9 @@ def _push_conditions(plan: Plan, node: Node) -> None:
         if len(inputs) != 1 or None in inputs or TIME in names - set(owners):
             break
         [to] = (each for each in inputs if each is not None)
-        if isinstance(plan.nodes[node.inputs[to]].operator, Arrange) or not is_total(after[0].condition, schemas[to]):
+        if isinstance(plan.nodes[node.inputs[to]].operator, Arrange) or may_raise(
+            after[0].condition, {field.name: field.type for field in schemas[to]}
+        ):
             break
         before[to] = (*before[to], after.pop(0))
     plan.change(node.number, operator=replace(join, before=tuple(before), after=tuple(after)))

@@ -1,11 +1,12 @@
 """The linear operators, as data: what each does to one record at a time, whatever the others are.
 
 Every linear operator is a stage of a `Linear` node, and stages that follow each other are fused: the optimiser
-concatenates their lists. A stage says what columns it gives and how to print it;
-`persist.dataflow.operators.linear` runs it.
+concatenates their lists. A stage says what columns it gives and how to print it; `persist.dataflow.operators.linear`
+runs it.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +15,14 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, SchemaMismatch, check_type
-from persist.dataflow.expressions.evaluation import type_of
-from persist.dataflow.expressions.expression import Call, Col, Expression, Lit
+from persist.expression import Term, type_of
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
     """Compute columns from columns."""
 
-    outputs: tuple[tuple[str, Expression], ...]
+    outputs: tuple[tuple[str, Term], ...]
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
         return pa.schema([(name, type_of(each, given, operator)) for name, each in self.outputs])
@@ -35,7 +35,7 @@ class Map:
 class Filter:
     """Keep the records for which a condition is true."""
 
-    condition: Expression
+    condition: Term
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
         kind = type_of(self.condition, given, operator)
@@ -124,7 +124,7 @@ class Negate:
 class Explode:
     """Multiply diffs by the value of an integer expression; NULL counts as 0."""
 
-    by: Expression
+    by: Term
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
         _integer("a multiplicity", self.by, given, operator)
@@ -138,8 +138,8 @@ class Explode:
 class TemporalFilter:
     """Let each record be there at times of `[lower, upper)` only, in one dimension; never if a bound is NULL."""
 
-    lower: Expression | None
-    upper: Expression | None
+    lower: Term | None
+    upper: Term | None
     dimension: int = 0
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
@@ -156,7 +156,7 @@ class TemporalFilter:
 class Delay:
     """Let each update come at the value of an expression, if that is later, in one dimension."""
 
-    to: Expression
+    to: Term
     dimension: int = 0
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
@@ -251,33 +251,14 @@ class _Itself:
 
 def ident(stage: Stage) -> Hashable:
     """Return what is equal for two stages that do the same, as far as can be told: functions are told apart."""
-    match stage:
-        case Map(outputs):
-            return "map", tuple((name, expression_ident(each)) for name, each in outputs)
-        case Filter(condition):
-            return "filter", expression_ident(condition)
-        case Negate():
-            return "negate"
-        case Explode(by):
-            return "explode", expression_ident(by)
-        case Delay(to, dimension):
-            return "delay", expression_ident(to), dimension
+    if isinstance(stage, Map | Filter | Negate | Explode | Delay):
+        with suppress(TypeError):  # A constant of an option may be one that has no hash.
+            hash(stage)
+            return stage
     return _Itself(stage)
 
 
-def expression_ident(expression: Expression) -> Hashable:
-    """Return what is equal for two expressions that are written alike."""
-    match expression:
-        case Col(name):
-            return "col", name
-        case Lit(value):
-            return "lit", str(value.type), repr(value.as_py())
-        case Call(function, arguments, options):
-            return function, tuple(map(expression_ident, arguments)), repr(options)
-    return _Itself(expression)
-
-
-def _integer(what: str, expression: Expression, given: pa.Schema, operator: str) -> None:
+def _integer(what: str, expression: Term, given: pa.Schema, operator: str) -> None:
     kind = type_of(expression, given, operator)
     if not pat.is_integer(kind):
         raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
@@ -285,6 +266,6 @@ def _integer(what: str, expression: Expression, given: pa.Schema, operator: str)
         raise SchemaMismatch(f"{operator}: {what} fits int64, and {expression} is of type {kind}: cast it to int64")
 
 
-def _assigned(name: str, expression: Expression) -> str:
+def _assigned(name: str, expression: Term) -> str:
     shown = str(expression)
     return shown if shown == name else f"{name}={shown}"

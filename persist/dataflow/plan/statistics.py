@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from persist.codecs import Part
-from persist.dataflow.expressions.expression import Col
 from persist.dataflow.plan.plan import Arrange, Consolidate, Join, Linear, Plan, Source
 from persist.dataflow.plan.stages import Filter, Map
 from persist.dataflow.plan.stages import Stage as LinearStage
 from persist.engine import CollectionHandle, Engine, loaded
 from persist.errors import CollectionNotFound
+from persist.expression import Col
 from persist.state import CollectionState
 
 PARTS_MAX = 200  # Whose statistics are looked at; of a collection of more, the number of rows is all that is known.

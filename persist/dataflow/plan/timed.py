@@ -7,9 +7,9 @@ where the program began.
 """
 
 from persist.codecs import TIME
-from persist.dataflow.expressions.expression import Expression, columns_of
 from persist.dataflow.plan.plan import Join, Linear, Node, Persist, Plan, Reduce, Source
 from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter
+from persist.expression import Term, columns_of
 
 
 def reads_time(plan: Plan) -> bool:
@@ -50,7 +50,7 @@ def _stages(plan: Plan) -> list[Stage]:
     return found
 
 
-def _expressions(stage: Stage) -> list[Expression]:
+def _expressions(stage: Stage) -> list[Term]:
     match stage:
         case Map(outputs):
             return [each for _, each in outputs]

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.codecs import DiffOverflow
-from persist.dataflow.expressions.expression import Lit
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
 from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.few_groups import Plain, plain_accumulated, plain_distinct, plain_extremes
@@ -80,6 +79,7 @@ from persist.dataflow.running.resume import Counts, counts_of
 from persist.dataflow.state.spine import Allocate
 from persist.dataflow.updates.batch import Layout
 from persist.dataflow.updates.words import Domain
+from persist.expression import Lit
 
 
 @dataclass

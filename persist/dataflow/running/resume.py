@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from persist.dataflow.expressions.expression import Col
 from persist.dataflow.operators.aggregates import Wanted
 from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.join import JoinOperator
@@ -42,6 +41,7 @@ from persist.dataflow.ports.kept import KeptLinear
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL
+from persist.expression import Col
 
 PASSING = (EntryOperator, LinearOperator, ConcatOperator)  # They give at once what they are given.
 # These give nothing at times that are not complete.

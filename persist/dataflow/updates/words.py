@@ -5,7 +5,8 @@
 - Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
 - Decimals of up to 38 digits are that, too, where the number is small enough; other values of their type are interned.
 - Everything else (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) is *interned*: equal values have one
-  number, given by the dataflow's `Domain`: texts and bytes in columns (`updates.texts`), others by Python
+  number, given by the dataflow's `Domain`: texts and bytes in columns (`persist.dataflow.updates.texts`), others by
+  Python
 - NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
 
 Two words of a column are equal exactly when the values are, and `is_ordered` tells whether they are also in order.
@@ -23,9 +24,9 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import canonical, int64_values, order_keys
-from persist.dataflow.expressions.sql_numbers import of_unscaled, unscaled
 from persist.dataflow.updates.texts import FEW, Texts, is_text
 from persist.dataflow.updates.times import Ints
+from persist.expression import of_unscaled, unscaled
 
 NULL = -(2**63)
 FIRST_WIDE = 2**62

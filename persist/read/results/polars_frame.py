@@ -21,11 +21,14 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import children, with_children
+from persist.expression import Call, Col, Lit, Term, arrow_filter
 
 if TYPE_CHECKING:
     from persist.read.results.dataset import Narrowed
 
-_COMPARED = {"Eq": "__eq__", "NotEq": "__ne__", "Lt": "__lt__", "LtEq": "__le__", "Gt": "__gt__", "GtEq": "__ge__"}
+_COMPARED = {
+    "Eq": "equal", "NotEq": "not_equal", "Lt": "less", "LtEq": "less_equal", "Gt": "greater", "GtEq": "greater_equal",
+}  # fmt: skip
 
 
 def in_milliseconds(table: pa.Table) -> pa.Table:
@@ -94,7 +97,7 @@ def pushed_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression
     found: pc.Expression | None = None
     for each in _conjuncts(written):
         try:
-            expression = _expression(polars, each, schema)
+            expression = arrow_filter(_condition(polars, each, schema))
             schema.empty_table().filter(expression)  # Does Arrow take it?
         except (_NotUnderstood, pa.ArrowException):
             continue
@@ -111,17 +114,15 @@ def _conjuncts(node: Any) -> Iterator[Any]:
             yield node
 
 
-def _expression(polars: Any, node: Any, schema: pa.Schema) -> pc.Expression:
+def _condition(polars: Any, node: Any, schema: pa.Schema) -> Term:
     match node:
         case {"BinaryExpr": {"left": left, "op": "And" | "Or" as op, "right": right}}:
-            sides = _expression(polars, left, schema), _expression(polars, right, schema)
-            return sides[0] & sides[1] if op == "And" else sides[0] | sides[1]
+            return Call(op.lower(), (_condition(polars, left, schema), _condition(polars, right, schema)))
         case {"BinaryExpr": {"left": {"Column": str(name)}, "op": str(op), "right": {"Literal": _} as given}}:
             if op in _COMPARED:
-                value = _scalar(polars, given, schema, name)
-                return getattr(pc.field(name), _COMPARED[op])(value)
+                return Call(_COMPARED[op], (Col(name), Lit(_scalar(polars, given, schema, name))))
         case {"Function": {"input": [{"Column": str(name)}], "function": {"Boolean": "IsNull" | "IsNotNull" as which}}}:
-            return pc.field(name).is_null() if which == "IsNull" else pc.field(name).is_valid()
+            return Call("is_null" if which == "IsNull" else "is_valid", (Col(name),))
     raise _NotUnderstood
 
 

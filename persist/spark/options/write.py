@@ -31,7 +31,7 @@ class WriteOptions(SinkOptions):
     Attributes:
         upserts: rows are events for a keyed collection.
         late, late_collection: what becomes of late events, and where they go.
-        where: the condition on the records that an overwrite replaces, as `persist.read.where` reads it.
+        where: the condition on the records that an overwrite replaces, as `persist.expression.filters` reads it.
     """
 
     upserts: bool = False

@@ -16,6 +16,20 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyspark.sql import datasource as ds
 
+from persist.expression import Call, Col, Lit, Term, arrow_filter
+
+_COMPARED = ("equal", "less", "less_equal", "greater", "greater_equal")
+_FUNCTIONS = (
+    ((ds.EqualTo, ds.EqualNullSafe), "equal"),
+    (ds.In, "among"),
+    (ds.LessThan, "less"),
+    (ds.LessThanOrEqual, "less_equal"),
+    (ds.GreaterThan, "greater"),
+    (ds.GreaterThanOrEqual, "greater_equal"),
+    (ds.StringStartsWith, "starts_with"),
+    (ds.StringEndsWith, "ends_with"),
+    (ds.StringContains, "contains"),
+)
 # Spark 4.3 hands over days that the Julian calendar's end left out as others, ten days away.
 GAP = (date(1582, 10, 5), date(1582, 10, 24))
 
@@ -28,60 +42,40 @@ def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression
         schema: the key and value columns. `_time` and `_diff` are not among them: filters on them hold for sums, and
             would drop summands.
     """
-    parts = [part for each in filters if (part := _expression(each, schema)) is not None]
-    usable = [part for part in parts if _can_be_applied(part, schema)]
+    conditions = [arrow_filter(condition) for each in filters if (condition := _condition(each, schema)) is not None]
+    usable = [condition for condition in conditions if _can_be_applied(condition, schema)]
     return reduce(and_, usable) if usable else None
 
 
-def _can_be_applied(part: pc.Expression, schema: pa.Schema) -> bool:
+def _can_be_applied(condition: pc.Expression, schema: pa.Schema) -> bool:
     try:
-        schema.empty_table().filter(part)
+        schema.empty_table().filter(condition)
     except pa.ArrowException:
         return False
     return True
 
 
-def _expression(each: ds.Filter, schema: pa.Schema) -> pc.Expression | None:
+def _condition(each: ds.Filter, schema: pa.Schema) -> Term | None:
     if isinstance(each, ds.Not):
-        return _negated(each.child, schema)
+        # Of other filters, those that let more rows pass let fewer pass when they are negated.
+        inner = _condition(each.child, schema) if isinstance(each.child, ds.IsNull | ds.IsNotNull) else None
+        return None if inner is None else Call("not", (inner,))
     path: tuple[str, ...] = getattr(each, "attribute", ())
     if len(path) != 1 or path[0] not in schema.names:
         return None
-    field, type_ = pc.field(path[0]), schema.field(path[0]).type
-    if isinstance(each, ds.IsNull):
-        return field.is_null()
-    if isinstance(each, ds.IsNotNull):
-        return field.is_valid()
-    value = _literal(each, type_)
-    return None if value is None else _comparison(each, field, type_, value)
-
-
-def _negated(child: ds.Filter, schema: pa.Schema) -> pc.Expression | None:
-    if isinstance(child, (ds.IsNull, ds.IsNotNull)):
-        inner = _expression(child, schema)
-        return None if inner is None else ~inner
-    return None
-
-
-def _comparison(each: ds.Filter, field: pc.Expression, type_: pa.DataType, value: Any) -> pc.Expression | None:
-    if isinstance(each, (ds.EqualTo, ds.EqualNullSafe)):
-        return field == value
-    if isinstance(each, ds.In):
-        return field.isin(value)
-    if isinstance(each, ds.LessThan):
-        return field < value
-    if isinstance(each, ds.LessThanOrEqual):
-        return field <= value
-    if isinstance(each, (ds.GreaterThan, ds.GreaterThanOrEqual)):
-        above = field > value if isinstance(each, ds.GreaterThan) else field >= value
-        return above | pc.is_nan(field) if pt.is_floating(type_) else above
-    if isinstance(each, ds.StringStartsWith):
-        return pc.starts_with(field, each.value)
-    if isinstance(each, ds.StringEndsWith):
-        return pc.ends_with(field, each.value)
-    if isinstance(each, ds.StringContains):
-        return pc.match_substring(field, each.value)
-    return None
+    column, kind = Col(path[0]), schema.field(path[0]).type
+    if isinstance(each, ds.IsNull | ds.IsNotNull):
+        return Call("is_null" if isinstance(each, ds.IsNull) else "is_valid", (column,))
+    value = _literal(each, kind)
+    function = next((name for which, name in _FUNCTIONS if isinstance(each, which)), None)
+    if value is None or function is None:
+        return None
+    if function not in _COMPARED:
+        return Call(function, (column,), (value,))
+    condition = Call(function, (column, Lit(value)))
+    if function in ("greater", "greater_equal") and pt.is_floating(kind):
+        return Call("or", (condition, Call("is_nan", (column,))))
+    return condition
 
 
 def _literal(each: ds.Filter, type_: pa.DataType) -> Any:

@@ -23,7 +23,6 @@ from typing import TypeAlias
 
 from persist.dataflow import (
     Arrange,
-    Col,
     Concat,
     Consolidate,
     Explode,
@@ -38,6 +37,7 @@ from persist.dataflow import (
     Reduce,
 )
 from persist.dataflow import Stage as LinearStage
+from persist.expression import Col
 from persist.spark.step.stages import Keys, StagePlan
 from persist.spark.step.standing import OnlyNew
 

@@ -283,7 +283,7 @@ class StepPlan:
                 for node in plan.nodes.values()
                 if isinstance(node.operator, Persist) and node.operator.collection == output.sink.collection
             ]
-            at = Delay(col(TIME).max_with(output.upper))
+            at = Delay(col(TIME).max_with(output.upper).term)
             old = plan.add(Source(output.handle.name), (), sink.schema)
             self._own[old.number] = (output, output.upper - 1)
             gone = plan.add(Linear((Negate(), at)), (old.number,), sink.schema)

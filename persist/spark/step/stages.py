@@ -20,7 +20,6 @@ import pyarrow as pa
 from persist.dataflow import (
     ROOT,
     Arrange,
-    Col,
     Concat,
     Consolidate,
     Constant,
@@ -42,6 +41,7 @@ from persist.dataflow import (
 )
 from persist.dataflow import Stage as LinearStage
 from persist.errors import InvalidUsage
+from persist.expression import Col
 from persist.spark.step.standing import Doubts
 
 Keys = tuple[str, ...]

@@ -39,17 +39,13 @@ from persist.codecs import TIME
 from persist.dataflow import (
     Aggregates,
     Arrange,
-    Call,
-    Col,
     Concat,
     Consolidate,
     Explode,
-    Expression,
     Filter,
     FilterFunction,
     Join,
     Linear,
-    Lit,
     Map,
     Negate,
     Node,
@@ -58,10 +54,8 @@ from persist.dataflow import (
     Reduce,
     Source,
     Stage,
-    col,
-    lit,
-    when,
 )
+from persist.expression import Call, Col, Expression, Lit, Term, calls, col, term_of, when
 
 SUMS = ("sum", "wide_sum")
 ENDS = ("min", "max")
@@ -76,7 +70,7 @@ class OnlyNew(Filter):
     @classmethod
     def after(cls, as_of: int) -> "OnlyNew":
         """Return the filter for updates after a time."""
-        return cls(col(TIME) > as_of)
+        return cls((col(TIME) > as_of).term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +186,9 @@ def stand_in(plan: Plan, each: Standing, as_of: int) -> Node:
     sums = {value for name, _, value in each.aggregates if name in each.totals}
     before = plan.nodes[given].schema
     schema = pa.schema([(one.name, _summed(one.type) if one.name in sums else one.type) for one in before])
-    wider = Map(tuple((one.name, col(one.name) if one in before else col(one.name).cast(one.type)) for one in schema))
+    wider = Map(
+        tuple((one.name, (col(one.name) if one in before else col(one.name).cast(one.type)).term) for one in schema)
+    )
     assert isinstance(each.sink.operator, Persist)
     held = plan.add(Source(each.sink.operator.collection), (), each.sink.schema)
     only_new = plan.add(Linear((OnlyNew.after(as_of), wider)), (given,), schema)
@@ -295,7 +291,7 @@ def _is_never_null(plan: Plan, node: Node, column: str, may_be_null: MayBeNull) 
     return False
 
 
-def _strict(outputs: Mapping[str, Expression], columns: set[str]) -> set[str] | None:
+def _strict(outputs: Mapping[str, Term], columns: set[str]) -> set[str] | None:
     """Return the columns of which some others are made so that they are NULL only if one of those is; None if not."""
     found, left = set[str](), [outputs.get(name) for name in columns]
     while left:
@@ -304,7 +300,7 @@ def _strict(outputs: Mapping[str, Expression], columns: set[str]) -> set[str] | 
                 found.add(name)
             case Lit(value) if value.is_valid:
                 pass
-            case Call(function, arguments) if function.removeprefix("sql.") in STRICT:
+            case Call(_, arguments) as call if calls(call, *STRICT):
                 left += arguments
             case _:
                 return None
@@ -322,7 +318,7 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
         name: str | None = column
         for stage in reversed(node.operator.stages):
             if isinstance(stage, Map):
-                found: Expression | None = dict(stage.outputs).get(name or "")
+                found: Term | None = dict(stage.outputs).get(name or "")
                 if isinstance(found, Lit):
                     return found
                 name = found.name if isinstance(found, Col) else None
@@ -337,25 +333,25 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
 def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
     """Return what makes of a record of the output the ones that stand for its group."""
     found: list[tuple[Stage, ...]] = []
-    missing: Expression = col(each.records)
+    missing = col(each.records)
     for name, kind, value in each.aggregates:
         if kind in ENDS:
             end = col(each.named[name])
-            found.append((Filter(~end.is_null()), _with(each, schema, {value: end})))
+            found.append((Filter((~end.is_null()).term), _with(each, schema, {value: end})))
             missing = missing - when(end.is_null(), 0).otherwise(1)
         elif name in each.counted:
             count, some = col(each.counted[name] or each.records), _some(schema.field(value).type)
             assert some is not None
             if name not in each.totals:
-                found.append((Explode(count), _with(each, schema, {value: some})))
+                found.append((Explode(count.term), _with(each, schema, {value: some})))
                 missing = missing - count
                 continue
             total = col(each.totals[name])
-            there = Filter(~total.is_null())
+            there = Filter((~total.is_null()).term)
             found.append((there, _with(each, schema, {value: _as_value(total, schema.field(value).type)})))
-            found.append((there, Explode(count - 1), _with(each, schema, {value: some})))
+            found.append((there, Explode((count - 1).term), _with(each, schema, {value: some})))
             missing = missing - when(total.is_null(), 0).otherwise(count)
-    return [*found, (Explode(missing), _with(each, schema, {}))]
+    return [*found, (Explode(missing.term), _with(each, schema, {}))]
 
 
 def _as_value(total: Expression, kind: pa.DataType) -> Expression:
@@ -364,11 +360,11 @@ def _as_value(total: Expression, kind: pa.DataType) -> Expression:
     return value - 1 + 1 if pat.is_signed_integer(kind) else value
 
 
-def _with(each: Standing, schema: pa.Schema, values: Mapping[str, Expression]) -> Map:
+def _with(each: Standing, schema: pa.Schema, values: Mapping[str, Expression | Term]) -> Map:
     """Return the record of a group that has some values, and else NULLs."""
     keys = {key: col(each.named[key]) for key in each.keys}
-    known: dict[str, Expression] = {**keys, **each.constants, **values}
-    return Map(tuple((field.name, known.get(field.name, lit(None, field.type))) for field in schema))
+    known = {**keys, **each.constants, **values}
+    return Map(tuple((one.name, term_of(known.get(one.name, pa.scalar(None, one.type)))) for one in schema))
 
 
 def _some(kind: pa.DataType) -> Lit | None:

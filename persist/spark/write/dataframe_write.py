@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage
-from persist.read import parse_where
+from persist.expression import parse_where
 from persist.sink import PlannedWrite
 from persist.spark.options.write import WriteOptions
 from persist.spark.write.updates import Rows

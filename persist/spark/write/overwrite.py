@@ -15,7 +15,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from persist.codecs import Part, PartStream, with_time
 from persist.engine import Engine, snapshot
-from persist.read import Scan, differences, parse_where
+from persist.expression import parse_where
+from persist.read import Scan, differences
 from persist.sink import PlannedWrite, Uploads, writing
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.writer import PersistWriter, digest_of_all, parts_of

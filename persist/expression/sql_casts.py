@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.dataflow.expressions import sql_numbers as numbers
-from persist.dataflow.expressions.sql_text_casts import of_text, rounded, text_of_blob
+from persist.expression import sql_numbers as numbers
+from persist.expression.sql_text_casts import of_text, rounded, text_of_blob
 
 Array = Any
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.dataflow.expressions import sql_intervals as intervals
-from persist.dataflow.expressions import sql_numbers as numbers
-from persist.dataflow.expressions import sql_times as times
-from persist.dataflow.expressions.sql_casts import cast, ordered, try_cast
-from persist.dataflow.expressions.sql_patterns import PATTERNS, check_constants
-from persist.dataflow.expressions.sql_texts import TEXTS
+from persist.expression import sql_intervals as intervals
+from persist.expression import sql_numbers as numbers
+from persist.expression import sql_times as times
+from persist.expression.sql_casts import cast, ordered, try_cast
+from persist.expression.sql_patterns import PATTERNS, check_constants
+from persist.expression.sql_texts import TEXTS
 
 Array = Any
 
@@ -170,7 +170,7 @@ def _time_from(*, after: bool) -> Callable[..., Array]:
 
 
 def _error(text: Array, kind: pa.DataType) -> Array:
-    return pa.nulls(0, kind)  # Types only; it raises in `evaluation`, where there is a record.
+    return pa.nulls(0, kind)  # Types only; it raises in `persist.expression.evaluation`, where there is a record.
 
 
 def _logical(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -185,7 +185,7 @@ def _logical(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _case(*arguments: Any) -> Array:
-    return pa.nulls(0, arguments[-1])  # Types only; `persist.dataflow.expressions.evaluation` does the work.
+    return pa.nulls(0, arguments[-1])  # Types only; `persist.expression.evaluation` does the work.
 
 
 def _fits(function: Callable[..., Any]) -> Callable[..., Array]:
@@ -334,4 +334,4 @@ def _repeated(value: Any, rows: int) -> Any:
     return pa.repeat(value, rows)
 
 
-SQL = {f"sql.{name}": called(name) for name in FUNCTIONS}
+SQL_FUNCTIONS = {f"sql.{name}": called(name) for name in FUNCTIONS}

@@ -1,4 +1,4 @@
-"""Expressions on Arrow columns: what each function does, and which types it takes.
+"""Terms on Arrow columns: what each function does, and which types it takes.
 
 The type of an expression is that of its value on empty columns, so there is one source of truth: what is accepted when
 a program is built is what Arrow's kernels take when it runs.
@@ -12,18 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.blob import InvalidUsage
 from persist.codecs import TIME, SchemaMismatch
-from persist.dataflow.expressions.expression import Call, Col, Expression, Lit
-from persist.dataflow.expressions.sql_functions import SQL
+from persist.expression.sql_functions import SQL_FUNCTIONS
+from persist.expression.term import Call, Col, Lit, Term
 
 Value = Any  # A pa.Array, or a pa.Scalar that stands for as many of it as there are records.
 LAZY = ("sql.case", "sql.and", "sql.or", "sql.error")
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError)
 
 
-def evaluate(expression: Expression, columns: Mapping[str, pa.Array]) -> Value:
-    """Return the values of an expression on columns."""
+def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
+    """Return the values of a term on columns."""
     if isinstance(expression, Col):
         return columns[expression.name]
     if isinstance(expression, Lit):
@@ -80,7 +79,7 @@ def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
     return found
 
 
-def _case(arguments: Sequence[Expression], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
     *branches, last = arguments
     left, parts, places = pa.array(np.arange(rows)), [], []
     here = columns
@@ -104,12 +103,12 @@ def _case(arguments: Sequence[Expression], columns: Mapping[str, pa.Array], rows
     return pa.concat_arrays(parts).take(pa.array(order))
 
 
-def _part_of(expression: Expression, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
+def _part_of(expression: Term, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
     found = as_array(evaluate(expression, columns), len(columns))
     return found if found.type == kind else found.cast(kind)
 
 
-def type_of(expression: Expression, schema: pa.Schema, operator: str) -> pa.DataType:
+def type_of(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
     """Return the type of an expression over columns of a schema.
 
     Raises:
@@ -117,7 +116,7 @@ def type_of(expression: Expression, schema: pa.Schema, operator: str) -> pa.Data
     """
     columns = {field.name: pa.array([], field.type) for field in schema}
 
-    def checked(each: Expression) -> Value:
+    def checked(each: Term) -> Value:
         if isinstance(each, Col):
             if each.name not in columns:
                 hint = f" ({TIME} is there only in programs of one dimension)" if each.name == TIME else ""
@@ -126,8 +125,7 @@ def type_of(expression: Expression, schema: pa.Schema, operator: str) -> pa.Data
             return columns[each.name]
         if isinstance(each, Lit):
             return each.value
-        if not isinstance(each, Call):
-            raise InvalidUsage(f"{operator}: {each!r} is no expression; write col(…), lit(…) or what they combine to")
+        assert isinstance(each, Call)
         arguments = [checked(argument) for argument in each.arguments]
         try:
             return _FUNCTIONS[each.function](*arguments, *each.options)
@@ -307,6 +305,10 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "cast": _cast,
     "is_null": pc.is_null,
     "is_in": _is_in,
+    "among": lambda value, values: pc.is_in(value, value_set=values),
+    "like": pc.match_like,
+    "is_valid": pc.is_valid,
+    "is_nan": pc.is_nan,
     "coalesce": pc.coalesce,
     "least": pc.min_element_wise,
     "greatest": pc.max_element_wise,
@@ -322,5 +324,5 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "concat": _concat,
     "part": _part,
     "floor": _floor,
-    **SQL,
+    **SQL_FUNCTIONS,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.dataflow.expressions.sql_texts import by_each, bytes_of, check_bytes
+from persist.expression.sql_texts import by_each, bytes_of, check_bytes
 
 Array = Any
 _OPTIONS = "cgimnps"  # Of DuckDB. By s, a dot is a newline, too, and by m, n and p it is not, which is the default.

@@ -1,4 +1,4 @@
-"""Dates and times as SQL (DuckDB's) means them; intervals are in `persist.dataflow.expressions.sql_intervals`."""
+"""Dates and times as SQL (DuckDB's) means them; intervals are in `persist.expression.sql_intervals`."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.dataflow.expressions.sql_intervals import DAY_US, as_micros, nulls_of
+from persist.expression.sql_intervals import DAY_US, as_micros, nulls_of
 
 Array = Any
 Ints = npt.NDArray[np.int64]

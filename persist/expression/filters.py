@@ -1,4 +1,7 @@
-"""Conditions as people type them, such as `status = 'paid' and amount > 5`, as filters of Arrow.
+"""Terms that Arrow evaluates itself, as filters of what is read; and conditions as people type them, as such filters.
+
+A filter goes to Arrow's own engine, because that looks at the statistics of files, too. Its terms are made here of
+text, such as `status = 'paid' and amount > 5`, and elsewhere of what Spark and Polars push down.
 
     condition  = conjunct { "or" conjunct }
     conjunct   = factor { "and" factor }
@@ -17,6 +20,7 @@ Text that is compared with a column of another type, such as a timestamp, is rea
 with NULL is neither true nor false, as in SQL.
 """
 
+import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,23 +31,37 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import CollectionSchema, did_you_mean, with_both_zeros
+from persist.codecs import CollectionSchema, did_you_mean
+from persist.expression.term import Call, Col, Lit, Term
 
+_FILTERS: dict[str, Callable[..., pc.Expression]] = {
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": operator.invert,
+    "is_null": operator.methodcaller("is_null"),
+    "is_valid": operator.methodcaller("is_valid"),
+    "is_nan": pc.is_nan,
+    "among": lambda value, values: value.isin(values),
+    "like": pc.match_like,
+    "starts_with": pc.starts_with,
+    "ends_with": pc.ends_with,
+    "contains": pc.match_substring,
+}
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")
     |(?P<word>[^\W\d]\w*)|(?P<sign><=|>=|<>|!=|==|[=<>(),]))""",
     re.VERBOSE,
 )
-_COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
-    "=": lambda a, b: a == b,
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<>": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+_COMPARED = {
+    "=": "equal", "==": "equal", "!=": "not_equal", "<>": "not_equal", "<": "less", "<=": "less_equal", ">": "greater",
+    ">=": "greater_equal",
+}  # fmt: skip
 _WORDS = {"and", "or", "not", "in", "is", "null", "between", "like", "true", "false"}
 DEPTH_MAX = 100
 DIGITS_MAX = 76  # Of a whole number: decimal256 has so many.
@@ -65,13 +83,28 @@ class _Operand:
     type: pa.DataType | None = None
 
 
+def arrow_filter(term: Term) -> pc.Expression:
+    """Return a condition as a filter that Arrow evaluates; of a function that no filter has, there is none."""
+    if isinstance(term, Col):
+        return pc.field(term.name)
+    if isinstance(term, Lit):
+        return pc.scalar(term.value)
+    assert isinstance(term, Call)
+    return _FILTERS[term.function](*map(arrow_filter, term.arguments), *term.options)
+
+
 def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
     """Return the filter that a condition means over the columns of a collection.
 
     Raises:
         InvalidUsage: it is no condition, names a column that there is not, or compares what cannot be compared.
     """
-    return _Parser(text, schema).whole()
+    condition = arrow_filter(_Parser(text, schema).whole())
+    try:
+        schema.arrow.empty_table().filter(condition)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidUsage(f"the condition {text!r:.200} compares what cannot be compared: {error}") from error
+    return condition
 
 
 class _Parser:
@@ -82,89 +115,87 @@ class _Parser:
         self._next = 0
         self._depth = 0
 
-    def whole(self) -> pc.Expression:
-        found = self._condition()
+    def whole(self) -> Term:
+        condition = self._condition()
         if self._token.kind != "end":
             raise self._unexpected("and, or, or the end")
-        return found
+        return condition
 
-    def _condition(self) -> pc.Expression:
-        found = self._conjunct()
+    def _condition(self) -> Term:
+        condition = self._conjunct()
         while self._took("or"):
-            found = found | self._conjunct()
-        return found
+            condition = _called("or", condition, self._conjunct())
+        return condition
 
-    def _conjunct(self) -> pc.Expression:
-        found = self._factor()
+    def _conjunct(self) -> Term:
+        condition = self._factor()
         while self._took("and"):
-            found = found & self._factor()
-        return found
+            condition = _called("and", condition, self._factor())
+        return condition
 
-    def _factor(self) -> pc.Expression:
+    def _factor(self) -> Term:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
         try:
             if self._took("not"):
-                return ~self._factor()
+                return _called("not", self._factor())
             if self._took("("):
-                found = self._condition()
+                condition = self._condition()
                 self._need(")")
-                return found
+                return condition
             return self._test()
         finally:
             self._depth -= 1
 
-    def _test(self) -> pc.Expression:
+    def _test(self) -> Term:
         left = self._operand()
-        if self._token.text in _COMPARE and self._token.kind == "sign":
-            compare = _COMPARE[self._advance().text]
-            return self._compared(compare, left, self._operand())
+        if self._token.text in _COMPARED and self._token.kind == "sign":
+            function = _COMPARED[self._advance().text]
+            right = self._operand()
+            return _called(function, self._term(left, right), self._term(right, left))
         if self._took("is"):
             is_not = self._took("not")
             self._need("null")
-            missing = self._expression(left).is_null()
-            return ~missing if is_not else missing
+            missing = _called("is_null", self._term(left))
+            return _called("not", missing) if is_not else missing
         is_not = self._took("not")
-        found = self._member(left)
-        if found is None:
+        test = self._member(left)
+        if test is None:
             if is_not:
                 raise self._unexpected("in, between or like")
             return self._flag(left)
-        return ~found if is_not else found
+        return _called("not", test) if is_not else test
 
-    def _member(self, left: _Operand) -> pc.Expression | None:
+    def _member(self, left: _Operand) -> Term | None:
         if self._took("in"):
             self._need("(")
             values = [self._literal(left)]
             while self._took(","):
                 values.append(self._literal(left))
             self._need(")")
-            found = self._expression(left).isin(pa.array([v.as_py() for v in values], values[0].type))
-            return with_both_zeros(found)
+            among = pa.array([value.as_py() for value in values], values[0].type)
+            return Call("among", (self._term(left),), (among,))
         if self._took("between"):
             low = self._literal(left)
             self._need("and")
-            high, column = self._literal(left), self._expression(left)
-            return (column >= pc.scalar(low)) & (column <= pc.scalar(high))
+            high, column = self._literal(left), self._term(left)
+            return _called("and", _called("greater_equal", column, Lit(low)), _called("less_equal", column, Lit(high)))
         if self._took("like"):
             if self._token.kind != "text":
                 raise self._unexpected("a pattern in single quotes")
-            return pc.match_like(self._expression(left), _unquoted(self._advance().text))
+            return Call("like", (self._term(left),), (_unquoted(self._advance().text),))
         return None
 
-    def _compared(self, compare: Callable[[Any, Any], pc.Expression], a: _Operand, b: _Operand) -> pc.Expression:
-        return compare(self._expression(a, b), self._expression(b, a))
-
-    def _expression(self, operand: _Operand, other: _Operand | None = None) -> pc.Expression:
+    def _term(self, operand: _Operand, other: _Operand | None = None) -> Term:
         if operand.column is not None:
-            return pc.field(operand.column)
-        return pc.scalar(self._value(operand, None if other is None else other.type))
+            return Col(operand.column)
+        return Lit(self._value(operand, None if other is None else other.type))
 
-    def _flag(self, operand: _Operand) -> pc.Expression:
+    def _flag(self, operand: _Operand) -> Term:
         if operand.column is None or not pat.is_boolean(self._types[operand.column]):
             raise self._unexpected("a comparison, such as = 5, > 5, in (1, 2) or is null")
-        return pc.field(operand.column)
+        return Col(operand.column)
 
     def _literal(self, of: _Operand) -> pa.Scalar:
         operand = self._operand()
@@ -230,9 +261,9 @@ class _Parser:
             raise self._unexpected(repr(text))
 
     def _unexpected(self, wanted: str) -> InvalidUsage:
-        found = repr(self._token.text) if self._token.kind != "end" else "the end"
+        there = repr(self._token.text) if self._token.kind != "end" else "the end"
         return InvalidUsage(
-            f"the condition {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {found}, "
+            f"the condition {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {there}, "
             f"and wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
         )
 
@@ -248,16 +279,20 @@ def _tokens(text: str) -> Iterator[_Token]:
                 "quotes"
             )
         kind = match.lastgroup or ""
-        found, at_token = match.group(kind), match.start(kind)
+        token, begin = match.group(kind), match.start(kind)
         if kind == "quoted":
-            yield _Token("name", found[1:-1].replace('""', '"'), at_token)
+            yield _Token("name", token[1:-1].replace('""', '"'), begin)
         elif kind == "word":
-            is_word = found.lower() in _WORDS
-            yield _Token("word" if is_word else "name", found.lower() if is_word else found, at_token)
+            is_word = token.lower() in _WORDS
+            yield _Token("word" if is_word else "name", token.lower() if is_word else token, begin)
         else:
-            yield _Token(kind, found, at_token)
+            yield _Token(kind, token, begin)
         at = match.end()
     yield _Token("end", "", len(text))
+
+
+def _called(function: str, *arguments: Term) -> Term:
+    return Call(function, arguments)
 
 
 def _unquoted(text: str) -> str:

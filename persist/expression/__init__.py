@@ -1,0 +1,82 @@
+"""Expressions: one tree of terms, what is parsed into it, and what computes it.
+
+Promise to those above: a term means the same whoever wrote it, terms that are built alike are equal, and there are two
+evaluators: `evaluate` for columns in memory, and Arrow's own engine for filters of files (`arrow_filter`).
+"""
+
+from typing import TYPE_CHECKING
+
+from persist.expression.conditions import all_of, conjuncts, factored_conjuncts, may_raise
+from persist.expression.operators import Aggregate, Expression, col, lit, term_of, when
+from persist.expression.term import (
+    SQL,
+    Call,
+    Col,
+    Lit,
+    Place,
+    Term,
+    calls,
+    columns_of,
+    leaves,
+    moved,
+    placed,
+    places_in,
+    replaced_columns,
+    shifted,
+    sql_call,
+)
+from persist.late_names import late_names
+
+if TYPE_CHECKING:
+    from persist.expression.evaluation import as_array, evaluate, type_of
+    from persist.expression.filters import arrow_filter, parse_where
+    from persist.expression.sql_casts import why_not_cast
+    from persist.expression.sql_numbers import of_unscaled, unscaled
+    from persist.expression.sql_text_casts import of_text
+
+__all__ = [
+    "SQL",
+    "Aggregate",
+    "Call",
+    "Col",
+    "Expression",
+    "Lit",
+    "Place",
+    "Term",
+    "all_of",
+    "arrow_filter",
+    "as_array",
+    "calls",
+    "col",
+    "columns_of",
+    "conjuncts",
+    "evaluate",
+    "factored_conjuncts",
+    "leaves",
+    "lit",
+    "may_raise",
+    "moved",
+    "of_text",
+    "of_unscaled",
+    "parse_where",
+    "placed",
+    "places_in",
+    "replaced_columns",
+    "shifted",
+    "sql_call",
+    "term_of",
+    "type_of",
+    "unscaled",
+    "when",
+    "why_not_cast",
+]
+__getattr__ = late_names(
+    __name__,
+    {
+        "evaluation": ["as_array", "evaluate", "type_of"],
+        "filters": ["arrow_filter", "parse_where"],
+        "sql_casts": ["why_not_cast"],
+        "sql_numbers": ["of_unscaled", "unscaled"],
+        "sql_text_casts": ["of_text"],
+    },
+)
