@@ -5,9 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 SUITE = """
 import subprocess, sys, time
+import pytest
+from tests import costs
+
+costs.LIMIT_S = 1.0
+DEAR_S = costs.LIMIT_S * costs.NOISE + 0.1
 BUSY = "import time\\nwhile time.process_time() < 0.8: pass\\nprint('done', flush=True)\\ninput()"
 
 def test_that_is_idle():
@@ -17,10 +24,30 @@ def test_whose_child_goes_on(running=[]):
     child = subprocess.Popen([sys.executable, "-c", BUSY], stdin=-1, stdout=-1, text=True)
     running.append(child)
     assert child.stdout.readline() == "done\\n"
+
+def busy():
+    end_s = time.process_time() + DEAR_S
+    while time.process_time() < end_s:
+        pass
+
+def test_that_is_dear():
+    busy()
+
+@pytest.mark.costly("it counts to a large number")
+def test_that_says_why():
+    busy()
+
+@pytest.fixture(scope="module")
+def shared():
+    busy()
+
+def test_whose_fixture_is_shared(shared):
+    pass
 """
 
 
-def test_what_a_child_used_is_the_cost_of_its_test(tmp_path: Path) -> None:
+@pytest.mark.costly("the suite has to take long")
+def test_a_test_that_is_dear_fails_unless_it_says_why(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-p", "tests.costs", "-p", "no:cacheprovider", "-W", "ignore"]
     done = subprocess.run(
@@ -32,5 +59,9 @@ def test_what_a_child_used_is_the_cost_of_its_test(tmp_path: Path) -> None:
     costs = {name.partition("::")[2]: s for name, s in json.loads((tmp_path / "costs").read_text())["tests"].items()}
 
     assert costs["test_that_is_idle"] < 0.7 < costs["test_whose_child_goes_on"]
+    assert costs["test_whose_fixture_is_shared"] < 0.7
+    assert "1 failed, 4 passed" in done.stdout
+    assert "test_suite.py::test_that_is_dear\n" in done.stdout
+    assert "The test took" in done.stdout
     assert "s of processor time; the costliest modules:" in done.stdout
     assert "s  test_suite.py" in done.stdout

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -43,6 +45,7 @@ def test_the_recipes_do_what_they_say(tmp_path: Path) -> None:
     assert done.stdout.rstrip().endswith("ada")
 
 
+@pytest.mark.thorough
 def test_a_consumer_that_is_killed_before_it_acknowledges_sees_it_all_again_and_nothing_after(tmp_path: Path) -> None:
     write_files(tmp_path)
     made, followed = RECIPES[1], RECIPES[2]

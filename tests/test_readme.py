@@ -38,7 +38,7 @@ def test_the_readme_shows_frames_moments_duckdb_and_spark() -> None:
         assert word in BLOCKS[0]
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("number", [n for n, block in enumerate(BLOCKS) if "SparkSession" not in block])
 def test_each_block_runs_when_it_is_pasted_alone(tmp_path: Path, number: int) -> None:
     printed = run(BLOCKS[number], tmp_path)

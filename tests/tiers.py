@@ -18,6 +18,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 
+IS_THOROUGH = pytest.StashKey[bool]()  # Of a test: whether it is of the second tier.
 THOROUGH, QUICK = 100, 10  # Examples of a property that does not say how many it wants.
 
 # How fast examples are made says something about the machine, not about the code.
@@ -59,19 +60,19 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     share = config.getoption("thorough")
-    if share == 1:
-        return
     seen: Counter[str] = Counter()  # Cases of each function.
     left_out = []
     for item in items:
         if marks := list(item.iter_markers("thorough")):
             function = item.nodeid.partition("[")[0]
-            if _is_marked(marks, seen[function]) and not is_in(share, item.nodeid):
-                left_out.append(item)
+            item.stash[IS_THOROUGH] = _is_marked(marks, seen[function])
             seen[function] += 1
-    unwanted = set(left_out)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in unwanted]
+            if item.stash[IS_THOROUGH] and not is_in(share, item.nodeid):
+                left_out.append(item)
+    if left_out:
+        unwanted = set(left_out)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in unwanted]
 
 
 def _is_marked(marks: list[pytest.Mark], case: int) -> bool:

@@ -150,14 +150,6 @@ def test_options_may_be_text_as_spark_passes_them(tmp_path: Path, monkeypatch: p
     open_blob(tmp_path, {"fsync": "False"}).set("key", b"value")
 
 
-def test_no_credential_is_shown_by_a_store(tmp_path: Path) -> None:
-    blob = open_blob("s3://bucket/prefix", S3_OPTIONS)
-
-    for secret in CREDENTIALS.values():
-        assert secret not in repr(blob) + str(blob) + blob.url
-    blob.close()
-
-
 @pytest.mark.parametrize(
     "url",
     [

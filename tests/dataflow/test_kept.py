@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import MemoryBlob, RetryPolicy, UnreliableBlob
+from persist.blob import MemoryBlob
 from persist.dataflow import Logic, OutputConflict, Program, Stream, col, open_together
-from persist.settings import Tuning
 from tests.dataflow.ledger import Row
 
 AT = {"id": pa.int64(), "at": pa.int64()}
@@ -119,34 +118,6 @@ def test_what_was_delayed_in_time_is_not_late_when_the_program_goes_on(client: p
         with program(lambda s: s.delay(col("at"))).open(client) as running:
             running.step()
     assert contents_at(client.load("out"), 5) == Counter((at - 2, at) for at in range(2, 6))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing_that_is_to_come(seed: int) -> None:
-    inner = MemoryBlob()
-    chance = random.Random(seed)
-    make = MAKES["delay by the time"][0]
-    with persist.open(inner) as writer:
-        moves = Moves(writer, seed)
-        moves.step()
-        shaky = UnreliableBlob(inner, chance, unavailable=0.05, not_happened_doubtful=0.05, happened_but_failed=0.05)
-        once = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
-        failures = 0
-        for _ in range(5):
-            try:
-                with persist.open(shaky, settings=once) as client, program(make).open(client) as running:
-                    for _ in range(6):
-                        moves.step()
-                        try:
-                            running.step()
-                        except (persist.Unavailable, persist.Indeterminate):
-                            failures += 1
-            except (persist.Unavailable, persist.Indeterminate, BaseExceptionGroup):
-                failures += 1
-        assert failures > 0
-        with program(make).open(writer) as running:
-            running.run(until=moves.time - 1)
-        check(writer, moves, "delay by the time")
 
 
 def test_copies_in_turns_write_what_one_would(blob: MemoryBlob) -> None:

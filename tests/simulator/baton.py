@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import pytest
+
 import persist.blob.layers.pacing
 import persist.blob.threads
 import persist.hold.leases
@@ -362,18 +364,16 @@ def _patched(baton: Baton) -> Iterator[None]:
         (random, "Random", Seeded),
         (uuid, "uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4)),
     ]
-    before = [(place, name, getattr(place, name)) for place, name, _ in places]
     collected = gc.isenabled()
     gc.disable()  # Finalizers run where they are due, and not by the number of objects there are.
     random.seed(chance.random())
     Baton.active = baton
-    for place, name, value in places:
-        setattr(place, name, value)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            for place, name, value in places:
+                patch.setattr(place, name, value)
+            yield
     finally:
-        for place, name, value in before:
-            setattr(place, name, value)
         Baton.active = None
         random.setstate(state)
         if collected:

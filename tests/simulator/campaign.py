@@ -14,7 +14,8 @@ from pathlib import Path
 
 from persist.blob import Blob, FileBlob, MemoryBlob
 from tests.simulator.history import History
-from tests.simulator.judge import Violation, judge
+from tests.simulator.judge import judge
+from tests.simulator.judgement import Violation
 from tests.simulator.language import Step, generate
 from tests.simulator.players import Run, features
 from tests.simulator.served import ServedRun, served_steps

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tests.model import EMPTY, ORDERED, TOMBSTONE
-from tests.simulator.judge import BAD_WRITES, KEYED_WRITE
+from tests.simulator.expectations import BAD_WRITES, KEYED_WRITE
 
 Step = dict[str, Any]
 

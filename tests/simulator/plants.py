@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pytest
 
 import persist.compact.rewriter
 import persist.replica.follower
@@ -147,11 +148,7 @@ def planted(fault: str) -> Iterator[None]:
     """Put a fault in, by its name, and take it out in the end."""
     patches = PLANTS[fault]()
     assert patches, f"there is no place any more for: {fault}"
-    before = [(place, name, getattr(place, name)) for place, name, _ in patches]
-    for place, name, value in patches:
-        setattr(place, name, value)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name, value in patches:
+            patch.setattr(place, name, value)
         yield
-    finally:
-        for place, name, value in before:
-            setattr(place, name, value)

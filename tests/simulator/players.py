@@ -5,12 +5,9 @@ inside the clients get their turn: which calls a client commits together, and wh
 are left pending. The history says what became of it, and the judge takes it from there.
 """
 
-import itertools
-import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,16 +19,28 @@ from persist.settings import Tuning
 from persist.upsert import InsertIfAbsent
 from tests.model import EMPTY, ORDERED, TOMBSTONE
 from tests.simulator.baton import Baton
+from tests.simulator.calls import Caller, Pending, Slot
 from tests.simulator.history import Event, History
-from tests.simulator.judge import KEYED_WRITE
 from tests.simulator.language import SKEW_MAX_S, Step
-from tests.simulator.log_reader import Added, frontier, pad, read_commit, shorten
-from tests.simulator.world import BEGAN_MS, ClientClock, ClientStore, Moments, Nuisance, Tap, World
+from tests.simulator.log_reader import Added, frontier, read_commit
+from tests.simulator.spelling import (
+    DEFAULT,
+    Boom,
+    added_columns,
+    antichain_at,
+    bad_updates,
+    contents_of,
+    event_tuples,
+    real_name,
+    subscribed_at,
+    times_of,
+    update_tuples,
+    updates_of,
+)
+from tests.simulator.world import BEGAN_MS, ClientClock, ClientStore, Nuisance, Tap
 from tests.tuned import tuned
 
-PATIENCE_S = 60.0  # A call that takes longer in real time hangs.
 SLOW_S = 2.0
-DEADLINE_S = 20.0  # Who was stopped for longer may give up, as if storage had failed him.
 # Short, so that what takes days happens within the few hours that a run takes by the clock of its world.
 SETTINGS: dict[str, Any] = {
     "lease_s": 60.0,
@@ -43,51 +52,12 @@ SETTINGS: dict[str, Any] = {
     "log_retention_records": 16,
     "gc_interval_s": 100.0,
 }
-DEFAULT = "default"
 KEYED = {
     "seal": persist.Keyed(),
     "background": persist.Keyed(resolve="background"),
     "transitions": persist.Keyed(machine=InsertIfAbsent()),
     ORDERED: persist.Keyed(order_by=["v"], tombstone="v", tombstone_value=TOMBSTONE, resolve="background"),
 }
-DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
-FRONTIERS = ("upper", "since", "asked", "current", "expected", "actual")
-PLAIN = ("time", "as_of", "lower")
-
-
-class Boom(Exception):
-    """Raised inside a `multi_write` block, which must then do nothing."""
-
-
-@dataclass(slots=True)
-class Pending:
-    """A call whose future has been given out."""
-
-    event: Event
-    future: "persist.CommitFuture"
-    told: threading.Event
-
-
-@dataclass(slots=True)
-class Slot:
-    """A client and what was taken from it."""
-
-    name: str
-    client: persist.Client
-    store: ClientStore
-    unreliable: UnreliableBlob
-    clock: ClientClock
-    handles: dict[str, persist.Collection] = field(default_factory=dict)
-    pending: list[Pending] = field(default_factory=list)
-    taken: dict[int, tuple[Event, Any]] = field(default_factory=dict)  # By id of the step.
-    is_down: bool = False
-    is_closed: bool = False
-
-    def faults(self) -> int:
-        """How often storage has failed this client."""
-        harmless = (Fault.NONE, Fault.SLOW)
-        failed = sum(n for fault, n in self.unreliable.faults.items() if fault not in harmless)
-        return failed + self.store.is_cut + int(self.store.stopped_s / DEADLINE_S)
 
 
 def _policy(part_bytes: int | None) -> Tuning:
@@ -103,26 +73,22 @@ def features() -> frozenset[str]:
     return frozenset(name for name in ("compact",) if hasattr(persist.Collection, name))
 
 
-class Run:
+class Run(Caller):
     """One execution of steps on an empty location."""
 
-    patience_s = PATIENCE_S
     slow_s = SLOW_S
     store_type = ClientStore
     nuisance: Nuisance | None = None
     name = "c"
 
     def __init__(self, blob: Blob | None = None, baton: Baton | None = None) -> None:
-        self.moments = Moments()
-        self.world = World(baton)
+        super().__init__(baton)
         self.tap = Tap(blob or MemoryBlob(), self.moments, self.world.now_s)
-        self.events: list[Event] = []
         self.slots: dict[int, Slot] = {}
         self.gone: list[Pending] = []
         self.stores: list[ClientStore] = []
         self.faults: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()  # And how commits went, as the clients counted.
-        self._numbers = itertools.count()
         self._names: Counter[int] = Counter()
 
     def execute(self, steps: list[Step]) -> History:
@@ -345,18 +311,18 @@ class Run:
 
     def _write(self, slot: Slot, step: Step) -> None:
         options: dict[str, Any] = {name: step[name] for name in ("token", "expected_upper", "seal") if name in step}
-        given: dict[str, Any] = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
-        args = {"updates": step["updates"], "columns": _added(slot.handles.get(step["name"])), **options}
-        self._submit(slot, step, args, lambda c: c.write(_tuples(step, c), **given))
+        given: dict[str, Any] = {n: v if n == "token" else antichain_at(v) for n, v in options.items()}
+        args = {"updates": step["updates"], "columns": added_columns(slot.handles.get(step["name"])), **options}
+        self._submit(slot, step, args, lambda c: c.write(update_tuples(step, c), **given))
 
     def _upsert(self, slot: Slot, step: Step) -> None:
         options: dict[str, Any] = {name: step[name] for name in ("token", "seal") if name in step}
-        given: dict[str, Any] = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
-        args = {"events": step["events"], "columns": _added(slot.handles.get(step["name"])), **options}
+        given: dict[str, Any] = {n: v if n == "token" else antichain_at(v) for n, v in options.items()}
+        args = {"events": step["events"], "columns": added_columns(slot.handles.get(step["name"])), **options}
 
         def call(c: persist.Collection) -> Any:
             take = c.transition if step["name"] == "transitions" else c.upsert
-            return take(_event_tuples(step["events"], c), **given)
+            return take(event_tuples(step["events"], c), **given)
 
         self._submit(slot, step, args, call)
 
@@ -366,7 +332,7 @@ class Run:
     def _write_bad(self, slot: Slot, step: Step) -> None:
         args = {"updates": [], "bad": step["bad"]}
         write = {**step, "op": "write", "wait": "now"}
-        self._submit(slot, write, args, lambda c: c.write(_bad_updates(step["bad"], c)))
+        self._submit(slot, write, args, lambda c: c.write(bad_updates(step["bad"], c)))
 
     def _evolve(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> None:
@@ -381,9 +347,9 @@ class Run:
 
     def _seal(self, slot: Slot, step: Step) -> None:
         options = {name: step[name] for name in ("expected_upper",) if name in step}
-        given = {name: _antichain(value) for name, value in options.items()}
+        given = {name: antichain_at(value) for name, value in options.items()}
         args = {"upper": step["upper"], **options}
-        self._submit(slot, step, args, lambda c: c.seal(_antichain(step["upper"]), **given))
+        self._submit(slot, step, args, lambda c: c.seal(antichain_at(step["upper"]), **given))
 
     def _allow_compaction(self, slot: Slot, step: Step) -> None:
         self._submit(slot, step, {"since": step["since"]}, lambda c: c.allow_compaction(step["since"]))
@@ -398,16 +364,16 @@ class Run:
         options = {"token": step["token"]} if "token" in step else {}
         pairs = list(zip(step["steps"], handles, strict=True))
         args = {"steps": [[kind, c.id, what] for (kind, _, what), c in pairs if c], "raises": step["raises"], **options}
-        args["columns"] = {c.id: _added(c) for c in handles if c}
+        args["columns"] = {c.id: added_columns(c) for c in handles if c}
 
         def call() -> None:
             with slot.client.multi_write(**options) as multi:
                 for (kind, _, what), collection in pairs:
                     assert collection is not None
                     if kind == "write":
-                        multi.write(collection, _tuples({"updates": what}, collection))
+                        multi.write(collection, update_tuples({"updates": what}, collection))
                     else:
-                        multi.seal(collection, _antichain(what))
+                        multi.seal(collection, antichain_at(what))
                 if step["raises"]:
                     raise Boom
 
@@ -421,8 +387,8 @@ class Run:
 
     def _snapshot(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> int:
-            columns = [_real(c, name) for name in step["columns"]]
-            above = None if step["above"] is None else pc.field(_real(c, "k")) > step["above"]
+            columns = [real_name(c, name) for name in step["columns"]]
+            above = None if step["above"] is None else pc.field(real_name(c, "k")) > step["above"]
             found.append(c.snapshot(step["as_of"], columns=columns, filter=above, form=step["form"], timeout_s=0))
             return found[0].as_of
 
@@ -440,7 +406,7 @@ class Run:
         how = "count" if step["count"] else taken["form"]
         columns = "kv" if step["count"] else taken["columns"]
         args = {"snapshot": event.id, "how": how, "columns": columns, "above": taken["above"]}
-        self._call(slot, "read", args, snapshot.count if step["count"] else lambda: _contents(snapshot, columns))
+        self._call(slot, "read", args, snapshot.count if step["count"] else lambda: contents_of(snapshot, columns))
 
     def _close_snapshot(self, slot: Slot, step: Step) -> None:
         if step["of"] in slot.taken:
@@ -449,8 +415,8 @@ class Run:
 
     def _changes(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> list[list[Any]]:
-            names = [_real(c, name) for name in "kv"]
-            return _updates(c.changes(step["lower"], step["upper"], columns=names, timeout_s=0).to_arrow())
+            names = [real_name(c, name) for name in "kv"]
+            return updates_of(c.changes(step["lower"], step["upper"], columns=names, timeout_s=0).to_arrow())
 
         self._on_handle(slot, step, {"lower": step["lower"], "upper": step["upper"]}, call)
 
@@ -463,7 +429,7 @@ class Run:
     def _follow(self, slot: Slot, step: Step, follow: Callable[[persist.Collection], persist.Listen]) -> None:
         def call(c: persist.Collection) -> int:
             feed.append(follow(c))
-            return step["as_of"] if step["op"] == "listen" else _subscribed_at(feed[0], step["as_of"])
+            return step["as_of"] if step["op"] == "listen" else subscribed_at(feed[0], step["as_of"])
 
         feed: list[persist.Listen] = []
         event = self._on_handle(slot, step, {"as_of": step["as_of"]}, call)
@@ -479,7 +445,7 @@ class Run:
             progress = feed.poll()
             if progress is None:
                 return None
-            return {"updates": _updates(progress.updates), "upper": frontier(list(progress.upper.elements))}
+            return {"updates": updates_of(progress.updates), "upper": frontier(list(progress.upper.elements))}
 
         self._call(slot, "poll", {"feed": event.id}, call)
 
@@ -487,87 +453,6 @@ class Run:
         if step["of"] in slot.taken:
             event, feed = slot.taken[step["of"]]
             self._call(slot, "close_feed", {"feed": event.id}, feed.close)
-
-    # Calls
-
-    def _on_handle(
-        self, slot: Slot, step: Step, args: dict[str, Any], call: Callable[[persist.Collection], Any]
-    ) -> Event | None:
-        handle = slot.handles.get(step["name"])
-        if handle is None:
-            return None
-        return self._call(slot, step["op"], {"c": handle.id, **args}, lambda: call(handle))
-
-    def _began(self, slot: Slot, op: str, args: dict[str, Any]) -> Event:
-        event = Event(next(self._numbers), slot.name, op, args, self.moments.next(), clock_s=self.world.now_s())
-        self.events.append(event)
-        return event
-
-    def _call(self, slot: Slot, op: str, args: dict[str, Any], call: Callable[[], Any]) -> Event:
-        """Make a call that answers by itself."""
-        event = self._began(slot, op, args)
-        before = slot.faults()
-        try:
-            answer: list[Any] = ["ok", call()]
-        except BaseException as error:
-            answer = _error(error, op)
-        self._ended(slot, event, before, answer)
-        return event
-
-    def _submit(
-        self, slot: Slot, step: Step, args: dict[str, Any], call: "Callable[[persist.Collection], Future[int]]"
-    ) -> None:
-        """Make a call that answers with a future, and look at it now, later or never."""
-        handle = slot.handles.get(step["name"])
-        if handle is None:
-            return
-        event = self._began(slot, step["op"], {"c": handle.id, **args})
-        before = slot.faults()
-        try:
-            future: Any = call(handle)
-        except Exception as error:
-            self._ended(slot, event, before, _error(error, step["op"]))
-            return
-        told = threading.Event()
-
-        def tell(done: "Future[int]") -> None:
-            # Not by the future's own method, which would count as having looked at the error.
-            error = Future.exception(done)
-            self._ended(slot, event, before, ["ok", done.result()] if error is None else _error(error, step["op"]))
-            told.set()
-
-        future.add_done_callback(tell)
-        pending = Pending(event, future, told)
-        slot.pending.append(pending)
-        if step["wait"] == "now":
-            self._look(pending)
-            slot.pending.remove(pending)
-        elif step["wait"] == "never":
-            event.args["looked"] = False
-
-    def _ended(self, slot: Slot, event: Event, faults_before: int, answer: list[Any]) -> None:
-        event.faults = slot.faults() - faults_before
-        if slot.store.is_cut and answer[0] == "error" and answer[1] in DOUBTS:
-            return  # Its client died, so nobody got this answer.
-        event.returned = self.moments.next()
-        event.outcome = answer
-
-    def _look(self, pending: Pending) -> None:
-        pending.event.args["looked"] = True
-        try:
-            pending.future.exception(self.patience_s)
-        except TimeoutError:
-            pending.event.outcome = ["error", "hangs", {}]
-            pending.event.returned = self.moments.next()
-            return
-        pending.told.wait(self.patience_s)
-
-    def _await(self, pending: list[Pending]) -> None:
-        """Wait until all these have an answer, without looking at it."""
-        for each in pending:
-            if not each.told.wait(self.patience_s):
-                each.event.outcome = ["error", "hangs", {}]
-                each.event.returned = self.moments.next()
 
     def _read_everything(self) -> None:
         """What is still there, as a client sees it that comes when all is over."""
@@ -591,7 +476,7 @@ class Run:
         if not all(each is not None and each.ok for each in read):
             return
         upper, since = (each.outcome[1] for each in read if each is not None)
-        end = upper if upper == EMPTY else max([upper, *_times(self.events)]) + 1
+        end = upper if upper == EMPTY else max([upper, *times_of(self.events)]) + 1
         if end != upper:
             self._seal(slot, {**step, "op": "seal", "upper": end})
         last = min(end - 1, 10**6)
@@ -600,103 +485,3 @@ class Run:
             self._snapshot(slot, {**step, "op": "snapshot", "id": -1 - as_of, **options})
         lower = 0 if since == 0 else since + 1
         self._changes(slot, {**step, "op": "changes", "lower": lower, "upper": max(lower, last + 1)})
-
-
-def _times(events: list[Event]) -> list[int]:
-    written = [e.args["updates"] for e in events if e.op == "write"]
-    written += [[[*event, 1] for event in e.args["events"]] for e in events if e.op == "upsert"]
-    written += [what for e in events if e.op == "multi" for kind, _, what in e.args["steps"] if kind == "write"]
-    return [time for updates in written for _, _, time, _ in updates]
-
-
-def _added(collection: persist.Collection | None) -> list[str]:
-    """Return the columns that a handle knows of, and that its collection got later."""
-    return [] if collection is None else list(collection.schema.value_names[1:])
-
-
-def _value(value: str, collection: persist.Collection) -> Any:
-    """Return a value with the defaults of all columns that the collection got later: so they tell nothing apart."""
-    more = _added(collection)
-    return (value, *[DEFAULT] * len(more)) if more else value
-
-
-def _tuples(step: Step, collection: persist.Collection) -> list[Any]:
-    return [((k, _value(_padded(v), collection)), t, d) for k, v, t, d in step["updates"]]
-
-
-def _event_tuples(events: list[Any], collection: persist.Collection) -> list[Any]:
-    return [(k, None if v is None else _value(_padded(v), collection), t) for k, v, t in events]
-
-
-def _padded(value: str) -> str:
-    return pad(value, int(value[3:])) if value.startswith("big") else value
-
-
-def _bad_updates(kind: str, collection: persist.Collection) -> list[Any]:
-    good: list[Any] = [(1, _value("x", collection)), 0, 1]
-    changed: dict[str, list[Any]] = {
-        "time below 0": [good[0], -1, 1],
-        "time too large": [good[0], 2**63 - 1, 1],
-        "diff too large": [good[0], 0, 2**63],
-        "no tuple": [good[0], 0],
-        "wrong type": [("one", _value("x", collection)), 0, 1],
-        "wrong columns": [(1, "x", "y"), 0, 1],
-        KEYED_WRITE: [good[0], 0, 1],
-    }
-    return [tuple(changed[kind])]
-
-
-def _antichain(upper: int) -> persist.Antichain:
-    return persist.Antichain() if upper == EMPTY else persist.Antichain(upper)
-
-
-def _real(collection: persist.Collection, name: str) -> str:
-    """Return what the schema calls the column that history calls k or v."""
-    return collection.schema.names["kv".index(name)]
-
-
-def _contents(snapshot: persist.Snapshot, columns: str) -> list[list[Any]]:
-    table = snapshot.to_arrow()
-    rows = [list(row) for row in zip(*table.to_pydict().values(), strict=True)]
-    if snapshot.form == "rows":
-        rows = [[*row, n] for row, n in Counter(map(tuple, rows)).items()]
-    # History has columns in the order k, v.
-    order = sorted(range(len(columns)), key=lambda n: "kv".index(columns[n]))
-    return [[*(_plain(row[at]) for at in order), row[-1]] for row in rows]
-
-
-def _updates(table: pa.Table) -> list[list[Any]]:
-    rows = zip(*table.to_pydict().values(), strict=True)
-    return [[_plain(value) for value in (*row[:2], *row[-2:])] for row in rows]
-
-
-def _plain(value: Any) -> Any:
-    return shorten(value) if isinstance(value, str) else value
-
-
-def _subscribed_at(feed: persist.Listen, as_of: int | None) -> int:
-    """Return the time of the snapshot that a subscription begins with."""
-    if as_of is not None:
-        return as_of
-    first = feed._first
-    assert first is not None
-    assert first.upper.time is not None
-    return first.upper.time - 1
-
-
-def _error(error: BaseException, op: str) -> list[Any]:
-    """Return an error as history has it."""
-    if op == "close":
-        errors = error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
-        return ["error", "Unseen", {"classes": sorted({type(each).__name__ for each in errors})}]
-    if not isinstance(error, (persist.PersistError, Boom)):
-        if not isinstance(error, Exception):
-            raise error
-        return ["error", f"{type(error).__name__}: {error}", {}]
-    attributes: dict[str, Any] = {}
-    for name in (*FRONTIERS, *PLAIN):
-        value = getattr(error, name, None)
-        if value is not None:
-            attributes[name] = frontier(list(value.elements)) if isinstance(value, persist.Antichain) else value
-    known = type(error).__name__
-    return ["error", known, attributes] if known != "CorruptBlob" else ["error", f"CorruptBlob: {error}", {}]

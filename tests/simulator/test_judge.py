@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.model import EMPTY
+from tests.simulator.effects import MUTATING
 from tests.simulator.history import Commit, Deletion, Event, History
-from tests.simulator.judge import MUTATING, judge
+from tests.simulator.judge import judge
 
 SETTINGS = {"began_ms": 0, "lease_s": 60, "clock_skew_s": 30, "skew_max_s": 10, "grace_s": 100}
 LEASED = "f" * 32
@@ -179,7 +180,7 @@ def test_history_survives_being_written_down() -> None:
     assert judge(History.from_json(text)) == []
 
 
-Plant = Callable[[Story], None]
+Plant = Callable[[Story], object]
 PLANTS: dict[str, tuple[str, Plant]] = {}
 
 
@@ -207,60 +208,10 @@ def commit_of(s: Story, label: str) -> Commit:
     return next(c for c in s.history.commits if event.invoked < c.at < event.returned)
 
 
-@plant("compaction")
-def a_merge_loses_an_update(s: Story) -> None:
-    commit_of(s, "compact").mutations[0]["parts"][0].pop()
-
-
-@plant("compaction")
-def a_merge_moves_an_update_in_time(s: Story) -> None:
-    commit_of(s, "compact").mutations[0]["parts"][0][1][2] = 1
-
-
-@plant("compaction")
-def a_keyframe_holds_what_was_retracted(s: Story) -> None:
-    commit_of(s, "compact").mutations[0]["parts"][1].insert(0, [1, "x", 4, 1])
-
-
-@plant("compaction")
-def a_keyframe_of_a_time_that_is_not_sealed(s: Story) -> None:
-    commit_of(s, "compact").mutations[0]["keyframes"][0][0] = 5
-
-
-@plant("compaction")
-def a_merge_leaves_its_sources_in_place(s: Story) -> None:
-    commit_of(s, "compact").mutations[0].update(removed_runs=[0], unused=[])
-
-
-@plant("compaction")
-def history_is_forgotten_that_may_be_read(s: Story) -> None:
-    commit_of(s, "compact").mutations[0].update(removed_runs=[0, 1, 2], runs=[], history_from=5)
-
-
-@plant("compaction")
-def a_blob_in_use_is_said_to_be_unused(s: Story) -> None:
-    commit_of(s, "compact").mutations[0]["unused"].append("part/merged")
-
-
-@plant("deletion")
-def a_blob_in_use_is_deleted(s: Story) -> None:
-    s.history.deletions[0].key = "part/keyframe"
-
-
-@plant("deletion")
-def a_blob_is_deleted_within_the_grace_period(s: Story) -> None:
-    s.history.deletions[0].clock_s = 50.0
-
-
 @plant("deletion")
 def a_blob_is_deleted_under_a_reader(s: Story) -> None:
     hold = {"kind": "hold", "collection": "a", "hold": "e" * 32, "time": 3, "lease": "m"}
     insert(s, "since", {"kind": "lease", "lease": "m", "expires_ms": 10**9}, hold)
-
-
-@plant("refused")
-def a_compaction_fails(s: Story) -> None:
-    refuse(s, "compact", "CorruptBlob: part/w2")
 
 
 def drop(s: Story, label: str) -> None:
@@ -291,61 +242,6 @@ def insert(s: Story, label: str, *mutations: dict[str, Any], client: str | None 
     return seqno
 
 
-@plant("lost")
-def an_acknowledged_write_is_not_there(s: Story) -> None:
-    drop(s, "w1")
-
-
-@plant("lost")
-def an_acknowledged_seal_is_not_there(s: Story) -> None:
-    drop(s, "last")
-
-
-@plant("lost")
-def what_was_allowed_to_be_compacted_is_forgotten(s: Story) -> None:
-    drop(s, "allow")
-
-
-@plant("destroy")
-def a_destroyed_collection_is_still_there(s: Story) -> None:
-    del s.history.commits[commit_of(s, "destroy").seqno].mutations[0]
-
-
-@plant("phantom")
-def a_record_holds_what_nobody_wrote(s: Story) -> None:
-    s.history.commits[2].mutations[0]["updates"].append([7, "q", 0, 1])
-
-
-@plant("phantom")
-def a_record_seals_what_nobody_sealed(s: Story) -> None:
-    s.history.commits[2].mutations.append(seal("b", 1))
-
-
-@plant("phantom")
-def a_crashed_call_does_what_it_was_not_asked_for(s: Story) -> None:
-    s.commit("A", append("a", [1097, "m", 6, 1]))
-
-
-@plant("atomic")
-def a_multi_write_is_there_by_half(s: Story) -> None:
-    del commit_of(s, "multi").mutations[1]
-
-
-@plant("atomic")
-def a_write_is_there_by_half(s: Story) -> None:
-    del commit_of(s, "in doubt").mutations[0]["updates"][1]
-
-
-@plant("atomic")
-def a_block_that_raised_is_there(s: Story) -> None:
-    accept(s, "raised")
-
-
-@plant("refused")
-def a_write_is_there_in_spite_of_its_error(s: Story) -> None:
-    refuse(s, "in doubt", "Unavailable")
-
-
 @plant("once")
 def a_write_is_there_twice(s: Story) -> None:
     event = s.labels["crashed"]
@@ -361,61 +257,6 @@ def a_token_does_not_keep_a_group_from_writing_twice(s: Story) -> None:
         update[3] *= 2
 
 
-@plant("token")
-def a_token_is_not_remembered(s: Story) -> None:
-    del s.history.commits[3].mutations[1]
-
-
-@plant("late")
-def a_late_write_is_accepted(s: Story) -> None:
-    accept(s, "late", insert(s, "late", append("a", [1099, "m", 2, 1])))
-
-
-@plant("late")
-def a_refusal_names_the_wrong_upper(s: Story) -> None:
-    s.labels["late"].outcome[2]["upper"] = 4
-
-
-@plant("frontier")
-def a_seal_goes_back(s: Story) -> None:
-    s.commit("A", seal("a", 1))
-
-
-@plant("frontier")
-def upper_is_told_wrong(s: Story) -> None:
-    accept(s, "upper", 2)
-
-
-@plant("frontier")
-def since_is_told_wrong(s: Story) -> None:
-    accept(s, "since", 3)
-
-
-@plant("frontier")
-def a_seal_that_goes_back_is_acknowledged(s: Story) -> None:
-    accept(s, "back", 4)
-
-
-@plant("expected_upper")
-def another_upper_than_the_expected_one_is_taken(s: Story) -> None:
-    s.labels["s3"].args["expected_upper"] = 1
-
-
-@plant("expected_upper")
-def the_actual_upper_is_told_wrong(s: Story) -> None:
-    s.labels["mismatch"].outcome[2]["actual"] = 5
-
-
-@plant("refused")
-def a_valid_call_is_refused(s: Story) -> None:
-    refuse(s, "upper", "CollectionNotFound")
-
-
-@plant("outage")
-def storage_is_blamed_without_a_fault(s: Story) -> None:
-    s.labels["outage"].faults = 0
-
-
 @plant("order")
 def calls_are_committed_out_of_order(s: Story) -> None:
     s.labels["s3"].outcome[1], s.labels["w1"].outcome[1] = 2, 4
@@ -428,54 +269,9 @@ def a_write_lands_after_its_acknowledgement(s: Story) -> None:
     commit.at += 1
 
 
-@plant("sealed")
-def a_time_that_is_not_sealed_is_read(s: Story) -> None:
-    accept(s, "unsealed", 3)
-
-
-@plant("since")
-def a_time_that_is_compacted_is_read(s: Story) -> None:
-    accept(s, "compacted", 2)
-
-
-@plant("snapshot")
-def a_snapshot_lacks_a_record(s: Story) -> None:
-    accept(s, "read", AS_OF_1[:-1])
-
-
-@plant("snapshot")
-def a_snapshot_holds_what_came_later(s: Story) -> None:
-    accept(s, "read", AS_OF_1[1:])
-
-
-@plant("feed")
-def a_feed_misses_an_update(s: Story) -> None:
-    del s.labels["poll"].outcome[1]["updates"][1]
-
-
 @plant("feed")
 def a_feed_tells_an_update_twice(s: Story) -> None:
     s.labels["poll"].outcome[1]["updates"][:0] = [[1, "x", 2, -1]]
-
-
-@plant("feed")
-def a_feed_begins_with_another_snapshot(s: Story) -> None:
-    s.labels["first"].outcome[1]["updates"].append([2, "y", 1, 1])
-
-
-@plant("feed")
-def a_feed_claims_more_than_is_sealed(s: Story) -> None:
-    s.labels["poll"].outcome[1]["upper"] = 6
-
-
-@plant("feed")
-def a_feed_does_not_tell_what_there_is(s: Story) -> None:
-    accept(s, "poll", None)
-
-
-@plant("feed")
-def changes_are_out_of_order(s: Story) -> None:
-    s.labels["changes"].outcome[1].reverse()
 
 
 @plant("hold")
@@ -492,85 +288,126 @@ def a_named_hold_moves_without_comparing(s: Story) -> None:
     s.end(advance)
 
 
-@plant("hold")
-def a_named_hold_moves_by_itself(s: Story) -> None:
-    s.commit("Y", {"kind": "hold", "collection": "a", "hold": "one", "time": 4})
-
-
-@plant("hold")
-def a_named_hold_is_made_elsewhere(s: Story) -> None:
-    accept(s, "named", 4)
-
-
-@plant("lease")
-def a_lease_is_ended_before_it_runs_out(s: Story) -> None:
-    insert(s, "poll", {"kind": "end_lease", "lease": "l", "expires_ms": 60_000}, client="A")
-
-
-@plant("refused")
-def a_lease_is_said_to_have_run_out(s: Story) -> None:
-    refuse(s, "poll", "LeaseExpired")
-
-
-@plant("closed")
-def a_closed_client_answers(s: Story) -> None:
-    accept(s, "after close", EMPTY)
-
-
-@plant("unseen error")
-def an_error_that_nobody_saw_is_swallowed(s: Story) -> None:
-    accept(s, "close")
-
-
-@plant("read-only")
-def a_reader_is_let_write(s: Story) -> None:
-    refuse(s, "by reader", "FrontierRegression")
-
-
-@plant("read-only")
-def a_reader_stores_something(s: Story) -> None:
-    s.history.stored["R"] = 1
-
-
-@plant("exclusive")
-def a_second_exclusive_client_is_let_in(s: Story) -> None:
-    s.labels["y"].args["force"] = False
-
-
-@plant("exclusive")
-def a_fenced_writer_is_told_something_else(s: Story) -> None:
-    refuse(s, "fenced", "FrontierRegression", asked=6, current=5)
-
-
 @plant("exclusive")
 def a_fenced_writer_writes(s: Story) -> None:
     last = commit_of(s, "last")
     last.client = s.labels["last"].client = "X"
 
 
-@plant("destroy")
-def a_destroyed_collection_is_found(s: Story) -> None:
-    accept(s, "gone", "b")
-
-
-@plant("destroy")
-def names_are_told_wrong(s: Story) -> None:
-    accept(s, "names", ["a", "b"])
-
-
-@plant("log")
-def a_seqno_is_used_twice(s: Story) -> None:
-    s.history.commits[4].seqno = 3
-
-
-@plant("chain")
-def a_record_was_made_after_another_than_the_last(s: Story) -> None:
-    s.history.commits[4].previous = s.history.commits[2].commit
-
-
-@plant("fsck")
-def the_location_is_damaged(s: Story) -> None:
-    accept(s, "fsck", ["blob part/… is corrupt"])
+# Changes of one step: the rule that each breaks, and what it does.
+SMALL: dict[str, tuple[str, Plant]] = {
+    "a_merge_loses_an_update": ("compaction", lambda s: commit_of(s, "compact").mutations[0]["parts"][0].pop()),
+    "a_merge_moves_an_update_in_time": (
+        "compaction",
+        lambda s: commit_of(s, "compact").mutations[0]["parts"][0][1].__setitem__(2, 1),
+    ),
+    "a_keyframe_holds_what_was_retracted": (
+        "compaction",
+        lambda s: commit_of(s, "compact").mutations[0]["parts"][1].insert(0, [1, "x", 4, 1]),
+    ),
+    "a_keyframe_of_a_time_that_is_not_sealed": (
+        "compaction",
+        lambda s: commit_of(s, "compact").mutations[0]["keyframes"][0].__setitem__(0, 5),
+    ),
+    "a_merge_leaves_its_sources_in_place": (
+        "compaction",
+        lambda s: commit_of(s, "compact").mutations[0].update(removed_runs=[0], unused=[]),
+    ),
+    "history_is_forgotten_that_may_be_read": (
+        "compaction",
+        lambda s: commit_of(s, "compact").mutations[0].update(removed_runs=[0, 1, 2], runs=[], history_from=5),
+    ),
+    "a_blob_in_use_is_said_to_be_unused": (
+        "compaction",
+        lambda s: commit_of(s, "compact").mutations[0]["unused"].append("part/merged"),
+    ),
+    "a_blob_in_use_is_deleted": ("deletion", lambda s: setattr(s.history.deletions[0], "key", "part/keyframe")),
+    "a_blob_is_deleted_within_the_grace_period": (
+        "deletion",
+        lambda s: setattr(s.history.deletions[0], "clock_s", 50.0),
+    ),
+    "a_compaction_fails": ("refused", lambda s: refuse(s, "compact", "CorruptBlob: part/w2")),
+    "an_acknowledged_write_is_not_there": ("lost", lambda s: drop(s, "w1")),
+    "an_acknowledged_seal_is_not_there": ("lost", lambda s: drop(s, "last")),
+    "what_was_allowed_to_be_compacted_is_forgotten": ("lost", lambda s: drop(s, "allow")),
+    "a_destroyed_collection_is_still_there": (
+        "destroy",
+        lambda s: s.history.commits[commit_of(s, "destroy").seqno].mutations.pop(0),
+    ),
+    "a_record_holds_what_nobody_wrote": (
+        "phantom",
+        lambda s: s.history.commits[2].mutations[0]["updates"].append([7, "q", 0, 1]),
+    ),
+    "a_record_seals_what_nobody_sealed": ("phantom", lambda s: s.history.commits[2].mutations.append(seal("b", 1))),
+    "a_crashed_call_does_what_it_was_not_asked_for": (
+        "phantom",
+        lambda s: s.commit("A", append("a", [1097, "m", 6, 1])),
+    ),
+    "a_multi_write_is_there_by_half": ("atomic", lambda s: commit_of(s, "multi").mutations.pop(1)),
+    "a_write_is_there_by_half": ("atomic", lambda s: commit_of(s, "in doubt").mutations[0]["updates"].pop(1)),
+    "a_block_that_raised_is_there": ("atomic", lambda s: accept(s, "raised")),
+    "a_write_is_there_in_spite_of_its_error": ("refused", lambda s: refuse(s, "in doubt", "Unavailable")),
+    "a_token_is_not_remembered": ("token", lambda s: s.history.commits[3].mutations.pop(1)),
+    "a_late_write_is_accepted": (
+        "late",
+        lambda s: accept(s, "late", insert(s, "late", append("a", [1099, "m", 2, 1]))),
+    ),
+    "a_refusal_names_the_wrong_upper": ("late", lambda s: s.labels["late"].outcome[2].__setitem__("upper", 4)),
+    "a_seal_goes_back": ("frontier", lambda s: s.commit("A", seal("a", 1))),
+    "upper_is_told_wrong": ("frontier", lambda s: accept(s, "upper", 2)),
+    "since_is_told_wrong": ("frontier", lambda s: accept(s, "since", 3)),
+    "a_seal_that_goes_back_is_acknowledged": ("frontier", lambda s: accept(s, "back", 4)),
+    "another_upper_than_the_expected_one_is_taken": (
+        "expected_upper",
+        lambda s: s.labels["s3"].args.__setitem__("expected_upper", 1),
+    ),
+    "the_actual_upper_is_told_wrong": (
+        "expected_upper",
+        lambda s: s.labels["mismatch"].outcome[2].__setitem__("actual", 5),
+    ),
+    "a_valid_call_is_refused": ("refused", lambda s: refuse(s, "upper", "CollectionNotFound")),
+    "storage_is_blamed_without_a_fault": ("outage", lambda s: setattr(s.labels["outage"], "faults", 0)),
+    "a_time_that_is_not_sealed_is_read": ("sealed", lambda s: accept(s, "unsealed", 3)),
+    "a_time_that_is_compacted_is_read": ("since", lambda s: accept(s, "compacted", 2)),
+    "a_snapshot_lacks_a_record": ("snapshot", lambda s: accept(s, "read", AS_OF_1[:-1])),
+    "a_snapshot_holds_what_came_later": ("snapshot", lambda s: accept(s, "read", AS_OF_1[1:])),
+    "a_feed_misses_an_update": ("feed", lambda s: s.labels["poll"].outcome[1]["updates"].pop(1)),
+    "a_feed_begins_with_another_snapshot": (
+        "feed",
+        lambda s: s.labels["first"].outcome[1]["updates"].append([2, "y", 1, 1]),
+    ),
+    "a_feed_claims_more_than_is_sealed": ("feed", lambda s: s.labels["poll"].outcome[1].__setitem__("upper", 6)),
+    "a_feed_does_not_tell_what_there_is": ("feed", lambda s: accept(s, "poll", None)),
+    "changes_are_out_of_order": ("feed", lambda s: s.labels["changes"].outcome[1].reverse()),
+    "a_named_hold_moves_by_itself": (
+        "hold",
+        lambda s: s.commit("Y", {"kind": "hold", "collection": "a", "hold": "one", "time": 4}),
+    ),
+    "a_named_hold_is_made_elsewhere": ("hold", lambda s: accept(s, "named", 4)),
+    "a_lease_is_ended_before_it_runs_out": (
+        "lease",
+        lambda s: insert(s, "poll", {"kind": "end_lease", "lease": "l", "expires_ms": 60_000}, client="A"),
+    ),
+    "a_lease_is_said_to_have_run_out": ("refused", lambda s: refuse(s, "poll", "LeaseExpired")),
+    "a_closed_client_answers": ("closed", lambda s: accept(s, "after close", EMPTY)),
+    "an_error_that_nobody_saw_is_swallowed": ("unseen error", lambda s: accept(s, "close")),
+    "a_reader_is_let_write": ("read-only", lambda s: refuse(s, "by reader", "FrontierRegression")),
+    "a_reader_stores_something": ("read-only", lambda s: s.history.stored.__setitem__("R", 1)),
+    "a_second_exclusive_client_is_let_in": ("exclusive", lambda s: s.labels["y"].args.__setitem__("force", False)),
+    "a_fenced_writer_is_told_something_else": (
+        "exclusive",
+        lambda s: refuse(s, "fenced", "FrontierRegression", asked=6, current=5),
+    ),
+    "a_destroyed_collection_is_found": ("destroy", lambda s: accept(s, "gone", "b")),
+    "names_are_told_wrong": ("destroy", lambda s: accept(s, "names", ["a", "b"])),
+    "a_seqno_is_used_twice": ("log", lambda s: setattr(s.history.commits[4], "seqno", 3)),
+    "a_record_was_made_after_another_than_the_last": (
+        "chain",
+        lambda s: setattr(s.history.commits[4], "previous", s.history.commits[2].commit),
+    ),
+    "the_location_is_damaged": ("fsck", lambda s: accept(s, "fsck", ["blob part/… is corrupt"])),
+}
+PLANTS.update(SMALL)
 
 
 @pytest.mark.parametrize("name", PLANTS)

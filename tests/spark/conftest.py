@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import persist
+import persist.spark
 from tests.spark.cluster import environment
 
 
@@ -32,8 +33,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("PYTHONPATH", str(Path(__file__).parent / "warm"), prepend=os.pathsep)
         session = builder.getOrCreate()  # What the JVM has in its environment, its workers have.
+    warm(session, str(tmp_path_factory.mktemp("warm")))
     yield session
     session.stop()
+
+
+def warm(session: SparkSession, path: str) -> None:
+    """Read and write once, so that what the JVM loads for it does not count as the cost of whichever test is first."""
+    with persist.open(path) as client:
+        rows = client.create_or_load("warm", key={"id": pa.int64()}, value={"v": pa.int64()})
+        rows.write([((1, 1), 0, 1), ((2, 2), 0, 1)], seal=1).result()
+    frame = persist.spark.snapshot(session, path, "warm", native=False).groupBy("id").count()
+    frame.selectExpr("id", "`count` AS v").write.format("persist").option("collection", "warm").option("time", 7).mode(
+        "append"
+    ).save(path)
+    persist.spark.snapshot(session, path, "warm", native=True).join(frame, "id").collect()
 
 
 @pytest.fixture(scope="session")

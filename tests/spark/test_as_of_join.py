@@ -56,6 +56,7 @@ def test_it_finds_what_the_same_join_in_python_finds(spark: SparkSession, path: 
     assert found.where("n = 10").select("note").count() == 1
 
 
+@pytest.mark.thorough
 def test_moments_are_times_and_columns_are_chosen(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     noon = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
@@ -87,6 +88,7 @@ def test_what_does_not_fit_is_told_before_any_task(
         persist.spark.as_of_join(frame, path, "prices", **options)
 
 
+@pytest.mark.thorough
 def test_a_time_that_is_not_sealed_fails_the_query(spark: SparkSession, path: str) -> None:
     frame = spark.sql("SELECT 2L AS k, 99L AS at")
     with pytest.raises(PySparkException, match="as_of=99 is not before upper"):

@@ -40,6 +40,7 @@ def test_rows_bytes_slices_and_pruned_parts_are_logged(logging_session: SparkSes
     assert sum(size for _, size in told) >= 0
 
 
+@pytest.mark.thorough
 def test_a_native_plan_has_the_metrics_of_sparks_own_scan(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path) as client:

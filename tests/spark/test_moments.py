@@ -73,6 +73,7 @@ def test_times_and_seals_of_a_write_are_moments(spark: SparkSession, path: str, 
         assert client.load("ms").unsealed is None
 
 
+@pytest.mark.thorough
 def test_a_timestamp_is_no_time_where_there_is_no_timeline(spark: SparkSession, path: str) -> None:
     frame = spark.range(1).toDF("k")
     with pytest.raises(persist.InvalidUsage, match="the collection 'plain' has no timeline"):
@@ -109,6 +110,7 @@ def test_times_come_as_timestamps_when_that_is_asked_for(
     assert times == {NOON_MS * (1 if unit == "ms" else 10**6)}
 
 
+@pytest.mark.thorough
 def test_a_stream_of_timestamps_goes_to_a_collection_with_another_unit(
     spark: SparkSession, path: str, tmp_path: Path
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_stream_of_timestamps_goes_to_a_collection_with_another_unit(
     assert updates(path, "ns") == [(1, NOON_MS * 10**6, 1)]
 
 
+@pytest.mark.thorough
 def test_event_times_of_a_stream_count_in_the_unit_of_the_timeline(
     spark: SparkSession, path: str, tmp_path: Path
 ) -> None:
@@ -135,6 +138,7 @@ def test_event_times_of_a_stream_count_in_the_unit_of_the_timeline(
     assert updates(path) == [(0, NOON_MS, 1)]
 
 
+@pytest.mark.thorough
 def test_plans_show_moments(spark: SparkSession, path: str) -> None:
     with persist.open(path) as client:
         client.load("ms").write([(1, None)], time=NOON, seal="2026-11-22").result()

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from tests.docs.test_pages import check_page
 
 
+@pytest.mark.thorough
 def test_the_blocks_of_the_page_about_spark_print_what_stands_below_them(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

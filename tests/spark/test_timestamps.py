@@ -116,7 +116,7 @@ def streamed(session: SparkSession, path: str, checkpoint: Path, **options: Any)
     session.catalog.dropTempView(name)
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 def test_streams_keep_timestamps_on_their_way_out_and_in(session: SparkSession, path: str, tmp_path: Path) -> None:
     for frame in streamed(session, path, tmp_path / "read", form="changes", **{"from": 0}):
         check(frame)
@@ -164,6 +164,7 @@ def test_written_rows_keep_their_timestamps_and_kinds_are_not_mixed_up(
             write()
 
 
+@pytest.mark.thorough
 def test_a_part_that_goes_on_after_the_time_is_read_natively_up_to_it(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:

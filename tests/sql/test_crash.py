@@ -18,7 +18,7 @@ from tests.dataflow.ledger import Bank
 from tests.sql.ledger import VIEWS, check, views_of
 from tests.tiers import examples
 
-KILLS = examples(6)
+KILLS = max(2, examples(6))
 
 
 def keep_up(folder: str, name: str, told: Connection) -> None:
@@ -59,6 +59,7 @@ def test_refreshes_that_are_killed_again_and_again_lose_and_double_nothing(copie
         check(client, bank.time)
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing_in_views(seed: int) -> None:
     inner, chance = MemoryBlob(), random.Random(seed)

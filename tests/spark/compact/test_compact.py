@@ -112,6 +112,7 @@ def test_tasks_make_of_a_collection_what_one_process_makes(
     assert compact(spark, one) == persist.CompactionReport()
 
 
+@pytest.mark.thorough
 def test_what_since_has_passed_is_forgotten_and_untouched_parts_are_shared(
     spark: SparkSession, tmp_path: Path, nothing_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_what_since_has_passed_is_forgotten_and_untouched_parts_are_shared(
     assert [part.time_min for part in state(location).history_parts] == [8]
 
 
+@pytest.mark.thorough
 def test_a_number_of_slices_is_the_number_of_tasks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_number_of_slices_is_the_number_of_tasks(
     assert asked == [3]
 
 
+@pytest.mark.thorough
 def test_all_collections_are_compacted_and_one_that_cannot_be_read_keeps_no_other_from_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -180,6 +183,7 @@ def test_all_collections_are_compacted_and_one_that_cannot_be_read_keeps_no_othe
     assert all(state(location, name).keyframes for name in ("a", "z"))
 
 
+@pytest.mark.thorough
 def test_a_part_that_is_missing_is_named_and_the_parts_of_the_other_tasks_are_deleted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -197,6 +201,7 @@ def test_a_part_that_is_missing_is_named_and_the_parts_of_the_other_tasks_are_de
     assert parts(location) == stored
 
 
+@pytest.mark.thorough
 def test_a_sum_that_does_not_fit_is_said_and_all_other_work_is_done(
     spark: SparkSession, tmp_path: Path, nothing_here: None
 ) -> None:
@@ -245,6 +250,7 @@ def test_a_store_that_tasks_cannot_reach_fails_the_job_with_the_reason_and_chang
     assert parts(location) == stored
 
 
+@pytest.mark.thorough
 def test_uploads_that_were_declared_void_meanwhile_are_not_committed(
     spark: SparkSession, tmp_path: Path, nothing_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def bag(rows: Any) -> Counter[str]:
     return Counter(repr(tuple(row.values())) for row in rows.to_pylist())
 
 
-@pytest.mark.thorough(except_every=7)
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("as_of", [1, 2, 3, 4])
 def test_contents_of_an_evolved_collection_are_those_of_python(
@@ -70,7 +70,7 @@ def test_contents_of_an_evolved_collection_are_those_of_python(
     assert bag(found) == bag(expected)
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("native", [None, False])
 def test_changes_of_an_evolved_collection_are_those_of_python(
     spark: SparkSession, location: str, native: bool | None
@@ -115,7 +115,7 @@ FAR = {
 }
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 def test_defaults_that_python_cannot_hold_are_what_they_are_in_spark(
     spark: SparkSession, tmp_path: Path, zone: str
@@ -138,6 +138,7 @@ def test_defaults_that_python_cannot_hold_are_what_they_are_in_spark(
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
+@pytest.mark.thorough
 def test_a_data_frame_keeps_the_schema_that_it_was_made_with(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     spark.dataSource.register(PersistDataSource)
@@ -152,6 +153,7 @@ def test_a_data_frame_keeps_the_schema_that_it_was_made_with(spark: SparkSession
         assert [tuple(row) for row in found.collect()] == [(1, 10, 20)]  # Not the NULL of the other one.
 
 
+@pytest.mark.thorough
 def test_sql_functions_know_of_schemas(spark: SparkSession, location: str) -> None:
     persist.spark.create_views(spark, location, prefix="evolved_")
     with persist.open(location, mode="read") as client:
@@ -161,6 +163,7 @@ def test_sql_functions_know_of_schemas(spark: SparkSession, location: str) -> No
     assert bag(spark.sql("SELECT * FROM evolved_rows_changes(0, 5)")) == bag(changes)
 
 
+@pytest.mark.thorough
 def test_sql_reads_with_the_version_that_it_is_told(spark: SparkSession, location: str, tmp_path: Path) -> None:
     create = persist.spark.create_views
     with pytest.raises(persist.SchemaMismatch, match="'told' of schema version 2 is gone"):
@@ -209,7 +212,7 @@ def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_pat
         assert again.schema().fieldNames() == ["k", "b", "c", "_time", "_diff"]
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("native", [None, True, False])
 def test_an_older_version_shows_each_time_whose_values_it_holds_in_spark_too(
     spark: SparkSession, tmp_path: Path, native: bool | None

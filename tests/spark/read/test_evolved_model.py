@@ -23,7 +23,7 @@ def counted(frame: DataFrame) -> Counter[tuple[int, tuple[Any, ...]]]:
     return found
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("inline_max", [0, 1 << 20])
 def test_both_ways_read_what_the_model_holds_whatever_has_changed(
     spark: SparkSession, inline_max: int, monkeypatch: pytest.MonkeyPatch

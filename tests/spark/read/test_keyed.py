@@ -95,6 +95,7 @@ def test_views_show_keyed_collections_as_python_does(
     check_views(spark, str(tmp_path), "rows")
 
 
+@pytest.mark.thorough
 def test_a_later_row_revives_a_key_whose_tombstone_is_in_a_keyframe(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:
@@ -111,6 +112,7 @@ def test_a_later_row_revives_a_key_whose_tombstone_is_in_a_keyframe(spark: Spark
     assert found.where("state = 'late'").count() == 0
 
 
+@pytest.mark.thorough
 def test_a_tombstone_column_that_was_renamed_is_followed(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     made(path, {"tombstone": "gone"}, "seal", seed=3)
@@ -127,6 +129,7 @@ def test_a_tombstone_column_that_was_renamed_is_followed(spark: SparkSession, tm
     check_views(spark, path, "rows")
 
 
+@pytest.mark.thorough
 def test_tombstones_that_spark_cannot_read_are_left_out_by_the_data_source(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:
@@ -141,6 +144,7 @@ def test_tombstones_that_spark_cannot_read_are_left_out_by_the_data_source(spark
     assert sorted(row.v for row in found) == [1, 3]
 
 
+@pytest.mark.thorough
 def test_the_plan_filters_tombstones_in_the_scan(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:

@@ -100,12 +100,14 @@ def test_a_keyframe_and_later_history_are_told_apart_by_key(spark: SparkSession,
     check(spark, path, [5, 25])  # From the keyframe backwards, or from all of the history.
 
 
+@pytest.mark.thorough
 def test_history_that_only_inserts_is_a_plain_scan(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     write_history(path, batches=3, deletes=False, size=2000, seed=2)
     check(spark, path, [29, 15, 9], "scan")
 
 
+@pytest.mark.thorough
 def test_small_writes_that_are_in_the_log_count_as_well(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     write_history(path, batches=2, deletes=False, size=5, seed=3)
@@ -134,6 +136,7 @@ def test_multiplicities_that_are_negative_are_refused_by_all_ways(spark: SparkSe
         assert bag(found) == bag(expected(path, 20, "diff"))
 
 
+@pytest.mark.thorough
 def test_the_keys_that_go_through_python_are_the_touched_ones_only(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:
@@ -164,7 +167,7 @@ def _executed(frame: DataFrame) -> str:
     return text
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["white space", "per%20cent", "[brackets]{a,b}*?", "eq=ual", "_hidden", "Ümlaut"])
 def test_folders_may_have_any_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name)
@@ -196,6 +199,7 @@ def test_a_damaged_page_is_noticed_and_a_missing_blob_as_well(spark: SparkSessio
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
 
 
+@pytest.mark.thorough
 def test_changes_are_a_scan_where_parts_cannot_share_an_update(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     write_history(path, batches=4, deletes=True, size=300, seed=6)
@@ -262,6 +266,7 @@ def test_why_a_plan_is_not_native_is_said(spark: SparkSession, tmp_path: Path) -
         persist.spark.snapshot(spark, path, "rows", native=True)
 
 
+@pytest.mark.thorough
 def test_s3_is_read_by_the_data_source_where_the_jvm_cannot(
     spark: SparkSession, s3_location: tuple[str, dict[str, str]]
 ) -> None:
@@ -274,6 +279,7 @@ def test_s3_is_read_by_the_data_source_where_the_jvm_cannot(
     assert persist.spark.snapshot(spark, url, "rows", storage_options=options).count() == 30_000
 
 
+@pytest.mark.thorough
 def test_columns_and_keys_that_spark_treats_in_its_own_way(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:

@@ -34,7 +34,7 @@ def python_rows(table: pa.Table) -> list[tuple[Any, ...]]:
     return sorted((shown(row.values()) for row in table.to_pylist()), key=repr)
 
 
-@pytest.mark.thorough(except_every=7)
+@pytest.mark.thorough(except_every=9)
 @pytest.mark.parametrize("as_of", [0, 9, 10, 12, "latest"])
 @pytest.mark.parametrize("form", ["rows", "diff"])
 @pytest.mark.parametrize("slices", [1, 5])
@@ -47,7 +47,7 @@ def test_a_snapshot_is_the_same_as_in_python(
         assert rows(found) == python_rows(client.load("orders").snapshot(time, form=form).to_arrow())
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(("lower", "until"), [(0, 13), (10, 11), (11, 13), (5, 5)])
 def test_changes_are_the_same_as_in_python(spark: SparkSession, location: str, lower: int, until: int) -> None:
     found = read(spark, location, form="changes", **{"from": lower, "until": until})
@@ -55,6 +55,7 @@ def test_changes_are_the_same_as_in_python(spark: SparkSession, location: str, l
         assert rows(found) == python_rows(client.load("orders").changes(lower, until).to_arrow())
 
 
+@pytest.mark.thorough
 def test_the_schema_is_the_collections(spark: SparkSession, location: str) -> None:
     assert read(spark, location).dtypes == [("id", "bigint"), ("status", "string"), ("amount", "double")]
     assert read(spark, location, form="diff").columns == ["id", "status", "amount", "_diff"]
@@ -62,6 +63,7 @@ def test_the_schema_is_the_collections(spark: SparkSession, location: str) -> No
     assert changes.columns == ["id", "status", "amount", "_time", "_diff"]
 
 
+@pytest.mark.thorough
 def test_columns_can_be_selected_by_option_and_by_schema(spark: SparkSession, location: str) -> None:
     with persist.open(location, mode="read") as client:
         expected = python_rows(client.load("orders").snapshot(columns=["status"]).to_arrow())
@@ -110,7 +112,7 @@ FILTERS = [
 DIFF_FILTERS = ["_diff > 1", "_diff = 1 AND id > 1990", "_diff <> 1"]
 
 
-@pytest.mark.thorough(except_every=7)
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("condition", FILTERS)
 def test_pushed_filters_change_nothing_but_speed(spark: SparkSession, location: str, condition: str) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
@@ -123,7 +125,7 @@ def test_pushed_filters_change_nothing_but_speed(spark: SparkSession, location: 
         spark.conf.unset(setting)
 
 
-@pytest.mark.thorough(except_every=6)
+@pytest.mark.thorough
 @pytest.mark.parametrize("condition", DIFF_FILTERS)
 @pytest.mark.parametrize("options", [{"form": "diff"}, {"form": "changes", "from": 0, "until": 13}])
 def test_filters_on_sums_of_diffs_are_not_applied_to_summands(
@@ -162,6 +164,7 @@ def test_literals_that_do_not_fit_a_column_are_not_cut_to_fit() -> None:
     assert zeros.filter(found).num_rows == 2
 
 
+@pytest.mark.thorough
 def test_pushed_filters_reach_the_scan(spark: SparkSession, location: str) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
     spark.conf.set(setting, "true")
@@ -186,6 +189,7 @@ def damage_every_part(location: str) -> None:
         blob.set(entry.key, bytes(data))
 
 
+@pytest.mark.thorough
 def test_register_works_on_top_of_the_look_up(spark: SparkSession, location: str) -> None:
     persist.spark.register(spark)
     assert read(spark, location, as_of=0).count() == 2000
@@ -197,6 +201,7 @@ def test_sql_views_work(spark: SparkSession, location: str) -> None:
     spark.catalog.dropTempView("o")
 
 
+@pytest.mark.thorough
 def test_an_empty_collection_reads_as_no_rows(spark: SparkSession, location: str) -> None:
     with persist.open(location) as client:
         empty = client.create_or_load("empty", key={"k": pa.int64()}, value=None)
@@ -219,6 +224,7 @@ def test_spark_reads_and_writes_s3(spark: SparkSession, s3_location: tuple[str, 
         assert orders.snapshot().count() == 150
 
 
+@pytest.mark.thorough
 def test_a_compacted_collection_is_the_same_as_in_python_before_and_after_its_keyframe(
     spark: SparkSession, tmp_path: Any
 ) -> None:

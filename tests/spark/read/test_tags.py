@@ -24,6 +24,7 @@ def location(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("native", [True, False])
 def test_contents_as_of_a_tag_outlive_compaction_and_a_rename(spark: SparkSession, location: str, native: bool) -> None:
     found = persist.spark.snapshot(spark, location, "rows", as_of="quarter-end", native=native)
@@ -31,6 +32,7 @@ def test_contents_as_of_a_tag_outlive_compaction_and_a_rename(spark: SparkSessio
     assert found.columns == ["k", "w"]
 
 
+@pytest.mark.thorough
 def test_the_data_source_takes_tags_for_times(spark: SparkSession, location: str) -> None:
     spark.dataSource.register(PersistDataSource)
     reader = spark.read.format("persist").option("collection", "rows")
@@ -41,6 +43,7 @@ def test_the_data_source_takes_tags_for_times(spark: SparkSession, location: str
         reader.option("as_of", "half-time").load(location).count()
 
 
+@pytest.mark.thorough
 def test_changes_take_tags_for_bounds(spark: SparkSession, location: str) -> None:
     with persist.open(location, settings=persist.Settings(background=False)) as client:
         client["rows"].tag("later", 3)

@@ -16,12 +16,14 @@ import persist
 import persist.spark
 
 
+@pytest.mark.thorough
 def test_a_temporary_view_takes_options(spark: SparkSession, location: str) -> None:
     options = f"path '{location}', collection 'orders', as_of '9'"
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW then USING persist OPTIONS ({options})")
     assert spark.sql("SELECT count(*) FROM then WHERE status = 'new'").collect()[0][0] == 2000
 
 
+@pytest.mark.thorough
 def test_a_table_says_what_to_use_and_takes_options_at_each_use(spark: SparkSession, location: str) -> None:
     spark.sql("DROP TABLE IF EXISTS t")
     try:
@@ -63,6 +65,7 @@ def test_a_name_for_each_collection_needs_no_options(spark: SparkSession, locati
             persist.spark.register(spark, name, **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_the_columns_that_a_query_needs_are_derived(spark: SparkSession, location: str) -> None:
     frame = spark.read.format("persist").option("collection", "orders").load(location)
     queries: dict[str, Callable[[DataFrame], DataFrame]] = {

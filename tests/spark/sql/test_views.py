@@ -63,6 +63,7 @@ def test_every_collection_has_a_view_and_functions_for_other_times(spark: SparkS
         persist.spark.create_views(spark, path, collections=["missing"])
 
 
+@pytest.mark.thorough
 def test_functions_are_planned_on_native_scans_of_what_their_time_needs(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:
@@ -78,6 +79,7 @@ def test_functions_are_planned_on_native_scans_of_what_their_time_needs(spark: S
     assert frame.collect()[0][0] == 3000
 
 
+@pytest.mark.thorough
 def test_negative_multiplicities_cannot_be_rows(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:
@@ -89,7 +91,7 @@ def test_negative_multiplicities_cannot_be_rows(spark: SparkSession, tmp_path: P
     assert spark.sql("SELECT * FROM odd_changes(0, 1) ORDER BY id").collect() == [(1, 0, -1), (2, 0, 1)]
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["my orders", "a.b", "order`s", "as_of", "Größe"])
 def test_collections_and_columns_may_have_odd_names(spark: SparkSession, tmp_path: Path, name: str) -> None:
     path = str(tmp_path)
@@ -102,6 +104,7 @@ def test_collections_and_columns_may_have_odd_names(spark: SparkSession, tmp_pat
     assert spark.sql(f"SELECT `a.b` FROM {quoted}(0)").collect() == [(1,)]
 
 
+@pytest.mark.thorough
 def test_types_that_the_scan_cannot_read_come_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:
@@ -115,6 +118,7 @@ def test_types_that_the_scan_cannot_read_come_by_tasks(spark: SparkSession, tmp_
     assert spark.sql("SELECT * FROM times(0)").count() == 3000
 
 
+@pytest.mark.thorough
 def test_values_come_as_they_are_stored(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     at = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -80,6 +80,7 @@ def test_views_on_views_move_in_one_commit_of_tasks(spark: SparkSession, client:
     assert repr(rows(most)) == repr([(float("nan"), len(rows(totals)))])
 
 
+@pytest.mark.thorough
 def test_who_computes_is_chosen_by_what_each_way_takes_and_said(
     spark: SparkSession, client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_who_computes_is_chosen_by_what_each_way_takes_and_said(
     assert totals.upper == persist.Antichain(14)
 
 
+@pytest.mark.thorough
 def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSession, client: persist.Client) -> None:
     customers = client.create_or_load("customers", key={"c": pa.int64()}, value={"city": pa.string()})
     customers.write([((n, f"city {n % 3}"), 0, 1) for n in range(3000)], seal=13).result()
@@ -133,6 +135,7 @@ def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSes
     assert client.fsck().problems == ()
 
 
+@pytest.mark.thorough
 def test_what_has_no_form_for_spark_runs_embedded_and_says_so(spark: SparkSession, client: persist.Client) -> None:
     view = client.create_view(
         "r", "WITH RECURSIVE r AS (SELECT id FROM orders WHERE id < 3 UNION SELECT id + 1 FROM r WHERE id < 9) FROM r"
@@ -162,6 +165,7 @@ def test_a_row_that_the_query_fails_on_is_named_and_the_view_stays(spark: SparkS
     assert (view.upper, rows(view)) == (persist.Antichain(15), before)
 
 
+@pytest.mark.thorough
 def test_a_row_that_fails_in_a_stage_that_several_read_is_named(spark: SparkSession, client: persist.Client) -> None:
     # Both readers of the stage fail with it, which Spark reports by an error of another class.
     kinds = client.create_or_load("kinds", key={"status": pa.string()}, value={"kind": pa.int64()})
@@ -197,7 +201,7 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
         persist.spark.run_program(spark, client, program, until=50, timeout_s=0.0)
 
 
-@pytest.mark.thorough(except_every=5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", [SMALL[n : n + 2] for n in range(0, len(SMALL), 2)], ids="-".join)
 def test_queries_of_tpch_have_the_answers_of_duckdb_after_each_refresh_on_spark(
     spark: SparkSession, tmp_path: Path, names: list[str]
@@ -231,6 +235,7 @@ def answer(view: Any) -> Counter[Row]:
     return Counter({record: count for record, count in found.items() if count})
 
 
+@pytest.mark.thorough
 def test_every_type_goes_through_a_shuffle_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
     kinds = {
         "i": pa.int16(), "s": pa.string(), "f": pa.float32(), "m": pa.decimal128(38, 4), "d": pa.date32(),
@@ -264,6 +269,7 @@ def test_every_type_goes_through_a_shuffle_as_it_is(spark: SparkSession, tmp_pat
         assert shown(by_tasks) == shown(embedded)
 
 
+@pytest.mark.thorough
 def test_a_streaming_query_drives_refreshes(spark: SparkSession, client: persist.Client, tmp_path: Path) -> None:
     totals = client.create_view("totals", TOTALS)
     totals.refresh()

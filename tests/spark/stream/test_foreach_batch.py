@@ -128,6 +128,7 @@ def test_a_writer_that_cannot_be_says_why(location: str, arguments: dict[str, An
         persist.spark.foreach_batch_writer(location, **{"writes": {"all": everything}, **arguments})
 
 
+@pytest.mark.thorough
 def test_a_batch_outside_of_a_query_needs_an_id(spark: SparkSession, location: str) -> None:
     frame = spark.createDataFrame([(1, "a")], "k long, v string")
     with pytest.raises(persist.InvalidUsage, match="Give foreach_batch_writer a query_id"):

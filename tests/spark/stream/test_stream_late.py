@@ -52,6 +52,7 @@ SOME: list[tuple[Any, ...]] = [
 LATE = {(3, "sealed"), (4, "late"), (5, "late")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", WHERE)
 def test_a_batch_gives_back_what_is_late(spark: SparkSession, location: str, where: Any) -> None:
     batch = spark.createDataFrame(SOME, COLUMNS)
@@ -67,6 +68,7 @@ def test_a_batch_gives_back_what_is_late(spark: SparkSession, location: str, whe
         persist.spark.upsert(batch, location, "c", late="drop")  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_a_batch_of_one_time_that_is_sealed_is_late_as_a_whole(spark: SparkSession, location: str) -> None:
     batch = spark.createDataFrame([(7, 101, "x", None)], "k long, at long, v string, gone boolean")
     late = persist.spark.upsert(batch, location, "c", time=3, late="collect")
@@ -81,6 +83,7 @@ COLLECTED = {
 }
 
 
+@pytest.mark.thorough
 def test_the_data_source_adds_late_events_to_a_collection_by_the_same_commit(
     spark: SparkSession, location: str
 ) -> None:
@@ -116,11 +119,13 @@ def test_a_query_collects_what_is_late_once(spark: SparkSession, location: str, 
     assert rows(location, "c late").total() == 4
 
 
+@pytest.mark.thorough
 def test_a_query_drops_what_is_below_the_late_bound_too(spark: SparkSession, location: str, tmp_path: Path) -> None:
     run(feed(spark, tmp_path).frame, location, tmp_path / "checkpoint", mode="upsert", late="drop")
     assert rows(location) == {(1, 100, "a", None): 1, (2, 101, "in time", None): 1}
 
 
+@pytest.mark.thorough
 def test_rows_without_times_may_be_late_by_their_watermark(spark: SparkSession, location: str, tmp_path: Path) -> None:
     given = Feed(spark, tmp_path, "k long, at long, v string, gone boolean")
     given.add({"k": 2, "at": 101, "v": "b"}, {"k": 3, "at": 7, "v": "late"})
@@ -129,6 +134,7 @@ def test_rows_without_times_may_be_late_by_their_watermark(spark: SparkSession, 
     assert [row[-1] for row in rows(location, "c late")] == ["late"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bytes_max", [1 << 20, 0], ids=WHERE)
 def test_foreach_batch_collects_what_is_late_once(
     spark: SparkSession, location: str, tmp_path: Path, bytes_max: int, monkeypatch: pytest.MonkeyPatch
@@ -146,6 +152,7 @@ def test_foreach_batch_collects_what_is_late_once(
     assert rows(location) == {(1, 100, "a", None): 1, (2, 101, "in time", None): 1}
 
 
+@pytest.mark.thorough
 def test_what_collects_late_updates_of_a_plain_collection_is_refused(
     spark: SparkSession, location: str, tmp_path: Path
 ) -> None:

@@ -546,6 +546,7 @@ def run(spark: SparkSession, path: str, options: dict[str, Any], sink: Rows, che
         query.stop()
 
 
+@pytest.mark.thorough
 def test_spark_stops_and_goes_on_where_it_was(
     spark: SparkSession, orders: persist.Collection, path: str, tmp_path: Path
 ) -> None:
@@ -623,6 +624,7 @@ def test_bad_options_say_what_is_right(
     assert {entry.key for entry in FileBlob(path).list("")} == before
 
 
+@pytest.mark.thorough
 def test_spark_shows_what_is_wrong_with_an_option(spark: SparkSession, orders: persist.Collection, path: str) -> None:
     orders.allow_compaction(5).result()
     for options, message in (

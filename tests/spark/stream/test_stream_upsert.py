@@ -50,6 +50,7 @@ def test_a_query_upserts_each_batch_once(spark: SparkSession, location: str, tmp
     assert changes(location) == EXPECTED
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bytes_max", [1 << 20, 0], ids=["driver", "tasks"])
 def test_foreach_batch_upserts_each_batch_once(
     spark: SparkSession, location: str, tmp_path: Path, bytes_max: int, monkeypatch: pytest.MonkeyPatch
@@ -71,6 +72,7 @@ def test_foreach_batch_upserts_each_batch_once(
     assert changes(location) == EXPECTED
 
 
+@pytest.mark.thorough
 def test_events_with_times_are_sealed_as_updates_are(spark: SparkSession, location: str, tmp_path: Path) -> None:
     feed, checkpoint = Feed(spark, tmp_path, "k long, v string, _time long"), tmp_path / "checkpoint"
     feed.add({"k": 1, "v": "a", "_time": 10}, {"k": 1, "v": "b", "_time": 12})
@@ -81,6 +83,7 @@ def test_events_with_times_are_sealed_as_updates_are(spark: SparkSession, locati
         assert client.load("c").upper == persist.Antichain(15)
 
 
+@pytest.mark.thorough
 def test_of_two_events_of_one_batch_that_tie_the_later_row_counts(
     spark: SparkSession, location: str, tmp_path: Path
 ) -> None:
@@ -90,6 +93,7 @@ def test_of_two_events_of_one_batch_that_tie_the_later_row_counts(
     assert [(row, diff) for row, _, diff in changes(location)] == [((1, "a"), 1)]
 
 
+@pytest.mark.thorough
 def test_the_data_source_upserts_a_dataframe_as_one_commit(spark: SparkSession, location: str) -> None:
     for time, value in ((1, "a"), (2, "b")):
         frame = spark.range(0, 3, 1, 2).selectExpr("id AS k", f"'{value}' AS v")
@@ -103,6 +107,7 @@ def test_the_data_source_upserts_a_dataframe_as_one_commit(spark: SparkSession, 
         writer.mode("overwrite").option("time", 5).save(location)
 
 
+@pytest.mark.thorough
 def test_a_keyed_collection_is_not_mixed_with_others_in_one_writer(spark: SparkSession, location: str) -> None:
     write = persist.spark.foreach_batch_writer(location, {"c": lambda df: df, "plain": lambda df: df}, query_id="q")
     with pytest.raises(InvalidUsage, match="some are keyed"):

@@ -123,6 +123,7 @@ def test_only_a_keyed_collection_of_one_value_for_a_key_has_such_a_stream(client
         Query(path, {**UPSERTS, "columns": "v", "from": 0})
 
 
+@pytest.mark.thorough
 def test_a_keyed_copy_by_two_streams_has_the_same_changes_whatever_spark_forgets(
     spark: SparkSession, client: persist.Client, path: str, tmp_path: Path
 ) -> None:

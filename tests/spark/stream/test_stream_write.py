@@ -84,6 +84,7 @@ def test_a_query_writes_each_batch_once_whatever_spark_forgets(
     assert [*FileBlob(other).list("part/")] == []
 
 
+@pytest.mark.thorough
 def test_a_late_event_ends_the_query_with_its_reason(spark: SparkSession, location: str, tmp_path: Path) -> None:
     feed, checkpoint = Feed(spark, tmp_path, "k long, v string, at timestamp"), tmp_path / "checkpoint"
     feed.add({"k": 1, "v": "a", "at": "1970-01-01T00:01:40Z"}, {"k": 2, "v": "b", "at": "1970-01-01T00:01:35Z"})
@@ -102,6 +103,7 @@ def test_a_late_event_ends_the_query_with_its_reason(spark: SparkSession, locati
         assert client.load("c").upper == persist.Antichain(115)
 
 
+@pytest.mark.thorough
 def test_other_output_modes_are_refused(spark: SparkSession, location: str, tmp_path: Path) -> None:
     feed = Feed(spark, tmp_path, "k long, v string")
     feed.add({"k": 1, "v": "a"})

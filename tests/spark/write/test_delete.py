@@ -37,6 +37,7 @@ def test_what_a_condition_finds_is_deleted(spark: SparkSession, location: str, a
     assert upper(location) == 14
 
 
+@pytest.mark.thorough
 def test_all_records_with_some_keys_are_deleted_once(spark: SparkSession, location: str) -> None:
     with persist.open(location) as client:
         client.load("orders").write([((None, ("x", 1.0)), 13, 2)], seal=14).result()
@@ -55,6 +56,7 @@ def test_all_records_with_some_keys_are_deleted_once(spark: SparkSession, locati
     assert upper(location) == 21
 
 
+@pytest.mark.thorough
 def test_a_deletion_that_does_not_fit_is_refused(spark: SparkSession, location: str) -> None:
     before = contents(location)
     calls: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
@@ -116,6 +118,7 @@ def test_only_what_a_condition_finds_is_overwritten(spark: SparkSession, locatio
     assert contents(location, as_of=12) == before
 
 
+@pytest.mark.thorough
 def test_a_condition_that_does_not_fit_is_refused(spark: SparkSession, location: str) -> None:
     frame = spark.createDataFrame([(5, "new", 1.0)], ROWS)
     with pytest.raises(persist.InvalidUsage, match='goes with mode="overwrite"'):
@@ -128,6 +131,7 @@ def test_a_condition_that_does_not_fit_is_refused(spark: SparkSession, location:
     assert upper(location) == 13
 
 
+@pytest.mark.thorough
 def test_sql_overwrites_what_is_there_and_says_what_it_cannot(spark: SparkSession, location: str) -> None:
     given = f"WITH (path = '{location}', collection = 'orders', time = 15)"
     spark.sql("CREATE TABLE sql_orders (id BIGINT, status STRING, amount DOUBLE) USING persist")

@@ -63,6 +63,7 @@ def events(seed: int, times: range, keys: int = 300, count: int = 400) -> list[t
     ]
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("where", WHERE)
 def test_batches_amount_to_what_the_same_events_do_in_python(spark: SparkSession, tmp_path: Path, where: Any) -> None:
     by_spark, by_python = made(tmp_path / "a"), made(tmp_path / "b")
@@ -93,6 +94,7 @@ def test_a_large_batch_with_a_seal_is_one_commit_resolved_by_tasks(spark: SparkS
     assert found.total() == 1000
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_token_makes_a_batch_happen_once(spark: SparkSession, tmp_path: Path, where: Any) -> None:
     location = made(tmp_path)
@@ -102,6 +104,7 @@ def test_a_token_makes_a_batch_happen_once(spark: SparkSession, tmp_path: Path, 
     assert changes(location).total() == 2
 
 
+@pytest.mark.thorough
 def test_what_is_small_comes_to_the_driver_and_what_is_large_does_not(spark: SparkSession, tmp_path: Path) -> None:
     some = spark.range(0, 1000, 1, 4).selectExpr("id", "'a' AS name", "1.0D AS amount")
     gathered = gathered_rows(some, 100_000)
@@ -118,6 +121,7 @@ def test_what_is_small_comes_to_the_driver_and_what_is_large_does_not(spark: Spa
     assert rows(location).total() == 1000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("resolve", ["seal", "background"])
 @pytest.mark.parametrize("order_by", [[], ["amount"]])
@@ -145,6 +149,7 @@ def test_of_events_that_tie_the_last_row_counts_or_the_greatest_value_as_in_pyth
         assert found[0] == found[1], kind
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", WHERE)
 def test_the_watermark_tells_events_apart(spark: SparkSession, tmp_path: Path, where: Any) -> None:
     location = made(tmp_path, order_by=["amount"], tombstone="name", tombstone_value="gone")
@@ -160,6 +165,7 @@ def test_the_watermark_tells_events_apart(spark: SparkSession, tmp_path: Path, w
     assert rows(location) == {("7", "'b'", "2.0"): 1, ("9", "'y'", "1.0"): 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("resolve", ["seal", "background"])
 def test_events_that_wait_are_resolved_with_those_of_tasks(spark: SparkSession, tmp_path: Path, resolve: Any) -> None:
     location = made(tmp_path, resolve=resolve)
@@ -178,6 +184,7 @@ def rows_or_none(location: str) -> Counter[Any] | None:
         return None if client.load("users").upper == persist.Antichain(0) else rows(location)
 
 
+@pytest.mark.thorough
 def test_clustered_events_are_shared_among_tasks(spark: SparkSession, tmp_path: Path) -> None:
     location = made(tmp_path)
     with persist.open(location) as client:
@@ -192,6 +199,7 @@ def test_clustered_events_are_shared_among_tasks(spark: SparkSession, tmp_path: 
     assert rows(location)["50000", "'new'", "2.0"] == 1
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_is_refused_before_any_task_runs(spark: SparkSession, tmp_path: Path) -> None:
     location = made(tmp_path)
     with persist.open(location) as client:
@@ -210,6 +218,7 @@ def test_what_does_not_fit_is_refused_before_any_task_runs(spark: SparkSession, 
         persist.spark.upsert(batch, location, "users", seal=4)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_null_key_and_a_late_event_are_refused_whole(spark: SparkSession, tmp_path: Path, where: Any) -> None:
     location = made(tmp_path)
@@ -227,6 +236,7 @@ def test_a_null_key_and_a_late_event_are_refused_whole(spark: SparkSession, tmp_
     assert not blobs(location)
 
 
+@pytest.mark.thorough
 def test_machines_and_functions_of_users_run_in_tasks(spark: SparkSession, tmp_path: Path) -> None:
     location = str(tmp_path / "location")
     highest = PerKey(lambda key, held, event: [max([*held, event.value])], name="highest", version=1)
@@ -247,6 +257,7 @@ def test_machines_and_functions_of_users_run_in_tasks(spark: SparkSession, tmp_p
         assert [*client.load("best").snapshot().rows()] == [(1, 3.0)]
 
 
+@pytest.mark.thorough
 def test_moments_are_times_where_the_collection_has_a_timeline(spark: SparkSession, tmp_path: Path) -> None:
     location = str(tmp_path / "location")
     with persist.open(location) as client:
@@ -259,6 +270,7 @@ def test_moments_are_times_where_the_collection_has_a_timeline(spark: SparkSessi
         assert [*client.load("users").snapshot(as_of="2026-01-02T12:00:00Z").rows()] == [(1, 2)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("resolve", ["seal", "background"])
 def test_null_in_a_field_of_a_key_is_a_value_to_tasks_too(

@@ -43,6 +43,7 @@ def test_updates_are_appended_and_sealed_as_one_commit(spark: SparkSession, loca
         assert sorted(tuple(row.values()) for row in changes.to_pylist()) == sorted(updates)
 
 
+@pytest.mark.thorough
 def test_plain_rows_are_inserted_at_the_time_of_the_option(spark: SparkSession, location: str) -> None:
     append(spark.createDataFrame([(6000, "x", None), (6001, None, 2.0)], ROWS), location, time=20, seal="end")
     with persist.open(location, mode="read") as client:
@@ -52,6 +53,7 @@ def test_plain_rows_are_inserted_at_the_time_of_the_option(spark: SparkSession, 
         assert found == [((6000, ("x", None)), 20, 1), ((6001, (None, 2.0)), 20, 1)]
 
 
+@pytest.mark.thorough
 def test_an_empty_dataframe_may_still_seal(spark: SparkSession, location: str) -> None:
     append(spark.createDataFrame([], ROWS), location, time=13, seal=30)
     with persist.open(location, mode="read") as client:

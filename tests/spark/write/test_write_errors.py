@@ -112,6 +112,7 @@ def test_rows_that_do_not_fit_are_refused_by_tasks_or_commit(
     assert keys(location) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -131,6 +132,7 @@ def test_a_helper_called_wrongly_says_why(
         persist.spark.write(frame, location, "orders", **arguments)
 
 
+@pytest.mark.thorough
 def test_what_is_not_null_is_so_in_spark_and_refuses_a_null(spark: SparkSession, tmp_path: Path) -> None:
     location = str(tmp_path)
     value = {"v": pa.field("v", pa.string(), nullable=False), "w": pa.float64()}

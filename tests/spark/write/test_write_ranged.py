@@ -65,6 +65,7 @@ def test_parts_of_a_ranged_write_do_not_overlap(spark: SparkSession, location: s
     assert overlapping(location, added)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "sql"),
     [
@@ -82,6 +83,7 @@ def test_ranges_agree_with_the_order_of_parts(spark: SparkSession, tmp_path: Pat
         assert client.load("c").snapshot().count() == 2000
 
 
+@pytest.mark.thorough
 def test_keys_that_spark_does_not_order_are_written_all_the_same(spark: SparkSession, tmp_path: Path) -> None:
     with persist.open(tmp_path) as client:
         client.create_or_load("unit", key=None, value={"v": pa.int64()})
@@ -166,7 +168,7 @@ def test_overwriting_writes_the_difference_and_keeps_history(spark: SparkSession
         assert client.load("orders").changes(15, 20).to_arrow().num_rows == 0
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["write", "format"])
 def test_overwriting_what_was_never_sealed_writes_all(spark: SparkSession, tmp_path: Path, way: str) -> None:
     location = str(tmp_path)

@@ -1,0 +1,398 @@
+"""What each call may be answered in a state of the location."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.model import EMPTY, Refused
+from tests.simulator.effects import DOUBTS, MUTATING, effects_of, is_done, tokens_seen
+from tests.simulator.history import Event
+from tests.simulator.judgement import Expected, Judgement
+from tests.simulator.versions import View
+
+TIME_MAX = 2**63 - 2
+ROWS_MAX = 2**31 - 1  # More are not given out one by one.
+BAD_WRITES = {
+    "time below 0": ("InvalidUpdate",),
+    "time too large": ("InvalidUpdate",),
+    "diff too large": ("InvalidUpdate",),
+    "no tuple": ("InvalidUpdate",),
+    "wrong type": ("SchemaMismatch", "InvalidUpdate"),
+    "wrong columns": ("SchemaMismatch", "InvalidUpdate"),
+}
+KEYED_WRITE = "updates for a keyed collection"
+REFUSED_WRITES = {**BAD_WRITES, KEYED_WRITE: ("KeyedCollection",)}
+# Which rule demands a refusal of the model.
+REFUSED_BY = {
+    "CollectionNotFound": "destroy",
+    "FrontierRegression": "frontier",
+    "SchemaMismatch": "schema",
+    "SchemaMoved": "schema",
+    "UpdateNotBeyondUpper": "late",
+    "UpperMismatch": "expected_upper",
+}
+
+
+class Expectations(Judgement):
+    """Knows for each kind of call which answers are right."""
+
+    def _expected(self, event: Event, view: View) -> Expected:
+        expected = Expected()
+        self._expect_lifecycle(event, expected)
+        if event.op in ("crash", "close_feed", "close_snapshot"):
+            return expected
+        if self._may_have_lost_its_lease(event):
+            expected.may_fail("lease", "LeaseExpired")
+        if event.op in MUTATING:
+            self._expect_mutation(event, view, expected)
+        else:
+            expect = getattr(self, f"_expect_{event.op}", None)
+            if expect is not None:
+                expect(event, view, expected)
+        return expected
+
+    def _expect_lifecycle(self, event: Event, expected: Expected) -> None:
+        close = self.closes.get(event.client)
+        if close is not None and close.returned is not None and close.returned < event.invoked:
+            if event.op in ("release", "advance"):  # Perhaps there is nothing to do.
+                expected.may_fail("closed", "ClientClosed")
+            elif event.op not in ("close", "close_feed", "close_snapshot"):
+                expected.fail("closed", "ClientClosed")
+        elif self.modes.get(event.client) == "read" and event.op in MUTATING:
+            expected.fail("read-only", "ReadOnly")
+
+    def _may_have_lost_its_lease(self, event: Event) -> bool:
+        """Tell whether a reader may be told that what it relied on is gone (rule 11)."""
+        if event.op not in ("read", "poll", "advance", "subscribe", "changes", "maintain") or event.returned is None:
+            return False
+        if self.modes.get(event.client) != "read":
+            return any(at < event.returned for at in self.evicted.get(event.client, []))
+        if event.op in ("advance", "maintain"):
+            return False
+        taken = event
+        if event.op in ("read", "poll"):
+            taken = self.by_id[event.args["snapshot" if event.op == "read" else "feed"]]
+        lost_s = [self.gone_s[taken.args["c"]]] if taken.args["c"] in self.gone_s else []
+        if event.op == "read":  # All else is read from the state of its own moment.
+            lost_s += [at_s for at_s in self.replaced_s.get(taken.args["c"], []) if at_s >= taken.clock_s]
+        return any(event.clock_s - at_s >= self.history.settings["grace_s"] for at_s in lost_s)
+
+    def _expect_mutation(self, event: Event, view: View, expected: Expected) -> None:
+        if "bad" in event.args:
+            for error in REFUSED_WRITES[event.args["bad"]]:
+                expected.fail("bad input", error)
+            return
+        if event.args.get("raises"):
+            expected.fail("atomic", "Boom")
+            return
+        if not effects_of(event):
+            return  # Nothing is written, so nobody minds.
+        if event.faults and event.op in ("write", "upsert", "multi"):
+            expected.may_fail("lost", "UploadExpired")  # Its client was stopped between upload and commit.
+        if (refused := view.refuses(event.client)) is not None:
+            expected.fail("exclusive", refused.error)
+        if any(tokens_seen(event, view)):
+            if not is_done(event, view):
+                expected.fail("once", "InvalidUsage")
+            if any(self.evolved.get(id_) for _, id_, _ in effects_of(event)):
+                # With another schema it is not the same that is written, which is said before anything else.
+                expected.may_fail("once", "TokenReused")
+            return
+        draft = view.child()
+        for kind, id_, value in effects_of(event):
+            try:
+                draft.step(kind, id_, value)
+            except Refused as refused:
+                attributes = {name: found for name, found in refused.fields.items() if name != "frontier"}
+                expected.fail(REFUSED_BY[refused.error], refused.error, **attributes)
+                if event.op != "upsert":  # Of which all is looked at before it is said what is wrong.
+                    return
+
+    def _expect_open(self, event: Event, view: View, expected: Expected) -> None:
+        if event.args["mode"] != "exclusive":
+            return
+        writer = view.writer()
+        is_held = writer is not None and writer[1] != event.args["reentrance_id"]
+        if is_held and not event.args["force"]:
+            expected.may_fail("exclusive", "Locked")
+        expected.rule = "exclusive"
+        is_writer = writer is not None and writer[0] == event.client
+        expected.check = lambda _: None if is_writer else f"the writer is {writer}"
+
+    def _expect_close(self, event: Event, view: View, expected: Expected) -> None:
+        before = [e for e in self.of_client[event.client] if e.args.get("looked") is False and e.error]
+        unseen = sorted({e.error for e in before if e.error is not None})
+        if self.closes[event.client] is not event:
+            return
+        also = DOUBTS if event.faults and self.modes.get(event.client) == "exclusive" else ()  # It gives up its epoch.
+        if unseen:
+            classes = (unseen, *(sorted({*unseen, each}) for each in also))
+            expected.fail("unseen error", "Unseen", classes=classes)
+        elif also:
+            expected.may_fail("unseen error", "Unseen", classes=tuple([each] for each in also))
+
+    def _expect_create_or_load(self, event: Event, view: View, expected: Expected) -> None:
+        id_ = view.names().get(event.args["name"])
+        if id_ is None:
+            if self.modes.get(event.client) == "read":
+                expected.fail("read-only", "ReadOnly")
+            elif (refused := view.refuses(event.client)) is not None:
+                expected.fail("exclusive", refused.error)
+            expected.check = lambda _: "there is no collection of that name"
+        elif view.contents(id_).schema != event.args["schema"]:
+            expected.fail("bad input", "SchemaMismatch")
+        else:
+            expected.check = lambda found: None if found == id_ else f"that name stands for {id_}"
+        expected.rule = "destroy"
+
+    def _expect_load(self, event: Event, view: View, expected: Expected) -> None:
+        id_ = view.names().get(event.args["name"])
+        if id_ is None:
+            expected.fail("destroy", "CollectionNotFound")
+        expected.rule = "destroy"
+        expected.check = lambda found: None if found == id_ else f"that name stands for {id_}"
+
+    def _expect_collections(self, event: Event, view: View, expected: Expected) -> None:
+        expected.rule = "destroy"
+        wanted = sorted(view.names())
+        expected.check = lambda found: None if found == wanted else f"the names are {wanted}"
+
+    def _expect_upper(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_frontier(event, view, expected, view.upper)
+
+    def _expect_since(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_frontier(event, view, expected, view.since)
+
+    def _expect_frontier(self, event: Event, view: View, expected: Expected, read: Callable[[str], int]) -> None:
+        if self._expect_alive(event.args["c"], view, expected):
+            wanted = read(event.args["c"])
+            expected.rule = "frontier"
+            expected.check = lambda found: None if found == wanted else f"it is {wanted}"
+
+    def _expect_alive(self, id_: str, view: View, expected: Expected) -> bool:
+        if not view.alive(id_):
+            expected.fail("destroy", "CollectionNotFound")
+        return view.alive(id_)
+
+    def _expect_readable(self, id_: str, as_of: int | None, view: View, expected: Expected) -> None:
+        """Rule 3."""
+        if not self._expect_alive(id_, view, expected):
+            return
+        upper, since = view.upper(id_), view.since(id_)
+        time = min(upper - 1, TIME_MAX) if as_of is None else as_of
+        if time >= upper or time < 0:
+            expected.fail("sealed", "AsOfNotSealed", as_of=as_of, upper=upper)
+        if 0 <= time < since:
+            expected.fail("since", "AsOfCompacted", as_of=time, since=since)
+        expected.rule = "sealed"
+        expected.check = lambda found: None if found == time else f"the time to read is {time}"
+
+    def _expect_snapshot(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_readable(event.args["c"], event.args["as_of"], view, expected)
+
+    def _expect_subscribe(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_readable(event.args["c"], event.args["as_of"], view, expected)
+
+    def _expect_listen(self, event: Event, view: View, expected: Expected) -> None:
+        as_of = event.args["as_of"]
+        if self._expect_alive(event.args["c"], view, expected) and as_of < view.since(event.args["c"]):
+            expected.fail("since", "AsOfCompacted", as_of=as_of, since=view.since(event.args["c"]))
+        expected.check = lambda found: None if found == as_of else f"it follows from {as_of}"
+
+    def _expect_changes(self, event: Event, view: View, expected: Expected) -> None:
+        id_, lower, upper = event.args["c"], event.args["lower"], event.args["upper"]
+        if lower > upper:
+            expected.fail("bad input", "InvalidUsage")
+            return
+        if not self._expect_alive(id_, view, expected):
+            return
+        since = view.since(id_)
+        if lower - 1 < since and (lower, since) != (0, 0):
+            expected.fail("since", "AsOfCompacted", as_of=(lower - 1, max(0, lower - 1)), since=since)
+        if lower < upper and upper > view.upper(id_):
+            expected.fail("sealed", "AsOfNotSealed", upper=view.upper(id_))
+        expected.rule = "feed"
+        wanted = view.contents(id_).summed(lower, upper)
+        expect_overflow(wanted.values(), expected)
+        expected.check = lambda found: updates_difference(found, wanted)
+
+    def _expect_read(self, event: Event, view: View, expected: Expected) -> None:
+        taken = self.by_id[event.args["snapshot"]]
+        contents = self.location.collections[taken.args["c"]].as_of(taken.outcome[1])
+        expected.rule = "snapshot"
+        if taken.id in self.closed_snapshots:
+            expected.fail("closed", "InvalidUsage")
+        above, columns = event.args["above"], event.args["columns"]
+        kept: Counter[tuple[Any, ...]] = Counter()
+        for record, n in contents.items():
+            if above is None or record[0] > above:
+                kept[tuple(value for name, value in zip("kv", record, strict=True) if name in columns)] += n
+        wanted = {record: n for record, n in kept.items() if n}
+        if event.args["how"] == "count":
+            total = sum(wanted.values())
+            expected.check = lambda found: None if found == total else f"the count is {total}"
+            return
+        if event.args["how"] == "rows":
+            # Each key must have no negative one, even if what is shown of other keys looks like it.
+            wanted_by_key: Counter[tuple[Any, ...]] = Counter()
+            for (k, v), n in contents.items():
+                if above is None or k > above:
+                    wanted_by_key[k, v if "v" in columns else None] += n
+            expect_overflow(wanted_by_key.values(), expected)
+            if any(n < 0 for n in wanted_by_key.values()):
+                expected.fail("negative", "NegativeMultiplicity")
+        else:
+            expect_overflow(wanted.values(), expected)
+        if event.args["how"] == "rows" and sum(wanted.values()) > ROWS_MAX:
+            expected.fail("overflow", "InvalidUsage")
+        expected.check = lambda found: contents_difference(found, wanted)
+        if event.args["how"] == "diff":
+            expected.check = lambda found: repeated_record(found) or contents_difference(found, wanted)
+
+    def _expect_poll(self, event: Event, view: View, expected: Expected) -> None:
+        feed = self.feeds[event.args["feed"]]
+        expected.rule = "feed"
+        expected.check = lambda found: None if found is None else "there is nothing to tell"
+        if feed.is_closed:
+            expected.fail("feed", "InvalidUsage")
+            return
+        contents = self.location.collections[feed.collection]
+        if feed.first is not None:
+            time = feed.first
+            snapshot = {(k, v, time): n for (k, v), n in contents.as_of(time).items()}
+            expected.check = lambda found: progress_difference(found, snapshot, time + 1)
+            return
+        if feed.lower >= EMPTY or not self._expect_alive(feed.collection, view, expected):
+            return
+        if any(commit.at < (event.returned or commit.at) for commit in self.evolved.get(feed.collection, [])):
+            expected.may_fail("schema", "SchemaMismatch")  # A column of the schema that it began with may be gone.
+        upper, since = view.upper(feed.collection), view.since(feed.collection)
+        if upper <= feed.lower:
+            return
+        if feed.lower > 0 and since > feed.lower - 1:
+            expected.fail("since", "AsOfCompacted", as_of=feed.lower - 1, since=since)
+            return
+        changes = contents.summed(feed.lower, upper)
+        expect_overflow(changes.values(), expected)
+        expected.check = lambda found: progress_difference(found, changes, upper)
+
+    def _expect_hold(self, event: Event, view: View, expected: Expected) -> None:
+        id_, time, name = event.args["c"], event.args["time"], event.args["name"]
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+        if not self._expect_alive(id_, view, expected):
+            return
+        expected.rule = "hold"
+        held = view.holds(id_).get(name) if name is not None else None
+        if name is not None:
+            wanted = None if held is None else held[0]
+            expected.check = lambda found: None if found == wanted else f"the hold is at {wanted}"
+        if held is None and time < view.since(id_):
+            expected.fail("since", "AsOfCompacted", as_of=time, since=view.since(id_))
+
+    def _expect_advance(self, event: Event, view: View, expected: Expected) -> None:
+        hold, time = self.holds[event.args["hold"]], event.args["time"]
+        expected.rule = "hold"
+        if time < hold.time:
+            expected.fail("frontier", "FrontierRegression", asked=time, current=hold.time)
+        if hold.name is None:
+            if hold.is_released:
+                expected.fail("hold", "InvalidUsage")
+            if not view.alive(hold.collection):  # It has nothing to hold any more, and may notice or not.
+                expected.may_fail("destroy", "CollectionNotFound")
+        elif time > hold.time and self._expect_alive(hold.collection, view, expected):
+            held = view.holds(hold.collection).get(hold.name)
+            actual = None if held is None else held[0]
+            if event.ok:
+                expected.check = lambda _: None if actual == time else f"the hold is at {actual}"
+            elif actual != hold.time:
+                expected.fail("hold", "HoldMoved", expected=hold.time, actual=actual)
+                if time < view.since(hold.collection):
+                    expected.fail("since", "AsOfCompacted", as_of=time, since=view.since(hold.collection))
+
+    def _expect_release(self, event: Event, view: View, expected: Expected) -> None:
+        hold = self.holds[event.args["hold"]]
+        if hold.name is not None and event.args["how"] == "release":
+            expected.rule = "hold"
+            if self._expect_alive(hold.collection, view, expected):
+                held = view.holds(hold.collection).get(hold.name)
+                if event.ok:
+                    expected.check = lambda _: None if held is None else f"it is still at {held[0]}"
+                elif held is not None and held[0] != hold.time:
+                    expected.fail("hold", "HoldMoved", expected=hold.time, actual=held[0])
+
+    def _expect_holds(self, event: Event, view: View, expected: Expected) -> None:
+        if self._expect_alive(event.args["c"], view, expected):
+            held = view.holds(event.args["c"])
+            wanted = sorted([name, time] for name, (time, lease) in held.items() if lease is None)
+            expected.rule = "hold"
+            expected.check = lambda found: None if found == wanted else f"the named holds are {wanted}"
+
+    def _expect_compact(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_gc(event, view, expected)
+        if self._expect_alive(event.args["c"], view, expected) and may_overflow(view.contents(event.args["c"]).updates):
+            expected.may_fail("overflow", "DiffOverflow")
+
+    def _expect_resolve(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_gc(event, view, expected)
+        if self._expect_alive(event.args["c"], view, expected) and (refused := view.refuses(event.client)) is not None:
+            expected.may_fail("exclusive", refused.error)  # If there is anything to resolve.
+
+    def _expect_gc(self, event: Event, view: View, expected: Expected) -> None:
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+
+    def _expect_maintain(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_gc(event, view, expected)
+        if (refused := view.refuses(event.client)) is not None:
+            expected.may_fail("exclusive", refused.error)  # If there is anything to resolve.
+        if any(may_overflow(contents.updates) for contents in self.location.collections.values()):
+            expected.may_fail("overflow", "DiffOverflow")
+
+    def _expect_fsck(self, event: Event, view: View, expected: Expected) -> None:
+        expected.rule = "fsck"
+        expected.check = lambda found: None if not found else f"it found {found}"
+
+
+def expect_overflow(sums: Iterable[int], expected: Expected) -> None:
+    if any(not -(2**63) <= n < 2**63 for n in sums):
+        expected.fail("overflow", "DiffOverflow")
+
+
+def may_overflow(updates: list[list[Any]]) -> bool:
+    """Tell whether there are updates of one record whose sum is no int64."""
+    sums: Counter[tuple[Any, Any, bool]] = Counter()
+    for k, v, _, diff in updates:
+        sums[k, v, diff > 0] += diff
+    return any(not -(2**63) <= n < 2**63 for n in sums.values())
+
+
+def updates_difference(found: list[Any], wanted: dict[tuple[Any, Any, int], int]) -> str | None:
+    times = [time for _, _, time, _ in found]
+    if times != sorted(times):
+        return "its updates are not in time order"
+    return repeated_record(found) or contents_difference(found, wanted)
+
+
+def repeated_record(found: list[Any]) -> str | None:
+    records = Counter(tuple(record) for *record, _ in found)
+    return next((f"{record} is there {n} times" for record, n in records.items() if n > 1), None)
+
+
+def contents_difference(found: list[Any], wanted: dict[Any, int]) -> str | None:
+    sums: Counter[tuple[Any, ...]] = Counter()
+    for *record, n in found:
+        sums[tuple(record)] += n
+    if dict(sums) == wanted:
+        return None
+    missing = {record: n for record, n in wanted.items() if sums[record] != n}
+    extra = {record: n for record, n in sums.items() if wanted.get(record) != n}
+    return f"it should hold {missing} and instead holds {extra}"
+
+
+def progress_difference(found: Any, wanted: dict[Any, int], upper: int) -> str | None:
+    if found is None:
+        return f"there are changes up to {upper}"
+    if found["upper"] != upper:
+        return f"its upper is {found['upper']}, and should be {upper}"
+    return updates_difference(found["updates"], wanted)
