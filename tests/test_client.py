@@ -683,6 +683,7 @@ def _commit_50(path: str, process: int, ready: Any, go: Any) -> None:
             orders.write([((process * 1000 + i, "a"), i, 1)]).result()
 
 
+@pytest.mark.thorough
 def test_two_processes_that_write_to_one_folder_at_once_lose_nothing(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready, go = context.Semaphore(0), context.Event()

@@ -63,6 +63,7 @@ WORDS: dict[str, Callable[[np.random.Generator, int], Any]] = {
 }
 
 
+@pytest.mark.thorough(except_every=11)
 @pytest.mark.parametrize("which", WORDS)
 @pytest.mark.parametrize(
     "layout", [Layout(1, 0, 1), Layout(0, 1, 1), Layout(1, 0, 0), Layout(1, 0, 2), Layout(1, 1, 1), Layout(2, 1, 1)]

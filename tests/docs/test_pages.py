@@ -75,6 +75,7 @@ def check_command(command: str, expected: list[str]) -> None:
     assert matches(expected, out.taken()), "\n".join([f"$ {command}", *out.taken(), "expected:", *expected])
 
 
+@pytest.mark.thorough
 def test_the_site_is_built_without_a_warning_and_asks_no_other_server(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

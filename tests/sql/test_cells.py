@@ -136,6 +136,7 @@ _EVERY = sheets()
 _QUICK = _of_one_name(_EVERY)
 
 
+@pytest.mark.costly("it computes thousands of cells, by DuckDB and by views")
 def test_every_function_operator_and_cast_that_views_accept_is_right_whatever_the_values_are() -> None:
     cells = _checked(_QUICK, "memory://cells")
     assert sum(cells.values()) >= CELLS_MIN, sum(cells.values())
@@ -144,7 +145,7 @@ def test_every_function_operator_and_cast_that_views_accept_is_right_whatever_th
     assert not missing, f"no expression of {sorted(missing)} is in the table: give them values in tests/sql/values.py"
 
 
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_names_and_more_values_are_right(part: int) -> None:
     _checked(_EVERY[part::PARTS], f"memory://cells{part}")

@@ -74,6 +74,7 @@ def test_what_cannot_be_right_is_refused_when_the_view_is_made(made: str, words:
             client.create_view("v", f"SELECT id, {made} AS x FROM t")
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     "made",
     [

@@ -105,11 +105,13 @@ def _of(table: str) -> list[Changes]:
     return [{table: [(row, 1) for row in rows]}, {table: [(row, -1) for row in rows[1::2]]}]
 
 
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("made", [*_TEXTS, *_NUMBERS])
 def test_a_function_of_texts_and_numbers_gives_what_duckdb_gives(made: str) -> None:
     check(f"select s, i, {made} as made from x", _of("x"), TABLES)
 
 
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("made", _MOMENTS)
 def test_a_function_of_moments_gives_what_duckdb_gives(made: str) -> None:
     check(f"select d, ts, {made} as made from m", _of("m"), TABLES)

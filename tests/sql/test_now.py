@@ -86,6 +86,7 @@ def check(client: persist.Client, events: persist.Collection, view: persist.Coll
         assert Counter(tuple(comparable(row[name]) for name in columns) for row in rows) == want, (sql, time)
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("sql", MOMENTS)
 def test_a_view_of_what_is_current_follows_the_moments_of_a_timeline(client: persist.Client, sql: str) -> None:
     value = {"k": pa.string(), "ts": pa.timestamp("us"), "d": pa.date32()}
@@ -101,6 +102,7 @@ def test_a_view_of_what_is_current_follows_the_moments_of_a_timeline(client: per
     check(client, events, view, sql, START)
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("sql", NUMBERS)
 @pytest.mark.parametrize("seed", range(examples(4)))
 def test_a_view_of_what_is_current_follows_times_that_only_count(client: persist.Client, sql: str, seed: int) -> None:

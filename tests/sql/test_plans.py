@@ -137,6 +137,7 @@ KEYED = [
 ]
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("sql", KEYED)
 def test_an_equality_is_a_key_whatever_may_raise_beside_it(sql: str) -> None:
     left = [rewritten(planned(sql, schemas(TABLES))[0])]

@@ -29,7 +29,7 @@ def made(client: persist.Client) -> dict[str, persist.Collection]:
     return {**found, "log": client.create_or_load("log", key={"k": int}, value={"v": str})}
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=6)
 @pytest.mark.parametrize("seed", range(60))
 def test_blocks_of_two_clients_do_what_the_model_does(seed: int) -> None:
     rng, store = random.Random(seed), MemoryBlob(f"multi-{seed}")
@@ -197,6 +197,7 @@ def sealer(path: str) -> None:
                 each[name].upsert([(-1, f"{number}", (each[name].upper.time or 0) + 50)]).result()
 
 
+@pytest.mark.thorough
 def test_processes_that_race_on_two_collections_change_both_alike(tmp_path: Path) -> None:
     with persist.open(tmp_path) as client:
         made(client)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import persist
 from persist.blob import MemoryBlob
 from persist.upsert import AppendDistinct, InsertIfAbsent, PerKey
+from tests.tiers import examples
 
 NAN = float("nan")
 POLICIES: list[Any] = ["seal", "background"]
@@ -80,7 +81,7 @@ def table(rows: list[Row], *, ordered: bool) -> pa.Table:
     return pa.table(columns if ordered else {**columns, "_deleted": columns["gone"]})
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.data_too_large])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.data_too_large])
 @given(data=st.data(), rows=st.lists(ROWS, min_size=1, max_size=14), ordered=st.booleans())
 def test_the_greatest_value_counts_in_whatever_order_and_commits_events_arrive(
     data: Any, rows: list[Row], ordered: bool
