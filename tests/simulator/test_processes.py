@@ -18,6 +18,7 @@ def innocent(race: Race, *, seed: int, size: int, slots: int, fate: Fate, is_key
     assert race.counts["lost"] >= 1
 
 
+@pytest.mark.costly("it starts four processes, and more in the place of those that it kills")
 @pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("seed", [6, 7])
 def test_processes_that_are_killed_and_stopped_agree_on_one_order(tmp_path: Path, seed: int) -> None:
@@ -26,17 +27,20 @@ def test_processes_that_are_killed_and_stopped_agree_on_one_order(tmp_path: Path
     assert race.counts["killed"] > 0
 
 
+@pytest.mark.thorough
 def test_processes_that_write_events_agree_on_one_order_though_some_are_killed(tmp_path: Path) -> None:
     race = Race(str(tmp_path / "location"), {}, tmp_path / "journals")
     innocent(race, seed=5, size=200, slots=4, fate=Fate(kills=3, stops=2), is_keyed=True)
 
 
+@pytest.mark.thorough
 def test_eight_processes_race_for_one_log(tmp_path: Path) -> None:
     race = Race(str(tmp_path / "location"), {}, tmp_path / "journals")
     innocent(race, seed=7, size=400, slots=8, fate=Fate())
     assert race.counts["lost"] >= 5
 
 
+@pytest.mark.thorough
 def test_a_bucket_keeps_what_it_acknowledged_though_processes_are_killed(
     s3_location: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -19,27 +19,27 @@ def _quiet_about_checkpoints(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "persist")
 
 
-@pytest.mark.thorough(except_every=5)
+@pytest.mark.thorough(except_every=10)
 @pytest.mark.parametrize("seed", range(20))
 def test_every_answer_is_right_whatever_storage_does_and_whoever_is_stopped_or_dies(seed: int) -> None:
     innocent(Episode(seed, 300))
 
 
-@pytest.mark.thorough(except_every=5)
+@pytest.mark.thorough(except_every=10)
 @pytest.mark.parametrize("seed", range(10))
 def test_every_reader_keeps_its_answer_while_compaction_and_collection_run_flat_out(seed: int) -> None:
     report = innocent(Episode(seed, 300, flat_out=True))
     assert report.retries["compaction: keyframes"] + report.retries["compaction: runs_merged"] > 0
 
 
-@pytest.mark.thorough(except_every=5)
+@pytest.mark.thorough(except_every=10)
 @pytest.mark.parametrize("seed", range(20))
 def test_every_answer_about_keys_is_right_whatever_storage_does(seed: int) -> None:
     report = innocent(Episode(2000 + seed, 300, flat_out=seed % 3 == 2, is_keyed=True))
     assert report.operations["upsert"] > 5
 
 
-@pytest.mark.thorough(except_every=5)
+@pytest.mark.thorough(except_every=10)
 @pytest.mark.parametrize("seed", [10, 11, 12, 13, 14, 15, 16, 17, 18, 19])
 def test_what_checkpoints_name_is_there_though_collectors_are_stopped_in_the_middle(seed: int) -> None:
     report = innocent(Episode(seed, 300, collects=True))
@@ -52,7 +52,7 @@ def test_every_answer_is_right_on_files(seed: int) -> None:
     innocent(Episode(seed, 300, "on files", is_keyed=seed % 2 == 1))
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("seed", range(8))
 def test_every_answer_is_right_whatever_servers_do(seed: int) -> None:
     report = innocent(Episode(1000 + seed, 200, "served"))
@@ -77,7 +77,7 @@ def doomed(requests: int, how: str, *, is_keyed: bool) -> list[Step]:
 
 
 # Every third request of either story, on each of its sides.
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough(except_every=20)
 @pytest.mark.parametrize("requests", range(0, 60, 3))
 def test_a_call_happens_when_its_record_is_created_whichever_request_its_client_dies_at(requests: int) -> None:
     for how in ("before", "after", "limbo"):
