@@ -86,6 +86,26 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
     return SmallUpdates(columns, len(times) * _UPDATE_BYTES + text) if text <= TEXT_BYTES_MAX else None
 
 
+def small_keys(keys: Sequence[Any], schema: CollectionSchema) -> pa.RecordBatch | None:
+    """Return a few plain keys as a batch of the key columns, or None if they are not certain to be keys."""
+    checks = schema.derived(_checks)
+    if checks is None or not 0 < len(keys) <= ROWS_MAX:
+        return None
+    try:
+        columns = _side(tuple(keys), len(schema.key.fields))
+    except ValueError:
+        return None
+    fields = schema.derived(_key_fields)
+    if not columns or not _pass(checks[: len(fields)], columns):
+        return None
+    if sum(len(value) for column in columns for value in column if type(value) in _TEXTS) > TEXT_BYTES_MAX:
+        return None
+    if any(value == 0 or value != value for column in columns for value in column if type(value) is float):
+        return None  # Of floats, zeros and NaN would have to be made canonical.
+    arrays = [plain_array(column, kind) for column, kind in zip(columns, fields.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=fields)
+
+
 def gathered(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Table:
     """Return all updates of some batches as one table of `schema.arrow`, in order."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
@@ -125,6 +145,10 @@ def _checks(schema: CollectionSchema) -> tuple[Check, ...] | None:
     if codecs != (None, None) or not all(field.type in _CHECKS for field in fields):
         return None
     return (*map(_check, fields), _are_times, _are_diffs)
+
+
+def _key_fields(schema: CollectionSchema) -> pa.Schema:
+    return pa.schema([schema.arrow.field(name) for name in schema.key_names])
 
 
 def _check(field: pa.Field) -> Check:

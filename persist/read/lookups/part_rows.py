@@ -11,7 +11,7 @@
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, pairwise
 from typing import Any, TypeAlias
@@ -124,9 +124,6 @@ class GroupBounds:
 
     def hit(self, samples: KeySamples | None, wanted: SortedKeys) -> Numbers:
         """Return, ascending, the numbers of the row groups that may hold wanted keys."""
-        one = self.hit_by_one(wanted)
-        if one is not None:
-            return np.arange(one.start, max(one.start, one.stop))
         may = np.ones(len(self.firsts) - 1, np.bool_)
         bounds = None if samples is None else wanted.bounds_of(samples.keys)
         if samples is not None and bounds is not None:
@@ -141,24 +138,11 @@ class GroupBounds:
                 may &= least[0] < greatest[1]
         return np.flatnonzero(may)
 
-    def hit_by_one(self, wanted: SortedKeys) -> range | None:
-        """Return what `hit` does for a single key of one field that is a number, far quicker; None for other keys."""
-        if len(wanted) != 1 or self.leasts is None or self.greatests is None or not wanted.is_number:
-            return None
-        starts, ends = self.leasts.bounds_of(wanted), self.greatests.bounds_of(wanted)
-        assert starts is not None
-        assert ends is not None
-        return range(int(ends[0][0]), int(starts[1][0]))
-
-    def span(self, block: int) -> tuple[int, int]:
-        """Return the row groups `[first, end)` of a block."""
-        return block * self.group_count_max, min((block + 1) * self.group_count_max, len(self.firsts) - 1)
-
     def blocks(self, groups: Numbers) -> list[tuple[int, int, list[int]]]:
         """Return the blocks that some groups are in, each as `[first, end)`, and the groups of it."""
         found = []
         for block in sorted({group // self.group_count_max for group in groups.tolist()}):
-            first, end = self.span(block)
+            first, end = block * self.group_count_max, min((block + 1) * self.group_count_max, len(self.firsts) - 1)
             found.append((first, end, groups[(groups >= first) & (groups < end)].tolist()))
         return found
 
@@ -181,28 +165,12 @@ REST_SHARE = 0.125  # Of its rows that nobody has wanted, a block is made all th
 WHOLE: Span = (0, -1)  # Of a part that is fetched whole.
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Decoded rows of a part, in the order of keys: key columns, and others if there are any; fields are of both."""
-
-    keys: SortedKeys
-    values: pa.RecordBatch | None
-    fields: pa.Schema
-
-    def taken(self, rows: Numbers) -> pa.Table:
-        """Return some rows; one call for all columns takes half as long."""
-        columns = self.keys.batch.columns if self.values is None else [*self.keys.batch.columns, *self.values.columns]
-        whole = pa.RecordBatch.from_arrays(columns, schema=self.fields)
-        return pa.Table.from_batches([whole.take(int64_array(rows))])
-
-
 class PartRows:
     """The rows of a part for one look-up.
 
     Args:
         types: the version of the part, and `CollectionSchema.reading`.
         columns: those wanted besides the key columns.
-        fields: of key columns and columns.
     """
 
     def __init__(
@@ -211,13 +179,11 @@ class PartRows:
         schema: CollectionSchema,
         types: str,
         columns: tuple[str, ...],
-        fields: pa.Schema,
         reader: PartReader,
     ) -> None:
         self._part = part
         self._schema = schema
         self._types = types
-        self._row_fields = fields
         self._keys = schema.key_names
         self._columns = columns
         self._reader = reader
@@ -244,53 +210,6 @@ class PartRows:
             for first, end, groups in self._blocks(bounds, wanted)
             for columns in kinds
         )
-
-    def at_hand(self, wanted: SortedKeys | None) -> Iterable[pa.Table] | None:
-        """Return what `with_keys` does, if nothing has to be read for that, as far as is known; None otherwise."""
-        return self.with_keys(wanted) if self.are_in_memory(wanted) else None
-
-    def block(self, wanted: SortedKeys | None) -> Block | None:
-        """Return a block in memory that has all rows with a wanted key, if there is one.
-
-        That is all of the part, in which a search takes no longer than to ask where to, or where a single key may be.
-        """
-        if wanted is None:
-            return None
-        span = WHOLE if self._is_small else self._span(wanted)
-        if span is None:
-            return None
-        names = [self._name(columns, span) for columns in (self._keys, self._columns) if columns]
-        found = self._reader.decoded.get_all(names)
-        if found is None:
-            return None
-        keys, values = found[0], found[1] if self._columns else None
-        assert isinstance(keys, SortedKeys)
-        assert values is None or isinstance(values, pa.RecordBatch)
-        return Block(keys, values, self._row_fields)
-
-    def _span(self, wanted: SortedKeys) -> Span | None:
-        """Return the row groups of the one block that may have wanted keys; None if there are several, or nobody knows.
-
-        The part is one that is not fetched whole.
-        """
-        decoded = self._reader.decoded
-        bounds = self._known_bounds
-        if bounds is None:
-            kept = decoded.get((self._part.checksum, "bounds", self._types))
-            if kept is None:
-                return None
-            assert isinstance(kept, GroupBounds)
-            self._known_bounds = bounds = kept
-        span = (0, len(bounds.firsts) - 1)
-        if span[1] > bounds.group_count_max:
-            groups = bounds.hit_by_one(wanted)
-            if groups is None or not groups:
-                return None
-            block = groups[0] // bounds.group_count_max
-            if groups[-1] // bounds.group_count_max > block:
-                return None
-            span = bounds.span(block)
-        return span
 
     def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a wanted key: the key columns and the others; None wants all rows."""
@@ -338,7 +257,11 @@ class PartRows:
             return
         pieces = values(rows + start) if self._columns else []
         if len(pieces) == 1 and len(pieces[0][1]) == len(keys) and pieces[0][0] == start:
-            yield Block(keys, _batch(pieces[0][1]), self._row_fields).taken(rows)  # Mostly both are one block.
+            # Mostly both are one block, and one call for all columns takes half as long.
+            both = keys.batch, _batch(pieces[0][1])
+            fields = pa.schema([field for batch in both for field in batch.schema])
+            block = pa.RecordBatch.from_arrays([*both[0].columns, *both[1].columns], schema=fields)
+            yield pa.Table.from_batches([block.take(int64_array(rows))])
             return
         taken = [keys.batch.take(int64_array(rows))]
         if pieces:
@@ -382,20 +305,17 @@ class PartRows:
 
     def _bounds(self) -> GroupBounds:
         if self._known_bounds is None:
-            self._known_bounds = self._kept_bounds()
+            name = (self._part.checksum, "bounds", self._types)
+            bounds = self._reader.decoded.get(name)
+            if bounds is None:
+                index = self._reader.index(self._part, self._schema)
+                # The cache keeps no piece that is larger than about a quarter of the budget.
+                room = min(BLOCK_BYTES, self._reader.memory_budget // 16)
+                bounds = GroupBounds.of(self._part, index, self._schema, room)
+                self._reader.decoded.put(name, bounds)
+            assert isinstance(bounds, GroupBounds)
+            self._known_bounds = bounds
         return self._known_bounds
-
-    def _kept_bounds(self) -> GroupBounds:
-        name = (self._part.checksum, "bounds", self._types)
-        found = self._reader.decoded.get(name)
-        if found is None:
-            index = self._reader.index(self._part, self._schema)
-            # The cache keeps no piece that is larger than about a quarter of the budget.
-            room = min(BLOCK_BYTES, self._reader.memory_budget // 16)
-            found = GroupBounds.of(self._part, index, self._schema, room)
-            self._reader.decoded.put(name, found)
-        assert isinstance(found, GroupBounds)
-        return found
 
     def _blocks(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Blocks:
         """Return the blocks to look in, each as `[first, end)`, and the row groups of it that may hold wanted keys.

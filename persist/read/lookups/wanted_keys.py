@@ -16,10 +16,9 @@ from persist.codecs import (
     combined,
     consolidate,
     cut,
-    gathered,
     is_flat,
     owned,
-    small_updates,
+    small_keys,
     to_updates,
 )
 
@@ -46,19 +45,26 @@ def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     if numbers is not None:
         return numbers
     listed = None if given is not None else _listed(keys)
+    small = None if listed is None else small_keys(listed, schema)
+    if small is not None:
+        return _distinct(pa.Table.from_batches([small]), schema)
     try:
         updates = given if listed is None else [((key, None), 0, 1) for key in listed]
-        small = None if listed is None else small_updates(updates, schema)  # Far quicker for a few keys.
-        table = (
-            to_updates(updates, schema, default_time=0, default_diff=1) if small is None else gathered([small], schema)
-        )
+        table = to_updates(updates, schema, default_time=0, default_diff=1)
     except InvalidUpdate as error:
         for index, key in enumerate(listed or ()):
             if _has_other_shape(key, schema.key):
                 raise InvalidUsage(f"key {index} is {cut(key)}, and {_described(schema.key)}") from error
         raise InvalidUsage(str(error).replace("update", "key", 1)) from error
-    table = table.drop_columns("_time")
-    return table if len(table) < 2 else consolidate(table, schema.key_names)
+    return _distinct(table.select(schema.key_names), schema)
+
+
+def _distinct(keys: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """Return keys in order, each once."""
+    if len(keys) < 2:
+        return keys
+    ones = pa.array(np.ones(len(keys), np.int64))
+    return consolidate(keys.append_column("_diff", ones), schema.key_names).select(schema.key_names)
 
 
 def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:

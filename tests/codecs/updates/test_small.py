@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import CollectionSchema, InvalidUpdate, Utf8, gathered, small_updates, to_updates
+from persist.codecs import CollectionSchema, InvalidUpdate, Utf8, gathered, small_keys, small_updates, to_updates
 from tests.codecs import strategies
 
 PLAIN = CollectionSchema.of(
@@ -114,3 +114,27 @@ def test_unit_sides_work() -> None:
     assert small is not None
     assert gathered([small], schema).to_pydict() == {"_time": [5], "_diff": [2]}
     assert small_updates([((1, None), 5, 2)], schema) is None
+
+
+KEYS = CollectionSchema.of({"k": pa.int64(), "f": pa.float64(), "s": pa.string()}, None)
+
+
+@given(st.lists(st.one_of(st.tuples(*(fitting(f.type) for f in KEYS.key.fields)), ANYTHING), min_size=1, max_size=3))
+def test_small_keys_are_the_keys_that_to_updates_makes_of_them(keys: list[Any]) -> None:
+    small = small_keys(keys, KEYS)
+    if small is None:
+        return
+    table = to_updates([((key, None), 0, 1) for key in keys], KEYS).select(KEYS.key_names)
+    assert pa.Table.from_batches([small]).schema.equals(table.schema, check_metadata=True)
+    assert strategies.same(small.to_pylist(), table.to_pylist())
+
+
+def test_plain_keys_are_small() -> None:
+    plain = small_keys([(1, 2.5, "a"), (0, 1.0, "b")], KEYS)
+    assert plain is not None
+    assert plain.to_pylist() == [{"k": 1, "f": 2.5, "s": "a"}, {"k": 0, "f": 1.0, "s": "b"}]
+    single = small_keys([5], CollectionSchema.of({"k": pa.int64()}, None))
+    assert single is not None
+    assert single.to_pylist() == [{"k": 5}]
+    assert small_keys([(1, -0.0, "a")], KEYS) is None, "it would have to become 0.0"
+    assert small_keys(["a"], CollectionSchema.of(Utf8, None)) is None
