@@ -5,7 +5,7 @@ needs is kept for it while it is down. The hold is made by the first `ack`, at t
 then a consumer that starts again begins with the contents, of a later time perhaps. It is moved by compare-and-set: of
 two consumers with one name, the one that was second gets `HoldMoved`, and has consumed nothing that counts.
 
-What it reads meanwhile hangs on a lease of its own (`persist.hold.consumers`). The next one of its name ends that, be
+What it reads meanwhile hangs on a lease of its own (`persist.hold.holds`). The next one of its name ends that, be
 it in the same client or in another: what a process held that was killed is free as soon as it was started again, and
 one that is replaced is told when it polls (`LeaseExpired`).
 

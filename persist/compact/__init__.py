@@ -4,9 +4,8 @@ Promises: what a collection holds at every time that may be read stays the same;
 work one finds that it came second, and throws its work away.
 """
 
-from persist.compact.compactor import Compactor
+from persist.compact.compactor import CompactionReport, Compactor
 from persist.compact.planner import LEVEL_BYTES, must_destroy
-from persist.compact.report import CompactionReport
 from persist.compact.rewriter import LocalPartMaker, MadeRun, PartMaker, Rewrite, RunPiece
 
 __all__ = [

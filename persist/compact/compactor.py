@@ -4,29 +4,126 @@ Nothing is replaced before all of it has been written, and only if what it was m
 so, and loses otherwise (`persist.state.contents`). Any number of compactors may therefore run; a loser deletes what it
 made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
 diffs are held against each other: a slice that was lost or read twice would show.
+
+After large work memory goes back to the operating system (`give_back`). Allocators keep what was freed, for the next
+time: after a compaction that is often ten times what is still in use, and the next compaction may be hours away. Reads
+and writes do not give back: they follow each other, and to get the same pages again costs them more than it spares
+others.
 """
 
+import ctypes
+import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
+import pyarrow as pa
 
 from persist.blob import Indeterminate, MissingBlob
 from persist.codecs import TIME_MAX, DiffOverflow, Part, ordered_keys
-from persist.compact.keyframe_sharing import WHOLE_FRACTION, keyframe_pieces
-from persist.compact.memory import LARGE_BYTES, give_back
 from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
-from persist.compact.report import CompactionReport, with_read, with_written
-from persist.compact.rewriter import MadeRun, PartMaker, Rewrite, RunPiece
+from persist.compact.rewriter import WHOLE_FRACTION, MadeRun, PartMaker, Rewrite, RunPiece, keyframe_pieces
 from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
 from persist.log import Keyframe, Numbers, kinds
 from persist.read import Scan, snapshot_scan
 from persist.replica import Follower
 from persist.settings import Tuning
+from persist.shown import Shown, counted
 from persist.state import CollectionState, with_replaced
 from persist.work import task
 from persist.write import Commit
+
+
+@dataclass(frozen=True)
+class CompactionReport(Shown):
+    """What compaction did.
+
+    Attributes:
+        keyframes: those made, by their times.
+        forgotten: the time up to which history was dropped, None if none was.
+        runs_merged: runs of history that became fewer.
+        keyframes_dropped: those that were not needed any more, or too many.
+        parts_read, rows_read, bytes_read: what it read, of parts; rows and bytes of whole parts.
+        parts_written, rows_written, bytes_written: what it wrote.
+        parts_shared: parts of an earlier keyframe that a new one lists, too.
+        superseded: pieces of work that another compactor was faster to do.
+    """
+
+    keyframes: tuple[int, ...] = ()
+    forgotten: int | None = None
+    runs_merged: int = 0
+    keyframes_dropped: int = 0
+    parts_read: int = 0
+    rows_read: int = 0
+    bytes_read: int = 0
+    parts_written: int = 0
+    rows_written: int = 0
+    bytes_written: int = 0
+    parts_shared: int = 0
+    superseded: int = 0
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+    def sentence(self, time: Callable[[int], str] = str) -> str:
+        """Return what was done as a person reads it, given how a time is told, such as with its moment."""
+        if self == CompactionReport():
+            return "nothing to do"
+        done = [f"keyframe as of {time(as_of)}" for as_of in self.keyframes]
+        done += [f"history up to {time(self.forgotten)} forgotten"] if self.forgotten is not None else []
+        done += [f"{counted(self.runs_merged, 'run')} merged"] if self.runs_merged else []
+        done += [f"{counted(self.keyframes_dropped, 'keyframe')} dropped"] if self.keyframes_dropped else []
+        done += [f"{counted(self.parts_shared, 'part')} shared"] if self.parts_shared else []
+        done += [f"{counted(self.superseded, 'time')} another compaction was faster"] if self.superseded else []
+        done.append(f"read {counted(self.parts_read, 'part')} ({self.bytes_read:,} bytes)")
+        done.append(f"wrote {counted(self.parts_written, 'part')} ({self.bytes_written:,} bytes)")
+        return ", ".join(done)
+
+    def __add__(self, other: "CompactionReport") -> "CompactionReport":
+        forgotten = max((each for each in (self.forgotten, other.forgotten) if each is not None), default=None)
+        added = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in self.__dataclass_fields__
+            if name != "forgotten"
+        }
+        return CompactionReport(forgotten=forgotten, **added)
+
+
+def with_read(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
+    """Return report with parts added to what it read."""
+    return report + CompactionReport(
+        parts_read=len(parts),
+        rows_read=sum(part.rows for part in parts),
+        bytes_read=sum(part.bytes for part in parts),
+    )
+
+
+def with_written(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
+    """Return report with parts added to what it wrote."""
+    return report + CompactionReport(
+        parts_written=len(parts),
+        rows_written=sum(part.rows for part in parts),
+        bytes_written=sum(part.bytes for part in parts),
+    )
+
+
+LARGE_BYTES = 32 << 20  # Of parts that were read; less work leaves little behind.
+
+
+def give_back() -> None:
+    """Let Arrow's allocator and that of the C library return what they keep and nobody uses.
+
+    Nothing that is in use is touched, whoever in the process uses it. Cost: milliseconds.
+    """
+    pa.default_memory_pool().release_unused()
+    if sys.platform == "linux":
+        # NumPy's arrays and encoded parts are glibc's. Other C libraries have no such function.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
 
 ATTEMPTS = 3
 

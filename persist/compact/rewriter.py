@@ -9,19 +9,23 @@ A `PartMaker` makes runs of them. What is to be made, and what becomes of it, is
 so that one process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) do the same work by the same
 code.
 
+A new keyframe shares parts with the one before it (`keyframe_pieces`). It is made of the plan by which a reader would
+read its time. Where no history touches the keys of a part of the old one, the new one lists that very part. Small parts
+next to rewritten ones are rewritten with them.
+
 Invariants of a run that was made: its parts are stored, have no key in common and are in key order. A part maker that
 fails leaves nothing behind that it could delete.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, Part, PartStream, consolidate, exact_sum, with_time
+from persist.codecs import CollectionSchema, KeyRange, Part, PartStream, consolidate, exact_sum, ordered_keys, with_time
 from persist.errors import ClientClosed
 from persist.read import PartReader, Scan
 from persist.write import PartWriter, group_bytes_max
@@ -215,3 +219,52 @@ class _Uploads:
     def stored(self) -> list[Part]:
         """Return all that was stored, once nothing is under way."""
         return [upload.result() for upload in self._begun if upload.exception() is None]
+
+
+WHOLE_FRACTION = 4  # Parts at least this fraction of the target are left as they are where they can be.
+
+
+def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker: PartMaker) -> Iterator[RunPiece]:
+    """Yield what the keyframe is made of that a plan of `snapshot_scan` tells, in key order.
+
+    Args:
+        numbers: of parts, by their blobs.
+        part_bytes: what a part should have.
+        maker: looks at what the history changes, where that has to be known.
+    """
+    regions = _regions(scan)
+    touches = maker.touched([region for region in regions if _is_in_doubt(region)])
+    is_open = False  # Whether the piece before is rewritten.
+    for region in regions:
+        is_touched = not _may_stay(region) or (
+            region.parts and (is_open or not _is_in_doubt(region) or touches(region))
+        )
+        is_small = is_open and sum(part.bytes for part in region.base) < part_bytes // WHOLE_FRACTION
+        is_open = bool(is_touched or is_small)
+        if is_open:
+            yield Rewrite(region, scan.as_of)
+        else:
+            yield from (numbers[part.blob] for part in region.base)
+
+
+def _regions(scan: Scan) -> list[Scan]:
+    """Cut a plan where the parts of its keyframe begin."""
+    keys = [ordered_keys(part, scan.schema) for part in scan.base]
+    bounds = [part.keys for part in scan.base]
+    if len(scan.base) < 2 or any(each is None for each in keys) or any(each is None for each in bounds):
+        return [scan]
+    cuts = [each[0] for each in bounds[1:] if each is not None]
+    ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
+    return [replace(scan, keys=within, base=(part,)).pruned() for within, part in zip(ranges, scan.base, strict=True)]
+
+
+def _may_stay(region: Scan) -> bool:
+    """Tell whether an earlier keyframe may list the parts of a region: rows of a later one say a later time."""
+    return all(part.time_max <= region.as_of for part in region.base)
+
+
+def _is_in_doubt(region: Scan) -> bool:
+    """Tell whether to look if history changes anything in a region costs far less than to write it anew."""
+    if not region.base or not region.parts or not _may_stay(region):
+        return False
+    return sum(region.rows_within(part) for part in region.parts) <= region.base[0].rows // 4

@@ -7,10 +7,8 @@ ReadOnly where a client of mode "read" would write.
 
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.commit import Commit
-from persist.engine.creating import created_or_loaded, destroy, handle_on, loaded, loaded_by_id
 from persist.engine.engine import Engine, close_after
 from persist.engine.evolving import WantedEvolution, evolve
-from persist.engine.holding import allow_compaction, held_schema, hold_with_schema, list_holds, take_hold
 from persist.engine.joining import as_of_join
 from persist.engine.keyed import (
     AskedEvents,
@@ -22,26 +20,48 @@ from persist.engine.keyed import (
     submit,
     taken_events,
 )
-from persist.engine.late_events import REASON, Late, split_late
-from persist.engine.listening import WantedListen, begun_listen, begun_subscription, listens_together
-from persist.engine.opening import OnEngine, engine_of, open_engine, read_engine
-from persist.engine.options import Mode, OpenOptions
+from persist.engine.opening import (
+    OnEngine,
+    created_or_loaded,
+    destroy,
+    engine_of,
+    handle_on,
+    loaded,
+    loaded_by_id,
+    open_engine,
+    read_engine,
+)
 from persist.engine.overwriting import delete_steps, overwrite_steps, refused_beside, replacement_steps
-from persist.engine.reading import READ_TIMEOUT_S, changes, snapshot, upserts
+from persist.engine.reading import (
+    READ_TIMEOUT_S,
+    WantedListen,
+    begun_listen,
+    begun_subscription,
+    changes,
+    listens_together,
+    snapshot,
+    upserts,
+)
+from persist.engine.resolver import REASON, Late, split_late
 from persist.engine.telling import (
     About,
     Retained,
     about_collection,
     about_location,
+    allow_compaction,
     describe_step,
     drop_tag,
+    held_schema,
+    hold_with_schema,
+    list_holds,
     retained,
     retention_step,
     set_tag,
+    take_hold,
     version_of,
     words,
 )
-from persist.engine.writer import Writer
+from persist.engine.writer import Mode, OpenOptions, Writer
 
 __all__ = [
     "READ_TIMEOUT_S",

@@ -13,8 +13,7 @@ from typing import Self
 import pyarrow as pa
 
 from persist.blob import InvalidUsage, Pool, ReadOnlyStore, StoreFull, StoreMisconfigured
-from persist.engine.options import Mode, OpenOptions
-from persist.engine.writer import Writer
+from persist.engine.writer import Mode, OpenOptions, Writer
 from persist.errors import ClientClosed, LogInterrupted, ReadOnly
 from persist.hold import Claim, WantedClaim, no_claim
 from persist.metrics import Metrics, register

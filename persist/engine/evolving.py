@@ -1,12 +1,16 @@
 """Changing the schema of a collection: from what a user asks for to a mutation, and what must be looked at for it.
 
-Times in a finer unit have less room: whether all that is stored fits is looked up in the statistics of the parts, and
-in the parts themselves where these say nothing. Events that wait are stored, too. The commit is refused if anything was
-added after the look.
+- Times in a finer unit have less room: whether all that is stored fits is looked up in the statistics of the parts, and
+  in the parts themselves where these say nothing. Events that wait are stored, too.
+- A collection that becomes keyed must have one value per key at every time that can be told apart, because events that
+  come later retract what their key holds, and that is one row.
+
+The commit is refused if anything was added after the look.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -20,17 +24,54 @@ from persist.codecs import (
     may_overflow,
     widened_column,
 )
-from persist.engine.becoming_keyed import checked, declared
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.telling import ids_as_seen
-from persist.errors import InvalidUsage, Superseded, UpperMismatch
-from persist.log import Words
+from persist.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
+from persist.log import KeyedForm, Words
 from persist.log import kinds as record_kinds
 from persist.names import is_text
-from persist.read import PartReader, Scan
-from persist.state import CollectionState, ExpectParts, after_step, among_versions, check_follows, moved
-from persist.upsert import event_fields, events_schema, machine_of
+from persist.read import PartReader, Scan, keys_with_less_than_none, keys_with_null, keys_with_several
+from persist.state import (
+    CollectionState,
+    ExpectNothingBeyondUpper,
+    ExpectParts,
+    after_step,
+    among_versions,
+    check_follows,
+    moved,
+)
+from persist.upsert import Keyed, event_fields, events_schema, form_of, machine_of
 from persist.write import Step
+
+KEYS_NAMED = 10
+
+
+def declared(keyed: Any, schema: CollectionSchema) -> KeyedForm:
+    """Return the declaration that a user gives for a collection, after checking that it fits its schema to be."""
+    if not isinstance(keyed, Keyed):
+        raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
+    return form_of(keyed, schema)
+
+
+def checked(
+    handle: CollectionHandle, contents: CollectionState, keyed: Keyed, form: KeyedForm
+) -> ExpectNothingBeyondUpper:
+    """Check that a collection has one value per key; return the condition under which that stays true.
+
+    Raises:
+        NotOneValue: some keys have several, or are NULL; the first ten are named.
+    """
+    machine = machine_of(form, keyed.machine, handle.name)
+    reader = handle.engine.reader()
+    if nulls := [*islice(keys_with_null(contents, reader), KEYS_NAMED)]:
+        raise NotOneValue(handle.name, nulls, are_null=True)
+    for keys_with in (keys_with_several, keys_with_less_than_none):
+        if machine is not None and not machine.has_one_value:
+            break
+        if several := [*islice(keys_with(contents, reader), KEYS_NAMED)]:
+            raise NotOneValue(handle.name, several, are_null=False)
+    return ExpectNothingBeyondUpper(handle.id, contents.upper_times)
+
 
 TRIES = 5  # While others write, if what is stored must be looked at.
 

@@ -7,7 +7,7 @@ parts that fall out of use stay for the grace period, and a blob that is missing
 too.
 
 What a client asks of one collection is done in call order. Events go straight to the committer, unless a seal of the
-same collection is under way: then they come after it. One thread per client resolves (`persist.engine.keyed_queue`).
+same collection is under way: then they come after it. One thread per client resolves (`persist.engine.resolver`).
 
 Several collections are resolved in one record (`submit_all`): each is planned from its own contents, and if one of them
 has changed, the record is refused whole, so all of them are right or nothing happened.
@@ -28,7 +28,7 @@ from persist.blob import MissingBlob
 from persist.codecs import DIGEST_MODULUS, Stamp, as_table, digest_of, opened
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
-from persist.engine.late_events import REASON, split_late
+from persist.engine.resolver import REASON, split_late
 from persist.errors import (
     ClientClosed,
     Conflict,

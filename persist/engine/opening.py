@@ -1,12 +1,20 @@
-"""Opening a location for the rest of the package, and finding the engine that a user's client stands on."""
+"""Locations opened, and collections of them made, found and destroyed, by name or id."""
 
+import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from persist.codecs import CollectionSchema
+from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
-from persist.engine.options import OpenOptions
-from persist.errors import InvalidUsage
+from persist.engine.writer import OpenOptions
+from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
+from persist.log import KeyedForm, kinds
+from persist.names import check_name, view_hold
+from persist.state import CollectionState, reconciled
 from persist.storage import Location, open_storage
+from persist.upsert import Machine, check_same, machine_of
+from persist.write import CommitFuture, Step
 
 
 class OnEngine(Protocol):
@@ -50,3 +58,85 @@ def engine_of(action: str, client: OnEngine | Engine) -> Engine:
     if not isinstance(engine, Engine):
         raise InvalidUsage(f"{action}: {client!r:.200} is no client; give what persist.open() returned")
     return engine
+
+
+def created_or_loaded(
+    engine: Engine,
+    name: str,
+    schema: CollectionSchema,
+    form: KeyedForm | None = None,
+    retention: int | None = None,
+) -> tuple[CollectionState, CollectionSchema]:
+    """Return the collection of a name, which is created if there is none, and its schema with the codecs given.
+
+    Args:
+        name: any, those that are the library's own, too.
+        form: how it resolves events, if it is keyed.
+        retention: in times, of one that is made; one that is there must have the same, if it is given.
+
+    Raises: as `Client.create_or_load`.
+    """
+    while True:
+        state = engine.follower.refresh()
+        id_ = state.ids.get(name)
+        contents = engine.follower.load(id_) if id_ is not None else None
+        if contents is not None:
+            if retention not in (None, contents.retention):
+                raise InvalidUsage(
+                    f"collection {name!r} has the retention {contents.retention}, in times, and {retention} was "
+                    "given: leave it out, or change it with retain()"
+                )
+            both = reconciled(schema, contents, name)
+            check_same(form, contents.keyed, name)
+            return contents, both
+        id_ = uuid.uuid4().hex
+        steps: list[Step] = [kinds.Create(id_, name, schema.to_json(), form)]
+        steps += [] if retention is None else [kinds.SetRetention(id_, retention)]
+        try:
+            engine.submit("create_or_load", steps, {id_: name}).result()
+        except CollectionExists:
+            continue  # Another client created it in between: load that one.
+
+
+def loaded(engine: Engine, name: str) -> CollectionHandle:
+    """Return the collection of a name, with the schema it has. Cost: one GET.
+
+    Raises:
+        CollectionNotFound: there is none.
+    """
+    engine.check_open("load")
+    check_name(name)
+    state = engine.follower.refresh()
+    if name not in state.ids:
+        raise CollectionNotFound(name, engine.url, state.names(), engine.mode == "read")
+    contents = engine.follower.known(state.ids[name], name)
+    return handle_on(engine, contents, contents.schema)
+
+
+def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
+    """Return the collection of an id, whatever it is called by now; name is for errors. Cost: one GET.
+
+    Raises:
+        CollectionNotFound: it was destroyed.
+    """
+    contents = engine.follower.current(id_, name)
+    return CollectionHandle(engine, id_, contents.name, contents.schema)
+
+
+def handle_on(
+    engine: Engine, contents: CollectionState, schema: CollectionSchema, machine: Machine | None = None
+) -> CollectionHandle:
+    """Return a handle on a collection in some state; a keyed one with its machine, given or known by its name."""
+    if contents.keyed is not None:
+        if machine is not None and engine.mode != "read":
+            engine.writer("create_or_load").resolver.know(contents.id, machine)
+        machine = machine_of(contents.keyed, machine, contents.name)
+    return CollectionHandle(engine, contents.id, contents.name, schema, contents.keyed, machine)
+
+
+def destroy(handle: CollectionHandle) -> CommitFuture:
+    """Remove a collection, which lets go of what it reads if it is a view; see `Collection.destroy`."""
+    view = handle.known().view
+    inputs = dict.fromkeys(view["inputs"], handle.name) if view else {}
+    steps: list[Step] = [kinds.Destroy(handle.id), *(kinds.ReleaseHold(id_, view_hold(handle.id)) for id_ in inputs)]
+    return handle.engine.submit("destroy", steps, {handle.id: handle.name, **inputs})

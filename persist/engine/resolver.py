@@ -1,25 +1,128 @@
-"""Makes resolutions of keyed collections: updates in the place of events, stored and ready to be committed.
+"""Events of keyed collections: which are late, the thread that resolves for one client, and the resolutions it makes.
 
-What is made holds only for the contents it was made of; the record is refused otherwise, and its parts are to be
-deleted then. `resolve_due` is what maintenance does where resolve="background".
+A resolution is updates in the place of events, stored and ready to be committed. It holds only for the contents it was
+made of; otherwise the record is refused, and its parts are to be deleted. What a client asks of keyed collections
+and has to look things up is done by one thread, in call order (`KeyedQueue`). `Resolver.resolve_due` is what
+maintenance does where resolve="background".
 """
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
+from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.blob import Conflict, InvalidUsage, MissingBlob
-from persist.codecs import CollectionSchema, Part
-from persist.errors import Locked, Superseded, UploadExpired
-from persist.log import Watermarks, kinds
+from persist.codecs import CollectionSchema, Part, boolean_array, combined, int64_values
+from persist.errors import ClientClosed, Locked, Superseded, UploadExpired
+from persist.log import KeyedForm, Watermarks, kinds
 from persist.read import PartReader, Purging, machine_needed, resolved_updates
 from persist.replica import Follower
 from persist.state import CollectionState, due, keyed_form, unused_after
-from persist.upsert import Machine, machine_of
+from persist.upsert import SEQ, EventTable, Machine, machine_of, watermark_below, watermarks_of
 from persist.write import CommitFuture, PartWriter, Step
+
+Late = Literal["raise", "collect"]
+REASON = "_reason"
+
+
+def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -> tuple[EventTable, pa.Table | None]:
+    """Return the events that are in time, as contents are, and those that are late, if there are any.
+
+    Returns:
+        the second without `_seq` and `_diff`, and with `_reason`: "sealed", or "late" for the late bound.
+    """
+    table, upper = events.table, contents.upper.time
+    times = int64_values(combined(table["_time"]))
+    is_sealed = np.ones(len(times), np.bool_) if upper is None else times < upper
+    is_late = np.zeros(len(times), np.bool_)
+    if form.order_by and contents.late_bound is not None:
+        is_late = watermark_below(table[form.order_by[0]], contents.late_bound)
+    wrong = boolean_array(is_sealed | is_late)
+    if not (is_sealed | is_late).any():
+        return events, None
+    kept = table.filter(boolean_array(~(is_sealed | is_late)))
+    reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
+    late = table.filter(wrong).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
+    marks = watermarks_of(kept[form.order_by[0]]) if form.order_by and len(kept) else None
+    return EventTable(events.schema, kept, marks), late
+
+
+THREAD = "persist-resolver"
+
+
+class KeyedQueue:
+    """Does what one client asks of keyed collections, in call order for each of them.
+
+    Args:
+        bytes_max: of the events that are queued and under way; beyond it, callers wait.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._lock = threading.Condition()
+        self._queued: Counter[str] = Counter()
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._thread: ThreadPoolExecutor | None = None
+        self._is_closed = False
+
+    def is_busy(self, collection: str) -> bool:
+        """Whether something of a collection is queued or under way."""
+        with self._lock:
+            return self._queued[collection] > 0
+
+    @staticmethod
+    def is_own_thread() -> bool:
+        """Whether the caller is what was submitted here."""
+        return threading.current_thread().name.startswith(THREAD)
+
+    def submit(
+        self, collections: Sequence[str], future: CommitFuture, do: Callable[[], int], size: int
+    ) -> CommitFuture:
+        """Have future become what do returns, after what was submitted before; size is of its events, in bytes."""
+        with self._lock:
+            # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
+            if not threading.current_thread().name.startswith((THREAD, "persist-committer")):
+                self._lock.wait_for(lambda: not self._bytes or self._bytes + size <= self._bytes_max)
+            if self._is_closed:
+                raise ClientClosed("a write")
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, THREAD)
+            self._queued.update(collections)
+            self._bytes += size
+            self._thread.submit(self._run, collections, future, do, size)
+        return future
+
+    def close(self) -> None:
+        """Finish what was submitted, and end the thread; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.shutdown(wait=True)
+
+    def _run(self, collections: Sequence[str], future: CommitFuture, do: Callable[[], int], size: int) -> None:
+        error: BaseException | None = None
+        try:
+            seqno = do()
+        except BaseException as raised:  # Whatever it is, the caller must hear of it and the thread live on.
+            error = raised
+        # Before the future resolves: who has waited for it finds nothing under way.
+        with self._lock:
+            self._queued -= Counter(collections)  # Which drops what comes to nothing.
+            self._bytes -= size
+            self._lock.notify_all()
+        if error is None:
+            future.succeed(seqno)
+        else:
+            future.fail(error)
+
 
 Submit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
 

@@ -4,8 +4,7 @@ Promises: while a claim is open, `since` stays where its reader needs it and no 
 lease ran out is told so before it is given anything.
 """
 
-from persist.hold.consumers import ConsumerLeases
-from persist.hold.holds import Hold, HoldInfo, LeasedHold, NamedHold
+from persist.hold.holds import ConsumerLeases, Hold, HoldInfo, LeasedHold, NamedHold
 from persist.hold.leases import Claim, Leases, WantedClaim, no_claim
 
 __all__ = [

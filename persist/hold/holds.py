@@ -1,12 +1,19 @@
-"""Explicit holds: a reader's durable claim that since stays at or before a time.
+"""Claims of readers that have a name or a handle of their own: explicit holds, and the leases of consumers.
 
-A leased hold lives as long as its client renews its lease. A named one is permanent: it belongs to whoever knows its
-name, such as a consumer that may be down for days, and is moved by compare-and-set, so that two processes that
-believe to be that consumer notice each other.
+A hold keeps since at or before a time. A leased hold lives as long as its client renews its lease. A named one is
+permanent: it belongs to whoever knows its name, such as a consumer that may be down for days, and is moved by
+compare-and-set, so that two processes that believe to be that consumer notice each other.
+
+What a client reads hangs on one lease, which nobody else may end before it has run out. A process that was killed would
+so keep history for ten minutes. A consumer that resumes by its name is known to be dead or replaced as soon as another
+one of that name appears. So each consumer has a lease of its own that carries its name, and begins by ending those of
+the same name, in the commit that grants it (`Leases`). One that is alive all the same, in this client or another, finds
+its lease gone with its next read, and gets `LeaseExpired`.
 """
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,7 +21,7 @@ from typing import Any
 
 from persist.antichain import Antichain
 from persist.errors import FrontierRegression, HoldMoved, Indeterminate, InvalidUsage, LeaseExpired
-from persist.hold.leases import Claim, Leases
+from persist.hold.leases import Claim, Leases, WantedClaim
 from persist.timeline import Moment
 
 ToTime = Callable[[str, Any], int]  # From what a caller gives; the text says in errors what it is.
@@ -170,3 +177,61 @@ class NamedHold(Hold):
 
     def __repr__(self) -> str:
         return f"<Hold {self.name!r} at {self._shown(self._time)}>"
+
+
+class ConsumerLeases:
+    """The leases of the consumers of one client, by name. All methods may be called from any thread."""
+
+    def __init__(self, make: Callable[[str], Leases]) -> None:
+        """Begin without any; make returns those of a consumer."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._by_name: dict[str, Leases] = {}
+        self._beginning: dict[str, threading.Lock] = {}
+
+    def claim_all(self, consumer: str, wanted: Sequence[WantedClaim]) -> list[Claim]:
+        """Begin a consumer, which takes the place of the one that has its name: claim what it reads, as `Leases` does.
+
+        Cost: one commit, which ends the lease of that one, too.
+        """
+        leases = self._make(consumer)
+        leases.check_may_wait()
+        with self._lock:
+            beginning = self._beginning.setdefault(consumer, threading.Lock())
+        with beginning:  # Of two that begin at once, one must know of the other's lease to end it.
+            claims = leases.claim_all(wanted)
+            with self._lock:
+                self._by_name[consumer] = leases
+        return claims
+
+    def each(self) -> list[Leases]:
+        """Return those of all consumers."""
+        with self._lock:
+            return [*self._by_name.values()]
+
+    def ids(self) -> frozenset[str]:
+        """Return the ids of their leases."""
+        return frozenset(leases.lease_id for leases in self.each())
+
+    def counts(self) -> dict[str, int]:
+        """Return what `Leases.counts` does, in all."""
+        total = dict.fromkeys(("granted", "holds", "reads"), 0)
+        for leases in self.each():
+            for what, count in leases.counts().items():
+                total[what] += count
+        return total
+
+    def tick(self) -> None:
+        """Do what is due, for each of them."""
+        for leases in self.each():
+            leases.tick()
+
+    def settle_soon(self, collection: str) -> None:
+        """Do what `Leases.settle_soon` does, for each of them."""
+        for leases in self.each():
+            leases.settle_soon(collection)
+
+    def close(self) -> None:
+        """End all these leases. Cost: a commit for each."""
+        for leases in self.each():
+            leases.close()

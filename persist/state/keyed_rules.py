@@ -167,7 +167,7 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
 def keyed_from(contents: CollectionState, form: KeyedForm) -> CollectionState:
     """Return contents that have been plain as those of a keyed collection, with their newest schema.
 
-    What they hold is not looked at here: whoever asks for it has checked that (`persist.engine.becoming_keyed`).
+    What they hold is not looked at here: whoever asks for it has checked that (`persist.engine.evolving`).
 
     Raises:
         InvalidUsage: they are keyed, or since is not before upper.

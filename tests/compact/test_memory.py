@@ -10,7 +10,7 @@ import pytest
 import persist
 import persist.compact.compactor
 from persist.blob import MemoryBlob
-from persist.compact.memory import give_back
+from persist.compact.compactor import give_back
 from persist.settings import Tuning
 
 pytestmark = pytest.mark.skipif(

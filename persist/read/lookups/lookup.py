@@ -1,10 +1,11 @@
 """Point reads: the rows of a snapshot with certain keys, from the few row groups that may hold them.
 
 The sampled keys in a part's descriptor say where to look, then the statistics in its footer (`GroupBounds`). Of the row
-groups that are left the keys are decoded, and all wanted keys are searched for in them at once (`persist.codecs.order.search`); then the other columns, of those row groups that have
-a wanted key. Both stay decoded in a bounded cache of the client's (`DecodedRows`): as blocks of many row groups once
-all of a block has been wanted, so that a key that is read again costs one search for each part. Parts without sampled
-keys (nested ones, very long ones) are read as a whole.
+groups that are left the keys are decoded, and all wanted keys are searched for in them at once
+(`persist.codecs.order.search`); then the other columns, of those row groups that have a wanted key. Both stay decoded
+in a bounded cache of the client's (`DecodedRows`): as blocks of many row groups once all of a block has been wanted, so
+that a key that is read again costs one search for each part. Parts without sampled keys (nested ones, very long ones)
+are read as a whole.
 
 What does not help: pyarrow writes bloom filters and page indexes, and has no way to look anything up in them; in a file
 sorted by key, statistics say nearly as much. Most of a first look-up is decoding one row group of all wanted columns.
