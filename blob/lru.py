@@ -11,7 +11,7 @@ questions for each value kept, so that what was wanted long ago makes room.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -119,18 +119,6 @@ class AdmittingCache(ByteBoundedLru[K, V]):
         self._counts: dict[K, int] = {}
         self._questions = 0
         self._large_room = bytes_max - bytes_max // SMALL_ROOM
-
-    def get_all(self, keys: Sequence[K]) -> list[V] | None:
-        """Return the values of some keys, which then count as wanted once more; None, without any effect, if one of
-        them is not here."""
-        with self._lock:
-            entries = [self._kept.get(key) for key in keys]
-            if None in entries:
-                return None
-            for key in keys:
-                self._asked(key)
-                self._kept.move_to_end(key)
-            return [entry[0] for entry in entries if entry is not None]
 
     def peek(self, key: K) -> V | None:
         """Return the value of a key, without any effect: for a caller who asks twice for one purpose."""

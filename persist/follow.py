@@ -13,20 +13,18 @@ What a consumer makes of updates is exactly once if it goes into a collection of
 moves the hold, by `MultiWrite.ack`. If it goes elsewhere, updates come again that were consumed but not acknowledged.
 """
 
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable
 
 from persist.codecs import TIME_MAX
 from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage
 from persist.log import kinds
 from persist.names import check_hold_name
-from persist.read import AsyncSteps, Listen, Progress
+from persist.read import Listen, Progress, Steps
 from persist.shown import ShownByRepr
 
 
-class Following(ShownByRepr, AsyncSteps[Progress]):
+class Following(ShownByRepr, Steps[Progress]):
     """An iterator of `Progress`, as `Listen` is; close it, or use it in a `with`. Not for several threads at once.
 
     Attributes:
@@ -51,15 +49,6 @@ class Following(ShownByRepr, AsyncSteps[Progress]):
         self.held = found.time if found is not None else None
         self._given: int | None = None  # The last time that was given out.
         self._listen = start(self.held)
-
-    def __iter__(self) -> Iterator[Progress]:
-        return self
-
-    def __next__(self) -> Progress:
-        progress = self.step(None)
-        if progress is None:
-            raise StopIteration
-        return progress
 
     @property
     def is_finished(self) -> bool:
@@ -106,14 +95,6 @@ class Following(ShownByRepr, AsyncSteps[Progress]):
     def close(self) -> None:
         """Stop; what was not acknowledged comes again when somebody follows by this name."""
         self._listen.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         held = None if self.held is None else self.handle.shown(self.held)

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import persist
 from persist.codecs import Part, consolidate
 from persist.log import Keyframe, kinds
-from persist.read import Form, Snapshot, explained
+from persist.read import Form, Snapshot
 from persist.read.scanning.plan import _from
 from persist.write import PartWriter
 
@@ -53,5 +53,5 @@ def snapshots(
             continue
         names = collection.schema.names if columns is None else columns
         scan = _from(contents, contents.history_parts, collection.schema, keyframe, as_of, names, filter).pruned()
-        with Snapshot(scan, form, reading, lambda c=contents, s=scan: explained(c, s, form, 1)) as snapshot:  # type: ignore[misc]
+        with Snapshot(scan, form, reading, contents, 1 << 20) as snapshot:
             yield snapshot

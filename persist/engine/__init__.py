@@ -61,7 +61,7 @@ from persist.engine.telling import (
     version_of,
     words,
 )
-from persist.engine.writer import Mode, OpenOptions, Writer
+from persist.engine.writer import Mode, OpenOptions
 
 __all__ = [
     "READ_TIMEOUT_S",
@@ -78,7 +78,6 @@ __all__ = [
     "Retained",
     "WantedEvolution",
     "WantedListen",
-    "Writer",
     "about_collection",
     "about_location",
     "allow_compaction",

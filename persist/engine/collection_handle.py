@@ -13,7 +13,7 @@ from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Sta
 from persist.engine.engine import Engine
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound, with_timeline
 from persist.log import KeyedForm, check_parts, kinds
-from persist.read import ClaimedRead, folded, machine_needed, with_folded
+from persist.read import ClaimedRead, machine_needed
 from persist.state import CollectionState, ExpectUpper, check_readable, last_sealed, newest_like, unsealed, version_of
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
 from persist.upsert import EventTable, Machine, machine_of
@@ -182,17 +182,7 @@ class CollectionHandle:
         """
         if contents.keyed is None or contents.resolved_times is None:
             return contents
-        parts = self.engine.folds.get(contents)
-        if parts is None:
-            machine, reader = self.machine_in(contents), self.engine.reader()
-            try:
-                parts = folded(contents, contents.schema, machine, contents.upper, reader)
-            except Exception:  # Whatever the function of a user raises.
-                if end is None or contents.upper <= Antichain(end):
-                    raise
-                return with_folded(contents, folded(contents, contents.schema, machine, Antichain(end), reader))
-            self.engine.folds.put(contents, parts)
-        return with_folded(contents, parts)
+        return self.engine.folds.applied(contents, lambda: self.machine_in(contents), self.engine.reader, end)
 
     def machine_in(self, contents: CollectionState) -> Machine:
         """Return what a keyed collection, in some state, resolves events with.

@@ -35,6 +35,7 @@ class Engine:
         mode, settings, clock: as the location was opened.
         follower: the client's copy of the location's state.
         pool: a few threads for requests and for encoding.
+        caches: what reads keep of parts.
         spilled: what point reads have decoded, in the cache folder; None without one.
         hand_over: the rows of what this client has just written, for its own reads.
         folds: what sealed events come to that are not resolved yet, as it was last worked out.
@@ -61,20 +62,24 @@ class Engine:
             Follower(blob, clock, poll_s) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
         )
         self.pool = Pool(IO_THREADS, "persist-io")
-        caches = options.caches or PartCaches.within(self.settings.memory_budget)
-        self._indexes, self._decoded = caches.indexes, caches.decoded
+        budget = self.settings.memory_budget
+        self.caches = caches = options.caches or PartCaches.within(budget)
         folder = self.settings.cache_folder
-        self.spilled = (
+        self.spilled = spilled = (
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)
         )
-        self.hand_over = HandOver(self.settings.memory_budget)
-        self.folds = Folds(self.settings.memory_budget // 4)
+        self.hand_over = hand_over = HandOver(budget)
+        self.folds = Folds(budget // 4)
+        pool = self.pool
+
+        def reader() -> PartReader:  # It does not refer to the engine, because threads have it.
+            return PartReader(blob, pool, caches, budget, hand_over, spilled)
+
+        self._reader = reader
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(
-                    blob, self.follower, self.pool, self._indexes, options, self._decoded, self.hand_over, self.spilled
-                )
+                self._writer = Writer(blob, self.follower, pool, options, caches, reader, hand_over)
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise
@@ -147,8 +152,7 @@ class Engine:
             ClientClosed, InvalidUsage: as `check_open`.
         """
         self.check_open("reading")
-        budget = self.settings.memory_budget
-        return PartReader(self.blob, self.pool, self._indexes, budget, self._decoded, self.hand_over, self.spilled)
+        return self._reader()
 
     def submit(self, action: str, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue steps as one commit, after all that was queued before; return at once, or as soon as there is room.

@@ -43,7 +43,7 @@ from persist.errors import (
     with_timeline,
 )
 from persist.log import KeyedForm, TokenMark, kinds
-from persist.read import keys_alone, wanted_keys
+from persist.read import wanted_keys
 from persist.state import CollectionState, check_written, due
 from persist.timeline import Moment
 from persist.upsert import DELETED, NAME, SEQ, EventTable, described, events_schema, lifted_events, to_events
@@ -101,7 +101,7 @@ def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> Even
     form = keyed_form(handle)
     rows = as_table(opened(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
-        rows = wanted_keys(what, keys_alone(handle.schema)).select([*handle.schema.key_names])
+        rows = wanted_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))
     return to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
 

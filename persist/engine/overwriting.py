@@ -24,7 +24,7 @@ from persist.codecs import Part, PartStream, Stamp, digest_of, int64_array, with
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
 from persist.log import kinds
-from persist.read import Lookup, NewRows, Scan, Wanted, differences, keys_alone, negated, snapshot_scan, wanted_keys
+from persist.read import Lookup, NewRows, Scan, Wanted, differences, negated, snapshot_scan, wanted_keys
 from persist.replica import say_whose
 from persist.state import CollectionState, ExpectNothingBeyondUpper, unsealed
 from persist.timeline import Moment
@@ -73,10 +73,10 @@ def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token:
     at, contents = handle.exact_time("time", time), _settled(handle)
     writer = handle.engine.writer("delete")
     where = what if isinstance(what, pc.Expression) else None
-    keys = wanted_keys(what, keys_alone(handle.schema)) if where is None else None
+    keys = wanted_keys(what, handle.schema) if where is None else None
     digest = 0
     if keys is not None and token is not None:  # How often each was named does not matter.
-        once = keys.select([*handle.schema.key_names]).append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
+        once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
         digest = digest_of(once, handle.schema.key_names)
     asked = Asked(handle.id, delete_digest(digest, at, None if where is None else filter_text(where)))
     if token in contents.tokens:

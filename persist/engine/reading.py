@@ -15,7 +15,6 @@ from persist.hold import WantedClaim
 from persist.read import (
     Changes,
     ClaimedRead,
-    Explanation,
     Form,
     Listen,
     Progress,
@@ -26,10 +25,8 @@ from persist.read import (
     Upserts,
     changes_scan,
     check_request,
-    explained,
     read_changes,
     snapshot_scan,
-    snapshot_slices,
     snapshot_tables,
     with_moments,
 )
@@ -61,10 +58,7 @@ def snapshot(
         reading.close()
         raise
 
-    def explain() -> Explanation:
-        return explained(contents, scan, form, len(snapshot_slices(scan, form, handle.engine.reader().slice_bytes)))
-
-    return Snapshot(scan, form, reading, explain)
+    return Snapshot(scan, form, reading, contents, handle.engine.reader().slice_bytes)
 
 
 def changes(

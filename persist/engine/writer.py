@@ -21,7 +21,7 @@ from persist.engine.resolver import KeyedQueue, Resolver
 from persist.errors import WriterFenced
 from persist.hold import ConsumerLeases, Leases
 from persist.log import kinds
-from persist.read import DecodedRows, PartCaches, PartIndexes, PartReader, SpilledRows
+from persist.read import PartCaches, PartReader
 from persist.replica import Follower
 from persist.settings import Settings
 from persist.upkeep import CompactionSchedule, Garbage, GarbageReport, Upkeep
@@ -83,13 +83,15 @@ class Writer:
         blob: Blob,
         follower: Follower,
         pool: Pool,
-        indexes: PartIndexes,
         options: OpenOptions,
-        decoded: DecodedRows | None = None,
-        hand_over: HandOver | None = None,
-        spilled: SpilledRows | None = None,
+        caches: PartCaches,
+        reader: Callable[[], PartReader],
+        hand_over: HandOver,
     ) -> None:
         """Start to write; in mode "exclusive", take the location over first.
+
+        Args:
+            reader: gives what reads parts, for one read.
 
         Raises:
             Locked: another client has the location exclusively, and this one wants it, too.
@@ -98,7 +100,7 @@ class Writer:
         self._blob = blob
         self._follower = follower
         self._pool = pool
-        self._indexes = indexes
+        self._caches = caches
         self._settings = settings
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
@@ -121,7 +123,7 @@ class Writer:
             follower,
             committer.submit,
             PartWriter(blob, follower.next_seqno, budget, hand_over),
-            lambda: PartReader(blob, pool, indexes, budget, decoded, hand_over, spilled),
+            reader,
         )
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget)
@@ -184,7 +186,7 @@ class Writer:
     def local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
         """Return what makes parts in this process, until stop is set."""
         budget = self._settings.memory_budget
-        reader = PartReader(self._blob, self._pool, self._indexes, budget)
+        reader = PartReader(self._blob, self._pool, self._caches, budget)
         return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.tuning.part_bytes, stop)
 
     def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:

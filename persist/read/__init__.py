@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from persist.late_names import late_names
 from persist.read.following.changes import Changes, UpsertEvents, Upserts, read_changes, with_moments
-from persist.read.following.listen import AsyncSteps, JointListen, JointProgress, Listen, Progress
+from persist.read.following.listen import JointListen, JointProgress, Listen, Progress, Steps
 from persist.read.keyed.over_time import joined, keys_with_less_than_none, keys_with_null, keys_with_several
-from persist.read.keyed.resolving import Folds, Purging, folded, machine_needed, resolved_updates, with_folded
+from persist.read.keyed.resolving import Folds, Purging, machine_needed, resolved_updates
 from persist.read.lookups.lookup import Lookup, Wanted
 from persist.read.lookups.part_rows import KeySamples
-from persist.read.lookups.wanted_keys import keys_alone, wanted_keys
+from persist.read.lookups.wanted_keys import wanted_keys
 from persist.read.results.export import INCOMPLETE, SUCCESS
 from persist.read.results.result import BATCH_ROWS_MAX, required
 from persist.read.results.snapshot import Snapshot, check_request
-from persist.read.scanning.caches import DecodedRows, PartCaches, PartIndexes, SpilledRows
+from persist.read.scanning.caches import PartCaches, SpilledRows
 from persist.read.scanning.merging import (
     TOUCH_FRACTION,
     Form,
@@ -27,11 +27,9 @@ from persist.read.scanning.merging import (
     read_snapshot,
     read_touched,
     repeated,
-    snapshot_slices,
     snapshot_tables,
-    split,
 )
-from persist.read.scanning.plan import Explanation, UnreadParts, changes_scan, explained, record_count, snapshot_scan
+from persist.read.scanning.plan import Explanation, UnreadParts, changes_scan, record_count, snapshot_scan
 from persist.read.scanning.reader import ClaimedRead, PartReader, collected, memory_within
 from persist.read.scanning.scan import SLICES_MAX, Scan, narrowed_scan, negated, rows_without_columns
 
@@ -44,10 +42,8 @@ __all__ = [
     "SLICES_MAX",
     "SUCCESS",
     "TOUCH_FRACTION",
-    "AsyncSteps",
     "Changes",
     "ClaimedRead",
-    "DecodedRows",
     "Explanation",
     "Folds",
     "Form",
@@ -58,7 +54,6 @@ __all__ = [
     "Lookup",
     "NewRows",
     "PartCaches",
-    "PartIndexes",
     "PartReader",
     "Progress",
     "Purging",
@@ -67,6 +62,7 @@ __all__ = [
     "Snapshot",
     "SpilledRows",
     "Split",
+    "Steps",
     "UnreadParts",
     "UpsertEvents",
     "Upserts",
@@ -75,10 +71,7 @@ __all__ = [
     "check_request",
     "collected",
     "differences",
-    "explained",
-    "folded",
     "joined",
-    "keys_alone",
     "keys_with_less_than_none",
     "keys_with_null",
     "keys_with_several",
@@ -95,11 +88,8 @@ __all__ = [
     "resolved_updates",
     "rows_without_columns",
     "snapshot_scan",
-    "snapshot_slices",
     "snapshot_tables",
-    "split",
     "wanted_keys",
-    "with_folded",
     "with_moments",
 ]
 

@@ -78,27 +78,6 @@ def test_to_peek_counts_for_nothing() -> None:
     assert kept.peek(2) == VALUE
 
 
-def test_several_are_wanted_together_or_not_at_all() -> None:
-    alone, together = cache(2), cache(2)
-    for kept in (alone, together):
-        kept.put(1, VALUE)
-        kept.put(2, VALUE)
-    for _ in range(5):
-        assert alone.get(1) == alone.get(2) == VALUE
-        assert together.get_all([1, 2]) == [VALUE, VALUE]
-        assert together.get_all([1, 3]) is None
-    for kept in (alone, together):
-        read(kept, range(4, 6))
-        assert (kept.peek(1), kept.peek(2)) == (VALUE, VALUE)  # They were wanted five times each.
-    for _ in range(8):
-        together.get_all([1, 3])
-        together.get(3)
-        if together.peek(3) is None:
-            together.put(3, VALUE)
-    assert together.peek(1) is None  # What was asked for together with 3, which was not there, did not count.
-    assert together.peek(3) == VALUE
-
-
 def test_what_is_taken_or_cleared_is_there_no_more() -> None:
     kept = cache(3)
     read(kept, range(3))

@@ -576,7 +576,7 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
     monkeypatch.setattr(PartReader, "fetched_groups", fetched_groups)
 
     def decoded_by_one(room: int) -> int:
-        monkeypatch.setattr(client.engine, "_decoded", decoded_rows(room))
+        monkeypatch.setattr(client.engine.caches, "decoded", decoded_rows(room))
         for _ in range(4):
             decoded.clear()
             assert len(collection.snapshot().lookup(keys)) == len(keys)
@@ -584,13 +584,13 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
 
     everything = decoded_by_one(1)
     assert decoded_by_one(1 << 30) == 0
-    room = client.engine._decoded.bytes * 3 // 4  # Of the keys all, and of the values some.
+    room = client.engine.caches.decoded.bytes * 3 // 4  # Of the keys all, and of the values some.
     assert 0 < decoded_by_one(room) < everything
 
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(client.engine, "_decoded", decoded_rows(4 << 20))
+    monkeypatch.setattr(client.engine.caches, "decoded", decoded_rows(4 << 20))
     collection, rows = large(client, scattered("int"))
     keys, wrong = rows["k"].to_pylist(), []
     snapshot = collection.snapshot()

@@ -74,7 +74,7 @@ def test_what_a_key_holds_is_told_by_its_newest_update(
             elif upper and what == "compact":
                 users.compact()
             elif upper:
-                users.handle.engine._decoded.clear()
+                users.handle.engine.caches.decoded.clear()
             for some in ([*range(14)], wanted) if upper else ():
                 keys = [of(k) for k in some]
                 assert held(users, keys, one_per_key=True) == held(users, keys, one_per_key=False)

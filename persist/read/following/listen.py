@@ -8,7 +8,7 @@ A `JointListen` is several listens that look at the same states: each `JointProg
 point of the log, so that what one commit did to several collections is never seen in parts. However many
 collections there are, a poll costs one refresh, and nothing for those that have not advanced.
 
-Both can be awaited (`AsyncSteps`): a thread waits for the store, a second at a time, so no event loop is blocked. When
+Both can be awaited (`Steps`): a thread waits for the store, a second at a time, so no event loop is blocked. When
 a task is cancelled it loses nothing: the next step gives out what came meanwhile.
 """
 
@@ -36,8 +36,8 @@ P = TypeVar("P")
 WAIT_S = 1.0
 
 
-class AsyncSteps(Generic[P]):
-    """Mixed into what has `step`, `is_finished` and `close`; for one task, and not besides the blocking way."""
+class Steps(Generic[P]):
+    """Steps to iterate over in a `with`, by waiting or by awaiting; for one thread or task, and not in both ways."""
 
     _coming: "asyncio.Future[P | None] | None" = None
 
@@ -54,6 +54,23 @@ class AsyncSteps(Generic[P]):
     def close(self) -> None:
         """Stop."""
 
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> P:
+        progress = self.step(None)
+        if progress is None:
+            raise StopIteration
+        return progress
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
     def __aiter__(self) -> Self:
         return self
 
@@ -66,10 +83,10 @@ class AsyncSteps(Generic[P]):
                     raise StopAsyncIteration
                 self._coming = asyncio.ensure_future(asyncio.to_thread(self.step, WAIT_S))
             # Shielded: the thread goes on if this is cancelled, and what it takes must not get lost.
-            found = await asyncio.shield(self._coming)
+            progress = await asyncio.shield(self._coming)
             self._coming = None
-            if found is not None:
-                return found
+            if progress is not None:
+                return progress
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,7 +115,7 @@ class Progress:
 ReadChanges = Callable[[ClaimedRead, CollectionState, int, int], pa.Table]
 
 
-class Listen(ShownByRepr, AsyncSteps[Progress]):
+class Listen(ShownByRepr, Steps[Progress]):
     """An iterator of `Progress`; waits for the next seal by reading the log. Close it, or use it in a `with`.
 
     Not for use from several threads at once, except `close`.
@@ -122,15 +139,6 @@ class Listen(ShownByRepr, AsyncSteps[Progress]):
         self._read = read
         self._first = first
         self._closed = False
-
-    def __iter__(self) -> Iterator[Progress]:
-        return self
-
-    def __next__(self) -> Progress:
-        progress = self.step(None)
-        if progress is None:
-            raise StopIteration
-        return progress
 
     @property
     def is_finished(self) -> bool:
@@ -181,14 +189,6 @@ class Listen(ShownByRepr, AsyncSteps[Progress]):
         """Stop, and let since advance; a wait in another thread ends within a second."""
         self._closed = True
         self._reading.close()
-
-    def __enter__(self) -> "Listen":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         at = "finished" if self.is_finished else f"next time {self._lower}"
@@ -257,7 +257,7 @@ class JointProgress(Generic[K]):
         return len(self.progress)
 
 
-class JointListen(ShownByRepr, AsyncSteps[JointProgress[K]], Generic[K]):
+class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     """An iterator of `JointProgress`; close it, or use it in a `with`. Not for several threads at once, except `close`.
 
     It ends when every collection is complete for ever.
@@ -267,15 +267,6 @@ class JointListen(ShownByRepr, AsyncSteps[JointProgress[K]], Generic[K]):
         assert listens, "there is nothing to wait for"
         self._follower = follower
         self._listens = dict(listens)
-
-    def __iter__(self) -> Iterator[JointProgress[K]]:
-        return self
-
-    def __next__(self) -> JointProgress[K]:
-        progress = self.step(None)
-        if progress is None:
-            raise StopIteration
-        return progress
 
     @property
     def is_finished(self) -> bool:
@@ -317,14 +308,6 @@ class JointListen(ShownByRepr, AsyncSteps[JointProgress[K]], Generic[K]):
         """Stop, and let since advance; a wait in another thread ends within a second."""
         for listen in self._listens.values():
             listen.close()
-
-    def __enter__(self) -> "JointListen[K]":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<JointListen to {', '.join(repr(each.name) for each in self._listens.values())}>"

@@ -64,14 +64,20 @@ class Intervals:
         """Make them of updates with those key numbers; names are the columns of a record."""
         times, diffs = (updates[name].to_numpy() for name in ("_time", "_diff"))
         records = _numbers(updates, names)
+        # The updates of each record follow each other, in the order of time.
         order = np.lexsort((times, records))
         records, keys, times, diffs = records[order], keys[order], times[order], diffs[order]
+        # Times count by their place among the distinct ones, so that key and time fit one number.
         distinct, at = np.unique(times, return_inverse=True)
+        # An update counts until the next one of its record; the last one of a record counts for ever.
         is_last = np.append(records[1:] != records[:-1], True) if len(records) else np.zeros(0, bool)
         ends = np.where(is_last, len(distinct), np.append(at[1:], 0)) if len(at) else at
         counts = _running(diffs, records)
+        # Intervals of no time, and those in which the record is not there, say nothing.
         kept = np.flatnonzero((counts != 0) & (ends > at))
         kept = kept[np.lexsort((at[kept], keys[kept]))]
+        # Ends are up to len(distinct), so that many numbers and one belong to each key, and `reaches` of a key is
+        # beyond all that those before it reach.
         base = keys[kept] * (len(distinct) + 1)
         ending = base + ends[kept]
         return cls(order[kept], counts[kept], base + at[kept], ending, np.maximum.accumulate(ending), distinct)
@@ -79,8 +85,10 @@ class Intervals:
     def found(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return pairs of a row with that key number and time, and an interval that it is in; ordered by row."""
         width = len(self.times) + 1
+        # The last of the distinct times that is not after a row's; -1 if there is none.
         at = np.searchsorted(self.times, times, side="right") - 1
         wanted = keys * width + at
+        # The last interval that begins at or before the row's key and time; -1 if there is none.
         place = np.searchsorted(self.starts, wanted, side="right") - 1
         rows = np.flatnonzero((place >= 0) & (at >= 0))
         place = place[rows]
@@ -91,11 +99,12 @@ class Intervals:
             rows, place = rows[left], place[left]
             inside = self.ends[place] > wanted[rows]
             pairs.append((rows[inside], place[inside]))
+            # One interval back, for rows that have one before.
             left = place > 0
             rows, place = rows[left], place[left] - 1
         if not pairs:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        row, interval = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        row, interval = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
         order = np.lexsort((interval, row))
         return row[order], interval[order]
 
@@ -127,6 +136,7 @@ def joined(
         record = updates.select(list(schema.names)).slice(int(intervals.rows[interval[worst]]), 1).to_pylist()[0]
         raise NegativeMultiplicity(str(record), int(counts[worst]), int(at[row[worst]]))
     row, interval = np.repeat(row, counts), np.repeat(interval, counts)
+    # Rows without a record come once, at their place, with the first record under a mask.
     missing = np.setdiff1d(np.arange(len(frame)), row)
     order = np.argsort(np.concatenate([row, missing]), kind="stable")
     taken = pa.array(np.concatenate([intervals.rows[interval], np.zeros(len(missing), np.int64)])[order])
@@ -150,14 +160,15 @@ def _running(diffs: Int64s, records: Int64s) -> Int64s:
     if not len(diffs):
         return diffs
     is_first = np.append(True, records[1:] != records[:-1])
-    group = np.cumsum(is_first) - 1
+    group = np.cumsum(is_first) - 1  # The number of the record of each update.
     small = max(-int(diffs.min()), int(diffs.max())) * len(diffs) < 2**63
+    # Sums over all updates, less what had been summed up before the record began. Python's integers never wrap.
     sums = np.cumsum(diffs if small else diffs.astype(object))
     before = (sums - diffs)[is_first]
-    found = sums - before[group]
-    if not small and max(map(abs, found)) >= 2**63:
+    multiplicities = sums - before[group]
+    if not small and max(map(abs, multiplicities)) >= 2**63:
         raise DiffOverflow("the multiplicity of a record does not fit int64 at some time; nothing was wrapped")
-    return found.astype(np.int64)
+    return multiplicities.astype(np.int64)
 
 
 SLICE_BYTES = 32 << 20
@@ -201,21 +212,22 @@ def _wrong_within(
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the keys of a slice that are wrong, if names are what is counted."""
     columns = [*names, "_time", "_diff"]
-    found = [scan.empty(columns), *scan.updates(reader, columns)]
+    tables = [scan.empty(columns), *scan.updates(reader, columns)]
     for table in scan.base_rows(reader, [*names, "_diff"]):
         times = pa.array(np.full(len(table), before, np.int64))  # Whatever their own: they are there at first.
-        found.append(table.add_column(len(names), schema.arrow.field("_time"), times))
-    sums = consolidate(pa.concat_tables(found), columns[:-1])
+        tables.append(table.add_column(len(names), schema.arrow.field("_time"), times))
+    sums = consolidate(pa.concat_tables(tables), columns[:-1])
     if not len(sums):
         return
     _, starts = RowSorter(order_keys(sums, names)).sort()
     diffs = int64_values(combined(sums["_diff"]))
+    # How many each key (or record) has after each update: sums over all, less those before the key began.
     running = np.cumsum(diffs)
     firsts = np.flatnonzero(starts)
     held = running - np.repeat(running[firsts] - diffs[firsts], np.diff([*firsts, len(diffs)]))
     number = np.cumsum(starts) - 1
     bad = np.flatnonzero((held < 0) if most is None else (held < 0) | (held > most))
-    once = bad[np.unique(number[bad], return_index=True)[1]]
+    once = bad[np.unique(number[bad], return_index=True)[1]]  # The first wrong update of each key.
     table = sums.select([*schema.key_names, "_time"]).filter(boolean_array(np.isin(np.arange(len(sums)), once)))
     for row in table.to_pylist():
         *key, time = row.values()

@@ -13,7 +13,7 @@ rows, so it costs a fraction of what resolving them did.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -107,27 +107,11 @@ def resolved_updates(
             yield _resolved(ready, schema, machine, lookup, reader)
 
 
-def folded(
-    contents: CollectionState, schema: CollectionSchema, machine: Machine, end: Antichain, reader: PartReader
-) -> tuple[Part, ...]:
-    """Return the updates before end that are not resolved yet, as parts stored nowhere. Memory: all of them."""
-    tables = resolved_updates(contents, schema, machine, end, reader)
-    encoded = (each for table in tables for each in encode_parts(table, schema))
-    return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
-
-
-def with_folded(contents: CollectionState, parts: Sequence[Part]) -> CollectionState:
-    """Return contents with the parts of `folded` in their history: to read, and never to commit."""
-    waiting = pending_after(contents, contents.upper_times)
-    after, upper = appended(contents, tuple(parts)), contents.upper_times
-    return msgspec.structs.replace(after, resolved_times=upper, pending=waiting)
-
-
 class Folds:
     """What was folded lately, so that many reads of one state fold once; safe to use from many threads.
 
     Args:
-        bytes_max: of the parts that are kept.
+        bytes_max: of the parts that are kept; those not asked for longest go first.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -135,13 +119,43 @@ class Folds:
             bytes_max, lambda parts: sum(len(part.inline) for part in parts)
         )
 
-    def get(self, contents: CollectionState) -> tuple[Part, ...] | None:
-        """Return what was folded of contents; () where nothing has to be, None if that is not known."""
-        return self._kept.get(_unresolved(contents)) if due(contents, contents.upper_times) else ()
+    def applied(
+        self,
+        contents: CollectionState,
+        machine: Callable[[], Machine],
+        reader: Callable[[], PartReader],
+        end: int | None = None,
+    ) -> CollectionState:
+        """Return contents as they are once all sealed events are resolved: to read, and never to commit.
 
-    def put(self, contents: CollectionState, parts: Sequence[Part]) -> None:
-        """Keep what was folded of contents, and forget what has not been asked for longest."""
-        self._kept.put(_unresolved(contents), tuple(parts))
+        What these come to is in parts stored nowhere. Cost: reading the events and what their keys hold, the first
+        time. Memory: all of their updates.
+
+        Args:
+            machine, reader: asked only if something has to be folded.
+            end: only times before it are read; None for all. A machine that fails on later events fails nobody then.
+        """
+        parts: tuple[Part, ...] | None = ()
+        if due(contents, contents.upper_times):
+            parts = self._kept.get(_unresolved(contents))
+        if parts is None:
+            try:
+                parts = _folded(contents, machine(), contents.upper, reader())
+                self._kept.put(_unresolved(contents), parts)
+            except Exception:  # Whatever the function of a user raises.
+                if end is None or contents.upper <= Antichain(end):
+                    raise
+                parts = _folded(contents, machine(), Antichain(end), reader())
+        waiting = pending_after(contents, contents.upper_times)
+        after = appended(contents, parts)
+        return msgspec.structs.replace(after, resolved_times=contents.upper_times, pending=waiting)
+
+
+def _folded(contents: CollectionState, machine: Machine, end: Antichain, reader: PartReader) -> tuple[Part, ...]:
+    """Return the updates before end that are not resolved yet, as parts that hold their own bytes."""
+    tables = resolved_updates(contents, contents.schema, machine, end, reader)
+    encoded = (each for table in tables for each in encode_parts(table, contents.schema))
+    return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
 
 
 _Unresolved = tuple[str, int, Antichain, Antichain, tuple[int, ...]]

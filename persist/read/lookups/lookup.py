@@ -35,7 +35,7 @@ from persist.codecs import (
 )
 from persist.read.lookups.part_rows import PartRows
 from persist.read.lookups.rungs import Aged, Rungs, by_age, newest
-from persist.read.lookups.wanted_keys import keys_alone, wanted_keys
+from persist.read.lookups.wanted_keys import wanted_keys
 from persist.read.scanning.merging import repeated
 from persist.read.scanning.reader import PartReader
 from persist.read.scanning.scan import Scan, cheap_first, negated
@@ -173,7 +173,6 @@ class Lookup:
         self.scan = scan
         self._keeps_time = keeps_time
         self._one_per_key = one_per_key
-        self._keys = keys_alone(scan.schema)
         # Parts of two collections may be the same bytes, and stand for different columns.
         self._types = scan.schema.reading
         self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
@@ -207,7 +206,7 @@ class Lookup:
 
     def wanted(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `wanted_keys`."""
-        return Wanted.of(wanted_keys(keys, self._keys), self.scan.schema)
+        return Wanted.of(wanted_keys(keys, self.scan.schema), self.scan.schema)
 
     def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return what `_contents` does, with the types that the scan gives out."""

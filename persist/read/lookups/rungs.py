@@ -193,7 +193,7 @@ class Rung:
         if not len(at):
             return None, left
         is_left = np.ones(len(left), np.bool_)
-        is_left[left.places(self.keys.some(at))] = False
+        is_left[left.places(self.keys.some(at))] = False  # These keys were found here.
         if self.is_row is not None:
             at = at[self.is_row[at]]
         names = [*self.keys.batch.schema.names, *self.others.schema.names]
@@ -374,10 +374,12 @@ def _said_by(age: Age, scan: Scan, reader: PartReader) -> pa.Table:
         rows = consolidate(rows, columns[:-1])
     keys = [*schema.key_names]
     starts = _starts(rows, keys)
+    # The row that a key holds is inserted at the newest of its times.
     is_last = int64_values(combined(rows["_diff"])) > 0
     if has_times:
         times = int64_values(combined(rows["_time"]))
         firsts = np.flatnonzero(starts)
+        # The greatest time of each key, at each of its rows: the sum of starts numbers the keys.
         newest = np.maximum.reduceat(times, firsts)[np.cumsum(starts) - 1] if len(rows) else times
         is_last &= times == newest
     # Of a key that has no such row, any row says so.
@@ -403,6 +405,7 @@ def _newest_of(rows: pa.Table, keys: Sequence[str]) -> Rung:
     rows = rows.combine_chunks()
     if not len(rows):
         return _rung_of(empty_batch(rows.schema), keys)
+    # Sorting is stable and what is newest stands first, so the first row of a key is its newest.
     order, starts = row_sorter(rows, list(keys)).sort()
     kept = order[starts]
     if len(kept) < len(rows) or bool((kept[1:] < kept[:-1]).any()):

@@ -23,23 +23,19 @@ from persist.codecs import (
 )
 
 
-def keys_alone(schema: CollectionSchema) -> CollectionSchema:
-    """Return the schema of the keys of a collection."""
-    return CollectionSchema(schema.key, Side(()))
-
-
 def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     """Return keys, each once, in order: the key columns, and nothing of use besides.
 
     Args:
         keys: an iterable of keys as `Collection.write` takes them, or anything Arrow with exactly the key columns.
-        schema: from `keys_alone`.
+        schema: of the collection.
 
     Raises:
         InvalidUsage: a key has another shape, or a field cannot hold its value; the message names its index.
         SchemaMismatch: the columns are not those of keys.
         CodecMismatch: keys go through a codec that is not known here.
     """
+    schema = schema.derived(_keys_alone)
     given = arrow_keys(keys, schema.key_names)
     numbers = None if given is None else _numbers(given, schema)
     if numbers is not None:
@@ -57,6 +53,10 @@ def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
                 raise InvalidUsage(f"key {index} is {cut(key)}, and {_described(schema.key)}") from error
         raise InvalidUsage(str(error).replace("update", "key", 1)) from error
     return _distinct(table.select(schema.key_names), schema)
+
+
+def _keys_alone(schema: CollectionSchema) -> CollectionSchema:
+    return CollectionSchema(schema.key, Side(()))
 
 
 def _distinct(keys: pa.Table, schema: CollectionSchema) -> pa.Table:

@@ -14,8 +14,8 @@ files in a store are marked, because a store has no way to make many objects app
 
 While some objects are missing, `_INCOMPLETE` is there and `_SUCCESS` is not. An export that fails deletes what it has
 stored; one that is killed leaves the mark, and the next export to the same place is refused with what to do. Names that
-begin with an underscore are no data for Spark, PyArrow, Hive and others that read folders of Parquet. Memory of this
-form: a file as it is encoded, which ends at `FILE_BYTES_MAX` even if it may have more rows.
+begin with an underscore are no data for Spark, PyArrow, Hive and others that read folders of Parquet. Memory of both
+forms of Parquet: a file as it is encoded, which ends at `FILE_BYTES_MAX` even if it may have more rows.
 """
 
 import json
@@ -136,7 +136,7 @@ def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int)
         yield pa.Table.from_batches(held, schema)
 
 
-def check_delta_types(schema: pa.Schema) -> None:
+def _check_delta_types(schema: pa.Schema) -> None:
     """Refuse columns that Delta has no type for.
 
     Raises:
@@ -169,7 +169,7 @@ def _unknown(kind: pa.DataType) -> pa.DataType | None:
 
 
 @contextmanager
-def no_empty_folder(uri: str) -> Iterator[None]:
+def _no_empty_folder(uri: str) -> Iterator[None]:
     """Delete the folder of a table that a failure has left empty, if it was not there before.
 
     Only what is empty goes: files may be those of somebody else who makes the table at the same time.
@@ -236,44 +236,28 @@ def export_parquet(
         raise InvalidUsage(f"folder={folder!r} is neither a path nor a URL")
     text = os.fspath(folder)
     store = open_blob(text, storage_options)  # Which refuses what is neither a path nor a URL.
+    schema = result.schema.with_metadata({"persist.as_of": str(as_of)})
     if not isinstance(store, FileBlob):
         with closing(store):
-            schema = result.schema.with_metadata({"persist.as_of": str(as_of)})
             return export_to_store(result.to_batches(), schema, store, rows_per_file)
     if storage_options:
         raise InvalidUsage(f"storage_options go with the URL of a store, and {text!r} is a folder of this machine")
-    return _to_folder(result, as_of, store.url, rows_per_file)
+    return _to_folder(result, schema, store.url, rows_per_file)
 
 
-def _to_folder(result: ArrowResult, as_of: int, path: str, rows_per_file: int) -> list[str]:
-    import pyarrow.dataset as ds
-    import pyarrow.parquet as pq
-
+def _to_folder(result: ArrowResult, schema: pa.Schema, path: str, rows_per_file: int) -> list[str]:
     if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
         raise InvalidUsage(f"{path} is there already, and is not an empty folder: export to another place")
     beside = f"{path}.tmp-{uuid.uuid4().hex}"
-    schema = result.schema.with_metadata({"persist.as_of": str(as_of)})
-    batches = _Batches(result)
 
     def write(reader: pa.RecordBatchReader) -> None:
-        groups = min(ROWS_PER_GROUP, rows_per_file)
-        scanner = ds.Scanner.from_batches((b.replace_schema_metadata(schema.metadata) for b in reader), schema=schema)
-        ds.write_dataset(
-            scanner,
-            beside,
-            format="parquet",
-            basename_template="part-{i}.parquet",
-            min_rows_per_group=groups,
-            max_rows_per_group=groups,
-            max_rows_per_file=rows_per_file,
-            use_threads=False,  # So that rows stay in their order.
-        )
-        if not os.path.isdir(beside) or not os.listdir(beside):  # Of no rows there would be no schema.
-            os.makedirs(beside, exist_ok=True)
-            pq.write_table(schema.empty_table(), os.path.join(beside, "part-0.parquet"))
+        os.makedirs(beside)
+        for at, (data, _) in enumerate(_files(reader, schema, rows_per_file)):
+            with open(os.path.join(beside, f"part-{at}.parquet"), "wb") as file:
+                file.write(data)
 
     try:
-        batches.given_to(write, f"the folder {path}")
+        _Batches(result).given_to(write, f"the folder {path}")
         if os.path.isdir(path):
             os.rmdir(path)
         os.rename(beside, path)
@@ -291,7 +275,7 @@ def export_delta(
     if not isinstance(uri, (str, os.PathLike)):
         raise InvalidUsage(f"uri={uri!r} is neither the path nor the URL of a Delta table")
     uri = os.fspath(uri)
-    check_delta_types(result.schema)
+    _check_delta_types(result.schema)
     told = deltalake.CommitProperties(custom_metadata={"persist.as_of": str(as_of)})
     storage = dict(storage_options or {})
 
@@ -306,7 +290,7 @@ def export_delta(
         )
         return int(deltalake.DeltaTable(uri, storage_options=storage).version())
 
-    with no_empty_folder(uri):
+    with _no_empty_folder(uri):
         return _Batches(result).given_to(write, f"the Delta table {uri}")
 
 

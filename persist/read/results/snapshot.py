@@ -6,7 +6,7 @@ contents whatever has been written since.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -31,10 +31,11 @@ from persist.read.lookups.wanted_keys import arrow_keys
 from persist.read.results.aggregate import Request, aggregate
 from persist.read.results.export import Mode, export_delta, export_iceberg, export_parquet
 from persist.read.results.result import ArrowResult
-from persist.read.scanning.merging import Form, read_snapshot, repeated, snapshot_tables
-from persist.read.scanning.plan import Explanation
+from persist.read.scanning.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
+from persist.read.scanning.plan import Explanation, explained
 from persist.read.scanning.reader import ClaimedRead
 from persist.read.scanning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
+from persist.state import CollectionState
 from persist.timeline import shown_time, timeline_of
 
 UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.
@@ -84,9 +85,13 @@ class Snapshot(ArrowResult):
         form: "rows" or "diff".
     """
 
-    def __init__(self, scan: Scan, form: Form, reading: ClaimedRead, explain: Callable[[], Explanation]) -> None:
+    def __init__(
+        self, scan: Scan, form: Form, reading: ClaimedRead, contents: CollectionState, slice_bytes: int
+    ) -> None:
+        """Plan nothing more: scan is of contents, and slices of it hold about slice_bytes."""
         super().__init__(reading)
-        self._explain = explain
+        self._contents = contents
+        self._slice_bytes = slice_bytes
         self.as_of = scan.as_of
         self.form: Form = form
         self.scan = scan
@@ -254,7 +259,8 @@ class Snapshot(ArrowResult):
 
     def explain(self) -> Explanation:
         """Return what reading all of this takes: print it. Nothing is read for that."""
-        return self._explain()
+        slices = snapshot_slices(self.scan, self.form, self._slice_bytes)
+        return explained(self._contents, self.scan, self.form, len(slices))
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
         """Yield `(key, value)` in form "rows", or `((key, value), diff)` in form "diff".
@@ -303,7 +309,7 @@ class Snapshot(ArrowResult):
 
         Args:
             folder: not there yet, or empty; or a URL, as `persist.open` takes it, where nothing is yet.
-            rows_per_file: at most so many; files in a store end at 64 MiB, too.
+            rows_per_file: at most so many; files end at 64 MiB, too.
             storage_options: as for `persist.open`, for a URL.
 
         Raises:

@@ -100,7 +100,7 @@ class PartIndexes:
         return index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartCaches:
     """What all readers of one client keep of parts; or those of several clients of one location, one after the other.
 

@@ -57,7 +57,7 @@ def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tab
         NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
-    rest = yield from _passed_on(scan, reader, split(scan, form), form)
+    rest = yield from _passed_on(scan, reader, Split.of(scan, form), form)
     if rest is not None:
         yield from _given_out(rest.consolidated(), scan, form)
 
@@ -69,7 +69,7 @@ def read_touched(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tabl
     is one at least. Memory and errors as of `read_snapshot`.
     """
     assert scan.schema.key_names, "without keys, nothing is touched more than anything else"
-    parts = split(scan, form)
+    parts = Split.of(scan, form)
     if parts.is_merged:
         rest = yield from _passed_on(scan, reader, parts, form, only_touched=True)
         if rest is not None:
@@ -93,6 +93,20 @@ class Split:
     base_rest: list[Part]
     rest: list[Part]
 
+    @classmethod
+    def of(cls, scan: Scan, form: Form) -> "Split":
+        """Return which parts of a scan stand, and which may cancel what stands."""
+        if form == "diff":
+            # Records of a keyframe are distinct, unless they are told apart by what was not asked for.
+            is_whole = set(scan.columns) == set(scan.schema.names)
+            base = [part for part in scan.base if is_whole and scan.tells_apart(part)]
+            base_rest = [part for part in scan.base if not (is_whole and scan.tells_apart(part))]
+            return cls(base, [], base_rest, [*scan.parts])
+        base = [part for part in scan.base if not part.negatives]
+        history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]
+        base_rest = [part for part in scan.base if part.negatives]
+        return cls(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
+
     @property
     def is_merged(self) -> bool:
         return bool(self.base_rest or self.rest)
@@ -104,20 +118,6 @@ class Split:
         return bool(scan.schema.key_names) and rest_rows <= TOUCH_FRACTION * standing_rows
 
 
-def split(scan: Scan, form: Form) -> Split:
-    """Return which parts of a scan stand, and which may cancel what stands."""
-    if form == "diff":
-        # Records of a keyframe are distinct, unless they are told apart by what was not asked for.
-        is_whole = set(scan.columns) == set(scan.schema.names)
-        base = [part for part in scan.base if is_whole and scan.tells_apart(part)]
-        base_rest = [part for part in scan.base if not (is_whole and scan.tells_apart(part))]
-        return Split(base, [], base_rest, [*scan.parts])
-    base = [part for part in scan.base if not part.negatives]
-    history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]
-    base_rest = [part for part in scan.base if part.negatives]
-    return Split(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
-
-
 def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     """Return how a snapshot is read: in slices if rows of different parts must be held against each other.
 
@@ -125,12 +125,12 @@ def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     """
 
     def held(each: Scan) -> int:
-        parts = split(each, form)
+        parts = Split.of(each, form)
         if not parts.is_touching(each):
             return each.memory
         return each.memory_of([*parts.base_rest, *parts.rest]) + each.memory_of([*parts.base, *parts.history]) // 2
 
-    return scan.slices_within(slice_bytes, held) if split(scan, form).is_merged else [scan]
+    return scan.slices_within(slice_bytes, held) if Split.of(scan, form).is_merged else [scan]
 
 
 class _Rest:
@@ -248,7 +248,7 @@ def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], Pa
     before: Iterator[pa.Table] = iter(())
     try:
         for each in slices:
-            passed_on = _Returning(_passed_on(each, reading(), split(each, form), form))
+            passed_on = _Returning(_passed_on(each, reading(), Split.of(each, form), form))
             for table in passed_on:
                 yield from before
                 yield table

@@ -35,7 +35,7 @@ from persist.codecs import (
 )
 from persist.errors import LeaseExpired
 from persist.hold import Claim
-from persist.read.scanning.caches import DecodedRows, PartIndexes, SliceLeftovers, SpilledRows, decoded_rows, fetched
+from persist.read.scanning.caches import PartCaches, SliceLeftovers, SpilledRows, fetched
 from persist.write import MEMORY_BUDGET, HandOver
 
 S = TypeVar("S")
@@ -51,9 +51,8 @@ class PartReader:
     Args:
         blob: where they are.
         executor: decodes several parts at a time; None for one after the other.
-        indexes: of parts read lately, shared with other readers; None for its own.
+        caches: what point reads and footers are kept in, shared with other readers; None for its own.
         memory_budget: what a read may take; see `Settings.memory_budget`.
-        decoded: what point reads keep, shared with other readers; None for its own.
         hand_over: the rows of what the same client has just written; None for nothing.
         spilled: where point reads keep what is large, in files; None for nowhere.
     """
@@ -62,17 +61,16 @@ class PartReader:
         self,
         blob: Blob,
         executor: Executor | None = None,
-        indexes: PartIndexes | None = None,
+        caches: PartCaches | None = None,
         memory_budget: int = MEMORY_BUDGET,
-        decoded: DecodedRows | None = None,
         hand_over: HandOver | None = None,
         spilled: SpilledRows | None = None,
     ) -> None:
         self.blob = blob
         self.memory_budget = memory_budget
-        self.decoded = decoded_rows(memory_budget // 2) if decoded is None else decoded
         self._executor = executor
-        self._indexes = PartIndexes() if indexes is None else indexes
+        caches = PartCaches.within(memory_budget) if caches is None else caches
+        self.decoded, self._indexes = caches.decoded, caches.indexes
         self._hand_over = hand_over
         self.spilled = spilled
         self._leftovers = SliceLeftovers(memory_budget // 4)

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from persist.codecs import Part
 from persist.errors import InvalidUsage
-from persist.read import TOUCH_FRACTION, Explanation, Form, Scan, Snapshot, Split, split
+from persist.read import TOUCH_FRACTION, Explanation, Form, Scan, Snapshot, Split
 from persist.source import CollectionAddress
 from persist.spark.data_source import source_reader
 from persist.spark.read.native_store import (
@@ -116,7 +116,7 @@ def plan(
     if native not in (None, True, False):
         raise InvalidUsage(f"native={native!r} is none of True, False and None")
     scan, form = snapshot.scan, snapshot.form
-    parts = split(scan, form)
+    parts = Split.of(scan, form)
 
     def by(route: Route) -> PlannedSnapshot:
         return PlannedSnapshot(snapshot, route, address, tombstoned)
@@ -194,7 +194,7 @@ class _NativeFrame:
         self._form = snapshot.form
         self._address = planned.address
         self._tombstoned = planned.tombstoned
-        self._split = split(snapshot.scan, snapshot.form)
+        self._split = Split.of(snapshot.scan, snapshot.form)
         self._schema = spark_schema(snapshot.schema)
         self._names = [*self._scan.columns]
         self._keys = [*self._scan.schema.key_names]
@@ -211,7 +211,7 @@ class _NativeFrame:
             rows = (self._less_touched(rows) if is_merged else rows).select(*map(quoted, self._schema.names))
             frames.append(narrowed(rows, self._scan))
         if is_merged:
-            slices = [each for each in slices_for(self._spark, self._scan) if split(each, self._form).is_merged]
+            slices = [each for each in slices_for(self._spark, self._scan) if Split.of(each, self._form).is_merged]
             frames.append(self._read(slices, "touched"))
         return united(frames) if frames else self._spark.createDataFrame([], self._schema)
 
