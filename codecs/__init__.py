@@ -42,7 +42,6 @@ from persist.codecs.part.stream import (
     PartStream,
     RunStream,
     encode_parts,
-    encode_with_rows,
 )
 from persist.codecs.types.arrow_types import (
     check_type,
@@ -147,7 +146,6 @@ __all__ = [
     "digest_of_text",
     "empty_batch",
     "encode_parts",
-    "encode_with_rows",
     "evolved",
     "exact_sum",
     "field_types",

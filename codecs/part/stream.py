@@ -86,47 +86,16 @@ def encode_parts(
         DiffOverflow: the diffs of one update sum to outside int64.
         InvalidUpdate: a value that Parquet cannot hold (see `file_writer.FileWriter`).
     """
-    return encode_with_rows(
-        table,
-        schema,
-        0,
-        part_bytes_target=part_bytes_target,
-        row_group_rows=row_group_rows,
-        row_group_bytes_max=row_group_bytes_max,
-        batch_bytes_max=batch_bytes_max,
-    )[0]
-
-
-def encode_with_rows(
-    table: pa.Table,
-    schema: CollectionSchema,
-    rows_bytes_max: int,
-    *,
-    part_bytes_target: int = PART_BYTES_TARGET,
-    row_group_rows: int = ROW_GROUP_ROWS,
-    row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
-    batch_bytes_max: int = 0,
-) -> tuple[list[Encoded], pa.Table | None]:
-    """Do what `encode_parts` does, and return the rows, too, if they take at most rows_bytes_max and are one part.
-
-    The rows share no memory with the table, and they are what was encoded: so they are what the part decodes to,
-    whatever the caller does with the table meanwhile. Cost: one more copy of them.
-    """
     summed = consolidate(table, [*schema.names, TIME])
     if not summed.num_rows:
-        return [], None
+        return []
     summed = pa.Table.from_arrays(summed.columns, schema=schema.arrow)
     if summed.nbytes < batch_bytes_max and has_batch_form(schema.arrow):
         data = to_batch(summed)
         if len(data) <= batch_bytes_max:
             part = describe_batch(data, summed, schema)
             check_accepted(data, part, schema)
-            return [(data, part)], _from_message(pa.py_buffer(data), schema.arrow) if rows_bytes_max else None
-    is_wanted = 0 < summed.nbytes <= rows_bytes_max
-    if is_wanted:
-        (batch,) = summed.combine_chunks().to_batches()
-        # Read-only: several readers get these very buffers.
-        summed = _from_message(pa.py_buffer(memoryview(batch.serialize()).toreadonly()), schema.arrow)
+            return [(data, part)]
     stream = PartStream(
         schema,
         part_bytes_target=part_bytes_target,
@@ -135,12 +104,7 @@ def encode_with_rows(
     )
     if summed.num_rows > row_group_rows:  # Then it is worth knowing beforehand.
         stream.without_statistics(misled_columns(summed))
-    encoded = stream.add(summed) + stream.finish()
-    return encoded, summed if is_wanted and len(encoded) == 1 else None
-
-
-def _from_message(data: pa.Buffer, schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_batches([pa.ipc.read_record_batch(data, schema)])
+    return stream.add(summed) + stream.finish()
 
 
 class PartStream:

@@ -22,7 +22,7 @@ from persist.read import Folds, PartCaches, PartReader, SpilledRows
 from persist.replica import Follower, PinnedFollower, log_table
 from persist.storage import Storage
 from persist.work import commit_span
-from persist.write import CommitFuture, HandOver, Step, Unclosed
+from persist.write import CommitFuture, Step, Unclosed
 
 IO_THREADS = 4
 
@@ -37,7 +37,6 @@ class Engine:
         pool: a few threads for requests and for encoding.
         caches: what reads keep of parts.
         spilled: what point reads have decoded, in the cache folder; None without one.
-        hand_over: the rows of what this client has just written, for its own reads.
         folds: what sealed events come to that are not resolved yet, as it was last worked out.
     """
 
@@ -68,18 +67,17 @@ class Engine:
         self.spilled = spilled = (
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)
         )
-        self.hand_over = hand_over = HandOver(budget)
         self.folds = Folds(budget // 4)
         pool = self.pool
 
         def reader() -> PartReader:  # It does not refer to the engine, because threads have it.
-            return PartReader(blob, pool, caches, budget, hand_over, spilled)
+            return PartReader(blob, pool, caches, budget, spilled)
 
         self._reader = reader
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(blob, self.follower, pool, options, caches, reader, hand_over)
+                self._writer = Writer(blob, self.follower, pool, options, caches, reader)
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise

@@ -25,7 +25,7 @@ from persist.read import PartCaches, PartReader
 from persist.replica import Follower
 from persist.settings import Settings
 from persist.upkeep import CompactionSchedule, Garbage, GarbageReport, Upkeep
-from persist.write import CommitFuture, Committer, HandOver, PartWriter, Step, Write
+from persist.write import CommitFuture, Committer, PartWriter, Step, Write
 
 Mode = Literal["shared", "exclusive", "read"]
 
@@ -86,7 +86,6 @@ class Writer:
         options: OpenOptions,
         caches: PartCaches,
         reader: Callable[[], PartReader],
-        hand_over: HandOver,
     ) -> None:
         """Start to write; in mode "exclusive", take the location over first.
 
@@ -105,7 +104,7 @@ class Writer:
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
         self.committer = committer = Committer(
-            blob, follower, pool, clock, name, budget, hand_over, deadline_s, settings.look_back
+            blob, follower, pool, clock, name, budget, deadline_s, settings.look_back
         )
         self._stop_with_client(committer.request_stop)
         if options.mode == "exclusive":
@@ -122,7 +121,7 @@ class Writer:
         self.resolver = Resolver(
             follower,
             committer.submit,
-            PartWriter(blob, follower.next_seqno, budget, hand_over),
+            PartWriter(blob, follower.next_seqno, budget),
             reader,
         )
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)

@@ -7,7 +7,6 @@ assume is in `persist.state.remembered`.
 
 from persist.write.committer import Committer
 from persist.write.future import CommitFuture
-from persist.write.hand_over import HandOver
 from persist.write.operations import (
     Asked,
     Commit,
@@ -45,7 +44,6 @@ __all__ = [
     "Commit",
     "CommitFuture",
     "Committer",
-    "HandOver",
     "Operation",
     "PartWriter",
     "Request",

@@ -24,7 +24,6 @@ from persist.replica import Follower
 from persist.write.checkpointing import Checkpointing
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.group_commit import GroupCommit
-from persist.write.hand_over import HandOver
 from persist.write.look_back import LookBack
 from persist.write.operations import Operation, Step, Submission, Write
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
@@ -45,13 +44,12 @@ class Committer:
         clock: Clock,
         writer_name: str,
         memory_budget: int = MEMORY_BUDGET,
-        hand_over: HandOver | None = None,
         deadline_s: float = COMMIT_DEADLINE_S,
         look_back: bool = True,
     ) -> None:
         self.writer_name = writer_name
         self.unobserved = UnobservedErrors(blob.url)
-        parts = PartWriter(blob, follower.next_seqno, memory_budget, hand_over)
+        parts = PartWriter(blob, follower.next_seqno, memory_budget)
         checkpointing = Checkpointing(blob, follower, pool)
         look = LookBack(blob, follower, clock, is_wanted=look_back)
         self.groups = GroupCommit(blob, follower, clock, writer_name, parts, checkpointing, look, deadline_s)

@@ -22,13 +22,12 @@ from persist.codecs import (
     DiffOverflow,
     Part,
     SmallUpdates,
-    encode_with_rows,
+    encode_parts,
     gathered,
     leaf_count,
 )
 from persist.log import Watermarks, kinds, part_key
 from persist.upsert import in_order_of_arrival
-from persist.write.hand_over import HandOver
 from persist.write.operations import Write
 
 INLINE_PART_MAX = 64 << 10
@@ -50,20 +49,17 @@ class PartWriter:
         blob: Blob,
         next_seqno: Callable[[], int],
         memory_budget: int = MEMORY_BUDGET,
-        hand_over: HandOver | None = None,
     ) -> None:
         """Make one that uploads to blob.
 
         Args:
             next_seqno: gives the next seqno of the log, as of not long ago.
             memory_budget: what encoding may take besides what it is given; see `Settings.memory_budget`.
-            hand_over: takes the rows of what is encoded, for readers in the same process; None for nobody.
         """
         self._blob = blob
         self._next_seqno = next_seqno
         self.piece_bytes = memory_budget // 4
         self._memory_budget = memory_budget
-        self._hand_over = hand_over
 
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
         """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
@@ -80,7 +76,7 @@ class PartWriter:
         seqno = self._next_seqno()
         try:
             for piece in _pieces(table, self.piece_bytes):
-                for data, part in self._encoded(piece, schema, row_group_bytes_max=group_bytes):
+                for data, part in encode_parts(piece, schema, row_group_bytes_max=group_bytes):
                     stored.append(self._put(collection, seqno, data, part))
         except BaseException:
             self.discard(stored)
@@ -120,15 +116,12 @@ class PartWriter:
     def stored_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
         """Return a table as parts with their bytes, where they are few enough, or stored; none if nothing is left.
 
-        Those stored before are deleted again if one cannot be. Whoever resolves events next reads them, so their rows
-        are handed over even if they are many.
+        Those stored before are deleted again if one cannot be.
         """
         made: list[Part] = []
         group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
         try:
-            encoded = self._encoded(
-                table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room, is_read_next=True
-            )
+            encoded = encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room)
             for data, part in encoded:
                 made.append(self.stored(collection, data, part, inline_bytes))
                 inline_bytes += len(made[-1].inline)
@@ -165,26 +158,6 @@ class PartWriter:
             raise Unavailable(f"a part could not be stored, so nothing was written: {error}") from error
         return msgspec.structs.replace(part, blob=key)
 
-    def _encoded(
-        self,
-        table: pa.Table,
-        schema: CollectionSchema,
-        *,
-        row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
-        batch_bytes_max: int = 0,
-        is_read_next: bool = False,
-    ) -> list[tuple[bytes, Part]]:
-        """Do what `encode_parts` does, and hand over the rows."""
-        room = 0
-        if self._hand_over is not None:
-            room = self._hand_over.bytes_max if is_read_next else self._hand_over.part_bytes_max
-        encoded, rows = encode_with_rows(
-            table, schema, room, row_group_bytes_max=row_group_bytes_max, batch_bytes_max=batch_bytes_max
-        )
-        if self._hand_over is not None and rows is not None:
-            self._hand_over.give(encoded[0][1], schema, rows)
-        return encoded
-
     def _encoded_together(self, writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
         """Encode small writes as one part, or each alone if their diffs overflow only when they are added up."""
         if not writes:
@@ -196,9 +169,9 @@ class PartWriter:
             return [part for group in groups for part in self._encoded_together(group, batch_bytes_max)]
         schema = writes[0].schema
         try:
-            return self._encoded(_table(writes, schema), schema, batch_bytes_max=batch_bytes_max)
+            return encode_parts(_table(writes, schema), schema, batch_bytes_max=batch_bytes_max)
         except DiffOverflow:  # Rare, and each takes of the room: as files, which may go anywhere.
-            return [encoded for write in writes for encoded in self._encoded(_table([write], schema), schema)]
+            return [encoded for write in writes for encoded in encode_parts(_table([write], schema), schema)]
 
 
 def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:

@@ -23,7 +23,7 @@ import persist.read.lookups.lookup
 import persist.read.lookups.part_rows
 import persist.read.scanning.reader
 from persist.blob import MemoryBlob, MeteredBlob
-from persist.codecs import SortedKeys, encode_parts, encode_with_rows
+from persist.codecs import SortedKeys, encode_parts
 from persist.read import Form, PartReader
 from persist.read.scanning.caches import decoded_rows
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
@@ -511,7 +511,7 @@ def test_single_keys_make_blocks_of_row_groups_and_are_found_in_them(monkeypatch
     group = ROWS // 20
     monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(persist.read.lookups.part_rows, "BLOCK_BYTES", ROWS * 32 * 8 // 20)  # Eight row groups.
-    monkeypatch.setitem(encode_with_rows.__kwdefaults__ or {}, "row_group_rows", group)
+    monkeypatch.setitem(encode_parts.__kwdefaults__ or {}, "row_group_rows", group)
     store = MeteredBlob(MemoryBlob())
     with persist.open(store, settings=persist.Settings(background=False)) as client:
         collection, rows = large(client, scattered("int"))

@@ -22,12 +22,10 @@ import pyarrow.compute as pc
 
 from persist.blob import Blob, InvalidUsage, MissingBlob, Pool
 from persist.codecs import (
-    UNREADABLE,
     CollectionSchema,
     KeyRange,
     Part,
     PartIndex,
-    bad_filter,
     decode_groups,
     decode_part,
     give_back_freed,
@@ -36,7 +34,7 @@ from persist.codecs import (
 from persist.errors import LeaseExpired
 from persist.hold import Claim
 from persist.read.scanning.caches import PartCaches, SliceLeftovers, SpilledRows, fetched
-from persist.write import MEMORY_BUDGET, HandOver
+from persist.write import MEMORY_BUDGET
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -53,7 +51,6 @@ class PartReader:
         executor: decodes several parts at a time; None for one after the other.
         caches: what point reads and footers are kept in, shared with other readers; None for its own.
         memory_budget: what a read may take; see `Settings.memory_budget`.
-        hand_over: the rows of what the same client has just written; None for nothing.
         spilled: where point reads keep what is large, in files; None for nowhere.
     """
 
@@ -63,7 +60,6 @@ class PartReader:
         executor: Executor | None = None,
         caches: PartCaches | None = None,
         memory_budget: int = MEMORY_BUDGET,
-        hand_over: HandOver | None = None,
         spilled: SpilledRows | None = None,
     ) -> None:
         self.blob = blob
@@ -71,7 +67,6 @@ class PartReader:
         self._executor = executor
         caches = PartCaches.within(memory_budget) if caches is None else caches
         self.decoded, self._indexes = caches.decoded, caches.indexes
-        self._hand_over = hand_over
         self.spilled = spilled
         self._leftovers = SliceLeftovers(memory_budget // 4)
 
@@ -113,7 +108,7 @@ class PartReader:
         def pieces() -> Iterator[_PartSection]:
             for part in parts:
                 size = memory_within(part, keys, schema)
-                if part.inline or size + part.bytes <= room // 2 or self._is_handed_over(part, schema):
+                if part.inline or size + part.bytes <= room // 2:
                     yield _PartSection(part, size + part.bytes, None)
                     continue
                 groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
@@ -150,9 +145,6 @@ class PartReader:
             CorruptBlob: the part is missing or not what its descriptor says.
             InvalidUsage: the filter does not fit the columns, or the budget is too small for a row group.
         """
-        rows = None if self._hand_over is None else self._hand_over.take(part, schema)
-        if rows is not None:
-            return _cut_out(rows, schema, columns, filter, keys)
         if keys.is_all or keys.covers(part, schema):
             if part.inline:
                 return decode_part(part.inline, part, schema, columns=columns, filter=filter)
@@ -162,9 +154,6 @@ class PartReader:
 
             return fetched(self.blob, part, decoded)
         return self._cut(part, schema, columns, filter, keys)
-
-    def _is_handed_over(self, part: Part, schema: CollectionSchema) -> bool:
-        return self._hand_over is not None and self._hand_over.has(part, schema)
 
     def _cut(
         self,
@@ -309,25 +298,6 @@ class PartReader:
         start = index.groups[groups[0]].start
         pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in wanted]
         return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
-
-
-def _cut_out(
-    rows: pa.Table,
-    schema: CollectionSchema,
-    columns: Sequence[str],
-    filter: pc.Expression | None,
-    keys: KeyRange,
-) -> pa.Table:
-    """Return those columns of all rows of a part whose keys are inside and which pass filter."""
-    if not keys.is_all:
-        first, last = keys.rows(rows, schema)
-        rows = rows.slice(first, last - first)
-    if filter is not None:
-        try:
-            rows = rows.filter(filter)
-        except UNREADABLE as error:
-            raise bad_filter(filter, schema.arrow, error) from error
-    return rows.select([*columns])
 
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
