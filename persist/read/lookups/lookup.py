@@ -64,6 +64,7 @@ class _Source:
 
     Attributes:
         columns: besides those of keys.
+        fields: of both, those of keys first.
         types: a name for what is read from the bytes of these parts; see `CollectionSchema.reading`.
         sign: by which the diffs of its updates are multiplied.
         diff: that of all its rows then; None if they have different ones, in a column.
@@ -73,6 +74,7 @@ class _Source:
 
     parts: tuple[Part, ...]
     columns: tuple[str, ...]
+    fields: pa.Schema
     types: str
     sign: int
     diff: int | None
@@ -194,15 +196,16 @@ class Lookup:
         if not all(part.is_plain for part in parts) or not (columns or schema.key_names):
             columns.append("_diff")
         diff = None if "_diff" in columns else sign
+        fields = pa.schema([schema.arrow.field(name) for name in (*schema.key_names, *columns)])
         is_distinct = is_keyframe and self.scan.tells_apart(parts[0])
         types = f"{parts[0].schema} {self._types}" if len(parts) == 1 else self._types
-        return _Source(parts, tuple(columns), types, sign, diff, is_distinct, cuts_time)
+        return _Source(parts, tuple(columns), fields, types, sign, diff, is_distinct, cuts_time)
 
     def _rows(self, source: _Source, reader: PartReader) -> PartRows | JoinedRows:
         schema = self.scan.schema
         if len(source.parts) > 1:
             return JoinedRows(source.parts, schema, source.types, source.columns, reader)
-        return PartRows(source.parts[0], schema, source.types, source.columns, reader)
+        return PartRows(source.parts[0], schema, source.types, source.columns, source.fields, reader)
 
     def wanted(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `wanted_keys`."""

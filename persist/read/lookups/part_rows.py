@@ -171,6 +171,7 @@ class PartRows:
     Args:
         types: the version of the part, and `CollectionSchema.reading`.
         columns: those wanted besides the key columns.
+        fields: of key columns and columns.
     """
 
     def __init__(
@@ -179,8 +180,10 @@ class PartRows:
         schema: CollectionSchema,
         types: str,
         columns: tuple[str, ...],
+        fields: pa.Schema,
         reader: PartReader,
     ) -> None:
+        self._row_fields = fields
         self._part = part
         self._schema = schema
         self._types = types
@@ -258,9 +261,8 @@ class PartRows:
         pieces = values(rows + start) if self._columns else []
         if len(pieces) == 1 and len(pieces[0][1]) == len(keys) and pieces[0][0] == start:
             # Mostly both are one block, and one call for all columns takes half as long.
-            both = keys.batch, _batch(pieces[0][1])
-            fields = pa.schema([field for batch in both for field in batch.schema])
-            block = pa.RecordBatch.from_arrays([*both[0].columns, *both[1].columns], schema=fields)
+            columns = [*keys.batch.columns, *_batch(pieces[0][1]).columns]
+            block = pa.RecordBatch.from_arrays(columns, schema=self._row_fields)
             yield pa.Table.from_batches([block.take(int64_array(rows))])
             return
         taken = [keys.batch.take(int64_array(rows))]

@@ -36,7 +36,7 @@ def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
         CodecMismatch: keys go through a codec that is not known here.
     """
     schema = schema.derived(_keys_alone)
-    given = arrow_keys(keys, schema.key_names)
+    given = None if type(keys) is list else arrow_keys(keys, schema.key_names)
     numbers = None if given is None else _numbers(given, schema)
     if numbers is not None:
         return numbers

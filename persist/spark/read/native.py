@@ -3,7 +3,7 @@
     result  =  rows that stand, less those of touched keys      Spark's scan of parts; a broadcast of the keys
             +  what the touched keys hold                       tasks of ours, merged (`persist.spark.read.task_reader`)
 
-What stands, and what may cancel it, is as `persist.read.split` has it: parts of a keyframe, and of the history those
+What stands, and what may cancel it, is as `persist.read.Split` has it: parts of a keyframe, and of the history those
 without a negative diff; the rest are the updates whose keys are touched. Columns, filters and aggregates are pruned by
 Spark in all that stands. Where nothing is touched this is a plain scan.
 
