@@ -28,9 +28,9 @@ FOREIGN_PRIVATES = {
     ("persist.codecs.updates.tuples", "_fields"): "what named tuples tell their fields by",
     ("persist.codecs.updates.tuples", "_make"): "a public method of named tuples",
     ("persist.notify.flight_calls", "_rpc_event"): "gRPC ends a blocked call with a status of choice in no other way",
-    ("persist.spark.data_source", "_getframe"): "PySpark tells in no other way whether filters may be pushed down",
-    ("persist.spark.read.native_store", "_jsparkSession"): "PySpark has no other way to the JVM's file systems",
-    ("persist.spark.read.native_store", "_jvm"): "the same",
+    ("persist.spark.data_source.source", "_getframe"): "PySpark has no other way to tell whether filters are pushed",
+    ("persist.spark.reading.store", "_jsparkSession"): "PySpark has no other way to the JVM's file systems",
+    ("persist.spark.reading.store", "_jvm"): "the same",
 }
 # What may reach into a room, and why. There are never more than ten.
 PAST_DOORS: dict[tuple[str, str], str] = {}

@@ -7,12 +7,10 @@ one; a client that does not read what it asked for keeps neither history nor oth
 from typing import TYPE_CHECKING
 
 from persist.late_names import late_names
-from persist.notify.address import Notify
-from persist.notify.addresses import host_of, is_loopback, listening
+from persist.notify.address import Notify, host_of, is_loopback, listening
 
 if TYPE_CHECKING:
-    from persist.notify.listener import Listener
-    from persist.notify.relay import FlightRelay
+    from persist.notify.asking import FlightRelay, Listener
     from persist.notify.server import Server
 
 __all__ = [
@@ -25,4 +23,4 @@ __all__ = [
     "listening",
 ]
 
-__getattr__ = late_names(__name__, {"listener": ["Listener"], "relay": ["FlightRelay"], "server": ["Server"]})
+__getattr__ = late_names(__name__, {"asking": ["FlightRelay", "Listener"], "server": ["Server"]})

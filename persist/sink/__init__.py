@@ -5,7 +5,15 @@ nothing; tasks that fail, are killed or run twice leave at most blobs that no re
 is deleted, and what may have landed is left. The room knows nothing of the engine that runs the tasks.
 """
 
-from persist.sink.batch_commit import ATTEMPTS, Mark, Share, commit_batch, report_late
+from persist.sink.batches import (
+    ATTEMPTS,
+    Mark,
+    Share,
+    commit_batch,
+    commit_keyed_batch,
+    commit_large_batch,
+    report_late,
+)
 from persist.sink.compaction_jobs import (
     Answer,
     Job,
@@ -17,11 +25,9 @@ from persist.sink.compaction_jobs import (
     grouped,
     result_bytes,
 )
-from persist.sink.keyed_batch import commit_keyed_batch, commit_large_batch
 from persist.sink.keyed_work import KeyedWork, Stored, commit_events, commit_pended, commit_resolved, seal_done
-from persist.sink.late import LateFilter
 from persist.sink.planned_write import PlannedWrite, SinkOptions
-from persist.sink.times import BatchTimes, check_late, check_one_of
+from persist.sink.times import BatchTimes, LateFilter, check_late, check_one_of
 from persist.sink.uploads import DigestSum, Target, Uploads, digests_added, gathered, upload, writing
 
 __all__ = [

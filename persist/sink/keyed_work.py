@@ -25,7 +25,7 @@ from persist.engine import submit as submit_keyed
 from persist.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.log import KeyedForm, TokenMark, Watermarks, kinds
 from persist.read import machine_needed, resolved_updates
-from persist.sink.late_events import LATE_BYTES_MAX, late_steps
+from persist.sink.times import LATE_BYTES_MAX, late_steps
 from persist.sink.uploads import Target, digests_added, upload
 from persist.state import CollectionState, PlannedPend, due, form_in
 from persist.upsert import SEQ, EventTable, Machine, event_fields, events_schema, machine_of
@@ -148,18 +148,18 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     late: tuple[bytes, ...] = ()
 
     @classmethod
-    def together(cls, each: Sequence["Stored"]) -> "Stored":
+    def together(cls, tasks: Sequence["Stored"]) -> "Stored":
         """Return what several tasks have stored."""
-        marks = [one.watermarks for one in each if one.watermarks is not None]
-        firsts = [one.first for one in each if one.first is not None]
+        marks = [task.watermarks for task in tasks if task.watermarks is not None]
+        firsts = [task.first for task in tasks if task.first is not None]
         return cls(
-            tuple(part for one in each for part in one.parts),
-            tuple(part for one in each for part in one.pended),
-            sum(one.resolved for one in each),
+            tuple(part for task in tasks for part in task.parts),
+            tuple(part for task in tasks for part in task.pended),
+            sum(task.resolved for task in tasks),
             (min(least for least, _ in marks), max(most for _, most in marks)) if marks else None,
             min(firsts, default=None),
-            digests_added(one.digest for one in each),
-            _few(tuple(stream for one in each for stream in one.late)),
+            digests_added(task.digest for task in tasks),
+            _few(tuple(stream for task in tasks for stream in task.late)),
         )
 
     @property

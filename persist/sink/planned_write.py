@@ -6,16 +6,16 @@ whether it landed, is then recognised, and never deletes what it has committed i
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.engine import Commit, loaded, read_engine, refused_beside
 from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper
 from persist.sink.uploads import Target, writing
-from persist.state import CollectionState, ExpectNothingBeyondUpper
-from persist.timeline import Moment
+from persist.state import ExpectNothingBeyondUpper
+from persist.timeline import Moment, begins_with_a_day
 from persist.write import delete_digest, overwrite_digest
 
 
@@ -24,9 +24,9 @@ class SinkOptions:
     """What to write to, and how.
 
     Attributes:
-        time: of all rows, or a moment that is one; None if they have times of their own, or to overwrite at upper.
+        time: of all rows, or a moment that is one. Text that does not begin with a day is the name of the column that
+            has the time of each. None if rows have a column `_time`, or to overwrite at upper.
         seal: what to seal to in the same commit; None not to seal, or, to overwrite, to seal beyond time.
-        column: which has the time of each row, instead of time.
         token: names the write; None to have one drawn.
         storage: options of the store.
     """
@@ -35,9 +35,13 @@ class SinkOptions:
     collection: str
     time: int | Moment | None = None
     seal: int | Moment | Antichain | None = None
-    column: str | None = None
     token: str | None = None
     storage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def column(self) -> str | None:
+        """The column that has the time of each row."""
+        return self.time if isinstance(self.time, str) and not begins_with_a_day(self.time) else None
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,8 @@ class PlannedWrite:
     is_compared: bool
     replaces: bool
     refused: UpdatesBeyondUpper | None
-    overwrites_at: int | None = None
-    where: str | None = None
+    overwrites_at: int | None
+    where: str | None
 
     @classmethod
     def append(cls, options: SinkOptions) -> "PlannedWrite":
@@ -75,8 +79,7 @@ class PlannedWrite:
         Raises:
             CollectionNotFound.
         """
-        target, contents, time, seal, _ = _found(options)
-        return cls._of(target, contents, options.token, time, seal, replaces=False)
+        return cls._planned(options, None, replaces=False)
 
     @classmethod
     def overwrite(cls, options: SinkOptions, where: str | None = None) -> "PlannedWrite":
@@ -85,30 +88,38 @@ class PlannedWrite:
         Raises:
             CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
         """
-        target, contents, asked, seal, refused = _found(options, replaces=True)
-        time = contents.upper.time if asked is None else asked
-        if time is None and options.token not in contents.tokens:
-            raise UpdateNotBeyondUpper(asked or 0, contents.upper)
-        time = time or 0
-        seal = Antichain(time + 1) if seal is None else seal
-        planned = cls._of(target, contents, options.token, time, seal, replaces=True, refused=refused)
-        return replace(planned, overwrites_at=asked, where=where)
+        return cls._planned(options, where, replaces=True)
 
     @classmethod
-    def _of(
-        cls,
-        target: Target,
-        contents: CollectionState,
-        token: str | None,
-        time: int | None,
-        seal: Antichain | None,
-        *,
-        replaces: bool,
-        refused: UpdatesBeyondUpper | None = None,
-    ) -> "PlannedWrite":
-        is_done, is_compared = token in contents.tokens, token is not None
-        token = token or uuid.uuid4().hex
-        return cls(target, time, seal, token, contents.upper, is_done, is_compared, replaces, refused)
+    def _planned(cls, options: SinkOptions, where: str | None, *, replaces: bool) -> "PlannedWrite":
+        with read_engine(options.location, options.storage) as engine:
+            handle = loaded(engine, options.collection)
+            has_own = options.time is None or options.column is not None
+            asked = None if has_own else handle.exact_time("time", cast(Moment, options.time))
+            seal = None if options.seal is None else handle.frontier("seal", options.seal)
+            contents = handle.contents()
+            is_done = options.token in contents.tokens
+            refused = refused_beside(handle, contents) if replaces and not is_done else None
+            target = Target.of(handle, options.location, options.storage)
+        time = contents.upper.time if replaces and asked is None else asked
+        if replaces:
+            if time is None and not is_done:
+                raise UpdateNotBeyondUpper(0, contents.upper)
+            time = time or 0
+            seal = Antichain(time + 1) if seal is None else seal
+        return cls(
+            target=target,
+            time=time,
+            seal=seal,
+            token=options.token or uuid.uuid4().hex,
+            upper=contents.upper,
+            is_done=is_done,
+            is_compared=options.token is not None,
+            replaces=replaces,
+            refused=refused,
+            overwrites_at=asked if replaces else None,
+            where=where,
+        )
 
     @property
     def digest_by(self) -> tuple[str, ...]:
@@ -141,6 +152,8 @@ class PlannedWrite:
         Args:
             digest: the sum of those of the rows that were given to all tasks, by `digest_by`; None if unknown.
         """
+        if not self.is_compared:
+            digest = None
         if digest is not None and self.replaces:
             digest = overwrite_digest(digest, self.overwrites_at, self.where)
         self._commit(parts, digest)
@@ -171,16 +184,3 @@ class PlannedWrite:
                 f"seal={self.seal.time} is not beyond the data, whose latest time is {latest}: what is sealed to is "
                 f"complete, and this would be left out. Seal to {latest + 1} or later, or write without a seal."
             )
-
-
-def _found(
-    options: SinkOptions, *, replaces: bool = False
-) -> tuple[Target, CollectionState, int | None, Antichain | None, UpdatesBeyondUpper | None]:
-    """Return what to write to, its newest state, time and seal as numbers of its timeline, and why it is refused."""
-    with read_engine(options.location, options.storage) as engine:
-        handle = loaded(engine, options.collection)
-        time = None if options.time is None else handle.exact_time("time", options.time)
-        seal = None if options.seal is None else handle.frontier("seal", options.seal)
-        contents = handle.contents()
-        refused = refused_beside(handle, contents) if replaces and options.token not in contents.tokens else None
-        return Target.of(handle, options.location, options.storage), contents, time, seal, refused

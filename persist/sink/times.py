@@ -1,19 +1,42 @@
-"""What the times of a batch are, and what is sealed after it.
+"""What the times of a batch are, what is sealed after it, and what becomes of updates and events that are late.
 
 Rows without times all get the upper of the moment, which is sealed with them. With times of their own they seal
 
     "max"          to beyond the largest time of the batch
     "watermark"    up to the largest time minus a delay
     "none"         nothing; somebody else seals
+
+Tasks leave out updates that are late by what was sealed when they were planned (`LateFilter`). Where another writer
+seals after that, before the commit, parts that were uploaded already are written anew. Whoever commits reads and writes
+them in pieces, within the memory budget of a client.
+
+Late events of a keyed collection may go to a collection of their own, by the commit that leaves them out:
+
+    key columns of the keyed collection | columns of its events, late_deleted, late_time, late_reason
+
+It is plain, and made when there is something for it. Each commit adds what it left out at the upper of the moment, and
+seals that. `late_time` is the time that an event had; `late_reason` is "sealed", or "late" for the late bound.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from persist.errors import InvalidUsage
-from persist.names import check_text
+import pyarrow as pa
+import pyarrow.compute as pc
 
-Seal = Literal["max", "none", "watermark"]
+from persist.antichain import Antichain
+from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream, Stamp, with_time
+from persist.engine import REASON, Engine, created_or_loaded
+from persist.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
+from persist.log import KeyedForm, kinds
+from persist.names import check_free_name, check_text
+from persist.read import Scan
+from persist.sink.uploads import Target, Uploads
+from persist.upsert import DELETED, event_fields
+from persist.write import Step, group_bytes_max
+
+Sealing = Literal["max", "none", "watermark"]
 Late = Literal["error", "drop", "collect"]
 
 
@@ -28,7 +51,7 @@ class BatchTimes:
     """
 
     is_plain: bool
-    seal: Seal = "max"
+    seal: Sealing = "max"
     delay: int = 0
     late: Late = "error"
     late_collection: str | None = None
@@ -56,14 +79,21 @@ class BatchTimes:
         if is_plain and (given := [name for name, value in of_times if value]):
             raise InvalidUsage(
                 f"{', '.join(given)} goes with rows that have times, and these get one for each batch, which is sealed "
-                "with it. Leave it out, or give the rows times: a column _time, or the option timeColumn."
+                "with it. Leave it out, or give the rows times: a column _time, or the option time."
             )
         if seal is not None and watermark is not None:
             raise InvalidUsage("seal and watermark both say what is sealed after a batch: give one of them")
         check_one_of("seal", seal, ("max", "none"))
         check_late(late, late_collection, is_keyed=is_keyed)
         how = "watermark" if watermark is not None else seal or "max"
-        return cls(is_plain, cast(Seal, how), watermark or 0, cast(Late, late or "error"), late_collection)
+        return cls(is_plain, cast(Sealing, how), watermark or 0, cast(Late, late or "error"), late_collection)
+
+    def end_after(self, latest: int | None) -> Antichain | None:
+        """Return what is sealed to after a batch whose largest time that is; None if nothing is."""
+        if latest is None or self.seal == "none":
+            return None
+        is_beyond = self.is_plain or self.seal == "max"
+        return Antichain(latest + 1 if is_beyond else max(latest - self.delay, 0))
 
 
 def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool) -> None:
@@ -87,3 +117,86 @@ def check_one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None
     """Raise InvalidUsage if a value was given that is none of those allowed."""
     if value is not None and value not in allowed:
         raise InvalidUsage(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
+
+
+@dataclass
+class LateFilter:
+    """Leaves late updates out, and counts them: those before lower, unless that is None."""
+
+    lower: int | None
+    count: int = 0
+
+    def kept(self, table: pa.Table) -> pa.Table:
+        """Return the updates of a table that are not late."""
+        if self.lower is None:
+            return table
+        is_kept = pc.greater_equal(table["_time"], self.lower)
+        kept = table if pc.all(is_kept).as_py() else table.filter(is_kept)
+        self.count += len(table) - len(kept)
+        return kept
+
+
+def retimed(engine: Engine, target: Target, parts: Sequence[Part], time: int) -> list[Part]:
+    """Upload the updates of parts, of one time each, with another time; return their new parts."""
+    return _rewritten(engine, target, parts, 0, time)
+
+
+def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
+    """Upload the updates of parts at times from lower on; return their new parts."""
+    return _rewritten(engine, target, parts, lower, None)
+
+
+def _rewritten(engine: Engine, target: Target, parts: Sequence[Part], lower: int, time: int | None) -> list[Part]:
+    schema, reader = target.schema, engine.reader()
+    columns = [*schema.names, "_time", "_diff"]
+    with target.writer() as writer, Uploads(writer, target.id) as uploads:
+        for part in parts:
+            stream = PartStream(
+                schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, schema), sources=(part,)
+            )
+            scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
+            for piece in scan.slices_within(reader.rewrite_slice_bytes):
+                for table in piece.updates(reader, columns):
+                    uploads.put(stream.add(_at(table, time, schema)))
+            uploads.put(stream.finish())
+        return list(uploads.parts())
+
+
+def _at(table: pa.Table, time: int | None, schema: CollectionSchema) -> pa.Table:
+    if time is not None:
+        return with_time(table, time, schema)
+    return pa.Table.from_arrays(table.columns, schema=schema.arrow)
+
+
+LATE_BYTES_MAX = 64 << 20  # Of one batch: more of it is no exception, and says that something else is wrong.
+_RENAMED = {DELETED: "late_deleted", "_time": "late_time", REASON: "late_reason"}
+_ADDED = {"late_deleted": pa.bool_(), "late_time": pa.int64(), "late_reason": pa.string()}
+
+LateSteps = Callable[[pa.Table], tuple[list[Step], dict[str, str]]]
+
+
+def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
+    """Return what makes, of late events, the steps that add them to the collection of that name, and its name by id.
+
+    Raises, when it is called:
+        SchemaMismatch: there is a collection of that name with other columns.
+        UpdateNotBeyondUpper: that is complete for ever.
+    """
+
+    def steps(late: pa.Table) -> tuple[list[Step], dict[str, str]]:
+        key = {field.name: field.type for field in schema.key.fields}
+        value = {field.name: field.type for field in event_fields(schema, form)}
+        if taken := [each for each in _ADDED if each in key or each in value]:
+            raise SchemaMismatch(f"late events have a column {taken[0]!r} of their own: rename that of the collection")
+        check_free_name(name)
+        contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
+        upper = contents.upper
+        if upper.time is None:
+            raise UpdateNotBeyondUpper(0, upper)
+        rows = late.rename_columns([_RENAMED.get(each, each) for each in late.column_names])
+        rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
+        adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper.time))
+        added: list[Step] = [] if adding is None else [adding]
+        return [*added, kinds.Seal(contents.id, (upper.time + 1,))], {contents.id: name}
+
+    return steps

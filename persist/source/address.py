@@ -1,8 +1,8 @@
-"""Where tasks find a collection, and how they open its store."""
+"""Where a collection is for tasks, which open its store themselves, and what a query follows of it from where on."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from persist.blob import MissingBlob
@@ -45,3 +45,30 @@ class CollectionAddress:
                 return loaded(engine, self.collection).needs(key)
             except CollectionNotFound:
                 return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What to follow, and from where on: one of as_of and lower is set. A time may be "latest", or a timestamp.
+
+    Attributes:
+        as_of: begin with the contents as of this time.
+        lower: begin without contents, with the updates at this time and later.
+        columns: those wanted; None for all.
+        upserts: follow a keyed collection, tombstones among its rows, to make events by key of it.
+        hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
+        slices: into how many slices a micro-batch is cut, at most; None for what fits into memory.
+        wait_s: how long as_of may stay unsealed; None for no limit.
+        storage: options of the store.
+    """
+
+    location: str
+    collection: str
+    as_of: int | str | None = "latest"
+    lower: int | str | None = None
+    columns: tuple[str, ...] | None = None
+    upserts: bool = False
+    hold: str | None = None
+    slices: int | None = None
+    wait_s: float | None = None
+    storage: Mapping[str, Any] = field(default_factory=dict)

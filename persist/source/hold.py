@@ -1,20 +1,118 @@
-"""The permanent hold that keeps history for a query, also while it is stopped.
+"""How far a query has come, as its checkpoint keeps it, and the permanent hold that keeps history for it.
 
-It is in the log under a name that is in the query's checkpoint, at or before the time from which on the query may have
-to read again. It is made once the checkpoint that names it is written, and before anything is read; it is moved when a
-micro-batch will never be repeated. So a query that dies before its first micro-batch leaves nothing behind, and one
-that dies later finds its history.
+    {"version": 1, "location": id, "collection": id}                   nothing was read yet
+    {… , "as_of" | "from": time, "upper": time | "complete", "hold": name}
+
+The second: all updates at times not beyond `upper` have been read, the contents as of `as_of` first, or from the time
+`from` on. The first is what every query begins with; Spark does not keep it, and asks for it anew when it repeats the
+first micro-batch. So how the query began is in the offset at which that ends, and what was chosen then stays.
+
+The hold is in the log under a name that is in the query's checkpoint, at or before the time from which on the query may
+have to read again. It is made once the checkpoint that names it is written, and before anything is read; it is moved
+when a micro-batch will never be repeated. So a query that dies before its first micro-batch leaves nothing behind, and
+one that dies later finds its history.
 
 Invariant: hold <= the last position committed <= where the next micro-batch begins. A hold that is further on was moved
 by somebody else; so was one that is not where this process left it.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist.antichain import Antichain
 from persist.blob import ReadOnlyStore, StoreMisconfigured
+from persist.codecs import TIME_MAX
 from persist.engine import CollectionHandle, take_hold
-from persist.errors import HoldMoved, HoldNotFound, PersistError
+from persist.errors import HoldMoved, HoldNotFound, InvalidUsage, PersistError
 from persist.hold import Hold
-from persist.source.offset import NO_HOLD, Position
 from persist.state import CollectionState
+
+VERSION = 1
+COMPLETE = "complete"
+NO_HOLD = "none"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a query is.
+
+    Attributes:
+        as_of, lower: how it began: with the contents as of a time, or with the updates from one on; one of them.
+        upper: what it has read up to, exclusive; None for all there will ever be.
+        hold: the name of its hold, or "none".
+    """
+
+    as_of: int | None
+    lower: int | None
+    upper: int | None
+    hold: str
+
+    @property
+    def began(self) -> int:
+        """The time that since must not pass for the first micro-batch to be read."""
+        return self.as_of if self.as_of is not None else max(0, (self.lower or 0) - 1)
+
+    @property
+    def reached(self) -> int:
+        """The time that since must not pass for what follows to be read: the last one whose contents are known."""
+        return TIME_MAX if self.upper is None else max(0, self.upper - 1)
+
+    @property
+    def frontier(self) -> Antichain:
+        return Antichain() if self.upper is None else Antichain(self.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A position in a collection; None for the beginning."""
+
+    location: str
+    collection: str
+    position: Position | None = None
+
+    @classmethod
+    def of(cls, written: Json) -> "Offset":
+        """Read what `to_json` returned.
+
+        Raises:
+            InvalidUsage: it is something else.
+        """
+        match written:
+            case {"version": 1, "location": str(location), "collection": str(collection), **rest}:
+                if not rest:
+                    return cls(location, collection)
+                if (position := _position(rest)) is not None:
+                    return cls(location, collection, position)
+        raise InvalidUsage(
+            f"the checkpoint has the offset {written!r:.200}, which this version does not know. Use the version that "
+            "wrote it, or begin with a new checkpointLocation."
+        )
+
+    def to_json(self) -> Json:
+        """Return the written form."""
+        place: Json = {"version": VERSION, "location": self.location, "collection": self.collection}
+        at = self.position
+        if at is None:
+            return place
+        began = {"as_of": at.as_of} if at.as_of is not None else {"from": at.lower}
+        return {**place, **began, "upper": COMPLETE if at.upper is None else at.upper, "hold": at.hold}
+
+
+def _position(written: Mapping[str, Any]) -> Position | None:
+    match written:
+        case {"as_of": int(as_of), "upper": int(upper), "hold": str(hold)}:
+            return Position(as_of, None, upper, hold)
+        case {"as_of": int(as_of), "upper": "complete", "hold": str(hold)}:
+            return Position(as_of, None, None, hold)
+        case {"from": int(lower), "upper": int(upper), "hold": str(hold)}:
+            return Position(None, lower, upper, hold)
+        case {"from": int(lower), "upper": "complete", "hold": str(hold)}:
+            return Position(None, lower, None, hold)
+    return None
+
 
 _TAKEN = (
     "The hold belongs to another query, or to an earlier one: give this one another name with the option hold, or "
@@ -66,7 +164,7 @@ class StreamHold:
             return
         held = contents.holds.get(at.hold)
         if held is None:
-            known = tuple(name for name, each in contents.holds.items() if each.lease is None)
+            known = tuple(name for name, hold in contents.holds.items() if hold.lease is None)
             raise _advised(HoldNotFound(at.hold, known), _gone(at, contents))
         if held.time > at.reached:
             raise _advised(HoldMoved(at.hold, at.reached, held.time), _MOVED)
@@ -92,9 +190,9 @@ class StreamHold:
 
 def check_free(name: str, contents: CollectionState) -> None:
     """Raise HoldMoved if there is a hold of that name, before a query writes it down as its own."""
-    found = contents.holds.get(name)
-    if found is not None:
-        raise _advised(HoldMoved(name, None, found.time), _TAKEN)
+    hold = contents.holds.get(name)
+    if hold is not None:
+        raise _advised(HoldMoved(name, None, hold.time), _TAKEN)
 
 
 def _gone(at: Position, contents: CollectionState) -> str:

@@ -90,20 +90,20 @@ class BatchEnds:
 
     def _counts(self, part: Part, scan: Scan, reader: PartReader) -> TimeCounts:
         if part.time_min == part.time_max:
-            found = TimeCounts(np.array([part.time_min]), np.array([part.rows]))
+            counts = TimeCounts(np.array([part.time_min]), np.array([part.rows]))
         else:
             kept = self._kept.get(part.checksum)
-            found = _counted(part, scan.schema, reader) if kept is None else kept
-            self._kept.put(part.checksum, found)
-        return found.within(scan.time_lower, scan.time_upper)
+            counts = _counted(part, scan.schema, reader) if kept is None else kept
+            self._kept.put(part.checksum, counts)
+        return counts.within(scan.time_lower, scan.time_upper)
 
 
 def _counted(part: Part, schema: CollectionSchema, reader: PartReader) -> TimeCounts:
-    found = _NOTHING
+    total = _NOTHING
     for _, table in reader.tables([part], schema, ["_time"]):
         times, counts = np.unique(table["_time"].to_numpy(), return_counts=True)
-        found += TimeCounts(times, counts)
-    return found
+        total += TimeCounts(times, counts)
+    return total
 
 
 def _first_beyond(counts: TimeCounts, updates: int, times: int, limits: BatchLimits) -> int | None:

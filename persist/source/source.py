@@ -14,11 +14,9 @@ from persist.codecs import TIME_MAX
 from persist.engine import Mode, OpenOptions, keyed_form, loaded, open_engine
 from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
 from persist.read import ClaimedRead, Scan, UpsertEvents, changes_scan, snapshot_scan
-from persist.source.address import CollectionAddress
-from persist.source.hold import StreamHold, check_free
+from persist.source.address import CollectionAddress, SourceOptions
+from persist.source.hold import NO_HOLD, Offset, Position, StreamHold, check_free
 from persist.source.limits import BatchEnds, BatchLimits
-from persist.source.offset import NO_HOLD, Offset, Position
-from persist.source.options import SourceOptions
 from persist.state import CollectionState, check_changes_readable, check_readable, form_in
 
 POLL_S = 0.5  # How long to look for something new before the engine is told that there is nothing.

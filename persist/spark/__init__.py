@@ -16,21 +16,14 @@ install, away from the checkout), call `register(spark)` once for a session.
 | `compact` | maintenance by the tasks of a cluster |
 
 Promises: what is read and written is exactly what Python reads and writes, and a location that both use needs nothing
-besides the store. Options of the data source are read by the modules of `persist.spark.options`.
+besides the store. Options of the data source are declared in `persist.spark.options`.
 """
 
-from persist.spark.compact.compact import compact
-from persist.spark.data_source import PersistDataSource
-from persist.spark.joining import as_of_join
-from persist.spark.location import SparkLocation, changes, explain, location, snapshot
-from persist.spark.read.columns import columns_used, pruned
-from persist.spark.sql.registration import register
-from persist.spark.sql.views import create_views
-from persist.spark.step.refresh import Refreshed, explain_refresh, refresh, run_program
-from persist.spark.stream.foreach_batch import foreach_batch_writer
-from persist.spark.write.deleting import delete
-from persist.spark.write.upserting import upsert
-from persist.spark.write.writing import write
+from persist.spark.compacting import compact
+from persist.spark.data_source import PersistDataSource, columns_used, pruned, register
+from persist.spark.reading import SparkLocation, as_of_join, changes, create_views, explain, location, snapshot
+from persist.spark.step import Refreshed, explain_refresh, refresh, run_program
+from persist.spark.writing import delete, foreach_batch_writer, upsert, write
 
 __all__ = [
     "PersistDataSource",

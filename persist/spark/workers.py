@@ -39,14 +39,14 @@ def check_workers(spark: SparkSession) -> None:
 
 @lru_cache(maxsize=16)
 def _check_here(command: str, ours: str) -> None:
-    found = shutil.which(command)
-    if found is None:
+    python = shutil.which(command)
+    if python is None:
         raise InvalidUsage(_told(f"{command}, which there is not"))
-    if os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(ours)):
+    if os.path.dirname(os.path.abspath(python)) == os.path.dirname(os.path.abspath(ours)):
         return
-    asked = subprocess.run([found, "-c", _ASKED], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    asked = subprocess.run([python, "-c", _ASKED], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     version, library = [*asked.stdout.split(), "", ""][:2]
-    _check(found, version, library)
+    _check(python, version, library)
 
 
 @lru_cache(maxsize=16)
@@ -55,12 +55,12 @@ def _check_there(context: Any) -> None:
     asking = FunctionType(_answered.__code__, {"__name__": "__main__"}, "answered")
     asking.__module__ = "__main__"
     try:
-        [(found, version, library)] = context.parallelize([0], 1).mapPartitions(asking).collect()
+        [(python, version, library)] = context.parallelize([0], 1).mapPartitions(asking).collect()
     except PySparkException as error:
         if "PYTHON_VERSION_MISMATCH" in str(error):
             raise InvalidUsage(_told("another version of Python")) from error
         return  # Whatever else is wrong, what is asked of Spark next tells better.
-    _check(found, version, library)
+    _check(python, version, library)
 
 
 def _answered(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
@@ -73,13 +73,13 @@ def _answered(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
     yield sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}", library
 
 
-def _check(found: str, version: str, library: str) -> None:
+def _check(python: str, version: str, library: str) -> None:
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if version != ours:
-        raise InvalidUsage(_told(f"{found} (Python {version or 'unknown'}, and the driver's is {ours})"))
+        raise InvalidUsage(_told(f"{python} (Python {version or 'unknown'}, and the driver's is {ours})"))
     if library != __version__:
         has = f"persist {library}" if library else "no persist"
-        raise InvalidUsage(_told(f"{found} (which has {has}, and the driver has {__version__})"))
+        raise InvalidUsage(_told(f"{python} (which has {has}, and the driver has {__version__})"))
 
 
 def _told(what: str) -> str:

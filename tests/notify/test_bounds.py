@@ -18,7 +18,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.client import Client
-from persist.notify import calls, commits, flight_calls, server
+from persist.notify import asking, commits, flight_calls, server
 from persist.notify.address import parsed_address
 from tests.notify.test_serve import LOCAL, QUIET, asked, got
 from tests.stepped import wait_until
@@ -177,10 +177,10 @@ def test_requests_for_commits_have_room_for_so_many_bytes_together(
             (-1, pa.ArrowInvalid, ">= 1"),
         ):
             with pytest.raises(error, match=why):
-                calls.ask_in_pieces(client, notify, msgspec.json.encode({"commit": length}), b"a" * 1001, 60.0)
+                asking.ask_in_pieces(client, notify, msgspec.json.encode({"commit": length}), b"a" * 1001, 60.0)
         for _ in range(3):  # What was refused gives its room back.
             with pytest.raises(pa.ArrowInvalid, match="checksum"):
-                calls.ask_in_pieces(client, notify, msgspec.json.encode({"commit": 1000}), b"a" * 1000, 60.0)
+                asking.ask_in_pieces(client, notify, msgspec.json.encode({"commit": 1000}), b"a" * 1000, 60.0)
 
 
 def test_errors_are_those_of_a_local_call_without_traceback_or_path(tmp_path: Path) -> None:

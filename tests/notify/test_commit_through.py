@@ -16,7 +16,7 @@ import persist
 from persist.blob import Blob, MemoryBlob
 from persist.client import Client
 from persist.log import KINDS, Record, kinds, read_record
-from persist.notify import Server, calls, relay
+from persist.notify import Server, asking
 from persist.write.requests import Sent
 from tests.clocks import ImpatientClock
 from tests.notify.line import line_to
@@ -32,7 +32,7 @@ Served = tuple[Client, Server, Stepped]
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a line that is cut ends a wait for a server, however busy this machine is."""
-    monkeypatch.setattr(relay, "ANSWER_S", 600.0)
+    monkeypatch.setattr(asking, "COMMIT_S", 600.0)
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ def test_a_slow_server_is_not_waited_for_and_commits_nothing_twice(
     store.before("create", LOG, gate)
     with through(blob, served.url) as client:
         orders = client["orders"]
-        monkeypatch.setattr(relay, "ANSWER_S", 0.05)
+        monkeypatch.setattr(asking, "COMMIT_S", 0.05)
         futures = [orders.write(row(n)) for n in range(3)]
         for future in futures:
             future.result()
@@ -466,7 +466,7 @@ def test_without_the_server_a_client_commits_by_itself_and_goes_back_to_it_later
             orders.write(row(n)).result()
         assert commits(client)["records"] == 3
         with hub.serve(served.url, commits=True):
-            clock.sleep(relay.RETRY_S_MAX)
+            clock.sleep(asking.RETRY_S_MAX)
             orders.write(row(3)).result()
         assert commits(client)["relayed"] == 1
     assert caplog.text.count("commits by itself") == 0
@@ -526,20 +526,20 @@ def test_a_location_that_somebody_has_alone_is_locked_for_others_through_a_serve
 def asked(url: str, body: bytes) -> bytes:
     command = msgspec.json.encode({"commit": len(body)})
     with flight.FlightClient(url) as client:
-        return calls.ask_in_pieces(client, persist.Notify(url), command, body, 60.0)
+        return asking.ask_in_pieces(client, persist.Notify(url), command, body, 60.0)
 
 
 def request(blob: Blob, url: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Return the bytes of a request that a client has just made for the row of key 1."""
     sent: list[bytes] = []
-    ask = calls.ask_in_pieces
+    ask = asking.ask_in_pieces
 
     def kept(client: Any, server: Any, command: bytes, body: bytes, timeout_s: float) -> bytes:
         sent.append(body)
         return ask(client, server, command, body, timeout_s)
 
     with monkeypatch.context() as patched:
-        patched.setattr(relay, "ask_in_pieces", kept)
+        patched.setattr(asking, "ask_in_pieces", kept)
         with through(blob, url) as client:
             client["orders"].write(row(1)).result()
     return sent[-1]

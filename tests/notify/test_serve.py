@@ -14,7 +14,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.client import Client
-from persist.notify import listener, server
+from persist.notify import asking, server
 from persist.replica.follower import HINT_S, POLL_FIRST_S, TOLD_FIRST_S
 from tests.clocks import ImpatientClock
 from tests.stepped import wait_until
@@ -372,7 +372,7 @@ def test_a_read_waits_for_its_time_but_not_beyond_who_asked_or_the_server(
 def test_a_server_that_answers_nothing_is_asked_again(
     serving: Client, blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "RETRY_S_MIN", 0.01)
+    monkeypatch.setattr(asking, "RETRY_S_MIN", 0.01)
     with (
         Liar([None]) as liar,
         persist.open(blob, mode="read", settings=QUIET, notify=f"grpc://127.0.0.1:{liar.port}") as reader,

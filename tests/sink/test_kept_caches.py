@@ -10,7 +10,7 @@ import persist
 from persist.read import PartCaches
 from persist.settings import Settings
 from persist.sink import writing
-from persist.spark.stream.foreach_batch import foreach_batch_writer
+from persist.spark.writing.foreach_batch import foreach_batch_writer
 
 ROWS, MEMORY = 200_000, Settings().memory_budget
 

@@ -11,7 +11,8 @@ from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 import persist
 from persist.blob import FileBlob
 from persist.settings import Settings
-from persist.spark.write.event_rows import planned
+from persist.sink import SinkOptions
+from persist.spark.events import planned
 
 GROUPS = 8
 ROWS = GROUPS * 64 * 1024  # As many rows as there are in a row group, so many times.
@@ -27,7 +28,7 @@ def resolved_by_a_task(location: str, ids: Any, monkeypatch: pytest.MonkeyPatch)
         read.append(len(found or b"") if key.startswith("part/") else 0)
         return found
 
-    work = planned(location, "rows", EVENTS, 1, 2, None, None, {})
+    work = planned(SinkOptions(location=location, collection="rows", time=1, seal=2), EVENTS)
     monkeypatch.setattr(FileBlob, "get", counted)
     made = work.stored(pa.table({"id": ids, "x": np.full(len(ids), -1.0)}), resolves=True)
     monkeypatch.undo()

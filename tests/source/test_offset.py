@@ -5,7 +5,7 @@ import json
 import pytest
 
 from persist.source import Offset
-from persist.source.offset import Position
+from persist.source.hold import Position
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 import persist
 import persist.spark
 from persist.dataflow import Program, col
-from persist.spark.data_source import PersistDataSource
+from persist.spark.data_source.source import PersistDataSource
 
 Storage = dict[str, str]
 UPDATES = "k long, v string, _time long, _diff long"

@@ -43,8 +43,6 @@ def test_times_and_seals_of_a_write_are_moments(spark: SparkSession, path: str, 
         if way == "write":
             persist.spark.write(frame, path, "ms", mode=mode, **options)
         else:
-            if "at" in options.values():
-                options = {"timeColumn": "at", **{name: v for name, v in options.items() if v != "at"}}
             frame.write.format("persist").options(collection="ms", **options).mode(mode).save(path)
 
     frame = spark.range(1, 3).toDF("k")
@@ -132,7 +130,7 @@ def test_event_times_of_a_stream_count_in_the_unit_of_the_timeline(
     source = str(tmp_path / "events")
     spark.range(1).toDF("k").withColumn("at", F.lit(NOON)).write.parquet(source)
     events = spark.readStream.schema("k long, at timestamp").parquet(source)
-    options = {"collection": "ms", "timeColumn": "at", "checkpointLocation": str(tmp_path / "c")}
+    options = {"collection": "ms", "time": "at", "checkpointLocation": str(tmp_path / "c")}
     query = events.writeStream.format("persist").options(**options).trigger(availableNow=True).start(path)
     query.awaitTermination()
     assert updates(path) == [(0, NOON_MS, 1)]

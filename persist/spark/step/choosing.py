@@ -80,23 +80,23 @@ class Estimate:
 
 def estimates(work: Work) -> tuple[Estimate, ...]:
     """Return what the ways that can be taken are about to take."""
-    found = [_embedded(work)]
+    ways = [_embedded(work)]
     if work.needed_bytes is not None:
         shuffled = min(work.needed_bytes, TOUCHED_PER_CHANGE * work.changed_bytes)
         read_s = work.needed_bytes / SCAN_BYTES_S
         if STATE_PER_BYTE * work.needed_bytes <= work.free_bytes:
             here_s = DRIVER_S + read_s + shuffled / DRIVER_BYTES_S
-            found.append(Estimate("driver", work.needed_bytes, here_s, "no job, one task at a time"))
+            ways.append(Estimate("driver", work.needed_bytes, here_s, "no job, one task at a time"))
         note = f"{work.jobs} jobs, {work.slots} tasks at a time"
-        found.append(
+        ways.append(
             Estimate(
                 "spark", work.needed_bytes, work.jobs * JOB_S + (read_s + shuffled / TASK_BYTES_S) / work.slots, note
             )
         )
     each_s = work.bytes / SCAN_BYTES_S + work.bytes / TASK_BYTES_S
     note = f"1 job, {work.slots} tasks at a time"
-    found.append(Estimate("recompute", work.bytes, JOB_S + each_s / work.slots, note))
-    return tuple(found)
+    ways.append(Estimate("recompute", work.bytes, JOB_S + each_s / work.slots, note))
+    return tuple(ways)
 
 
 def _embedded(work: Work) -> Estimate:
@@ -113,9 +113,9 @@ def _embedded(work: Work) -> Estimate:
     return Estimate("embedded", size, seconds, note)
 
 
-def best(found: Iterable[Estimate]) -> Estimate:
+def best(ways: Iterable[Estimate]) -> Estimate:
     """Return the way that takes least."""
-    return min(found, key=lambda each: each.seconds)
+    return min(ways, key=lambda way: way.seconds)
 
 
 def could_pay(work: Work) -> bool:

@@ -4,10 +4,10 @@ It begins like an embedded one: the program is open, so its holds keep what is r
 output is to be written. Nothing here needs a session, and no task needs what is not in here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,15 +32,21 @@ from persist.dataflow import (
 from persist.engine import changes, snapshot
 from persist.sink import Target
 from persist.source import CollectionAddress
-from persist.spark.step.needs import NOTHING, before, known_only, levels_of, needs_of, sources_of
-from persist.spark.step.past import Past
-from persist.spark.step.reading import Reading
+from persist.spark.step.reading import Past, Reading
 from persist.spark.step.stages import StagePlan, cut
 from persist.spark.step.standing import Doubts, is_of_groups, sources_before, stand_in, standing_in
-from persist.spark.step.tasks import StageTask, Written
-from persist.spark.step.touched import Condition, TouchedKeys
+from persist.spark.step.tasks import Blocks, StageTask, Written
+from persist.spark.step.touched import (
+    NOTHING,
+    Condition,
+    TouchedKeys,
+    before,
+    known_only,
+    levels_of,
+    needs_of,
+    sources_of,
+)
 
-Blocks: TypeAlias = "Iterable[tuple[int, bytes]]"  # Exchanges, and tables in Arrow's form for streams.
 WORTH = 2  # Touched keys are looked for if what they tell a part of is more than what is new, divided by this.
 
 

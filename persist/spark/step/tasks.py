@@ -5,10 +5,13 @@
 is all that Spark sees: blocks of updates in Arrow's own form, already divided by the task that is to have them. So no
 type is lost in Spark's, and the shuffle moves few large rows. The operators are those of the embedded engine, in a
 program of the stage's nodes that lives as long as the task.
+
+A step that reads little runs its stages in this process, without a job of Spark (`stored_here`, `asked_here`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,9 +26,10 @@ from persist.source import CollectionAddress
 from persist.spark.step.stages import Exchange, StagePlan
 from persist.spark.step.standing import Doubts
 from persist.spark.step.touched import Condition
-from persist.spark.surfaced_errors import surfaced_errors
+from persist.spark.tasks import surfaced_errors
 
 SHAPE = "exchange int, partition int, rows binary"
+Blocks: TypeAlias = list[tuple[int, bytes]]  # Exchanges, and tables in Arrow's form for streams.
 WAKES = -1  # No exchange: a row that lets a task run that has no other one.
 BLOCK_BYTES_MAX = 64 << 20
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -103,7 +107,7 @@ class Written:
     is_new: bool
 
 
-class Uploaded(msgspec.Struct, frozen=True, array_like=True):
+class StoredParts(msgspec.Struct, frozen=True, array_like=True):
     """What a task has stored of one output."""
 
     collection: str
@@ -203,7 +207,7 @@ class StageTask:
         else:
             table = table.filter(pc.greater_equal(table["_time"], how.lower))
         parts = upload(how.target, [to_updates(table, how.target.schema)]) if table.num_rows else ()
-        return block_row(WAKES, 0, msgspec.json.encode(Uploaded(collection, parts)))
+        return block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
 
 
 class _Given:
@@ -323,3 +327,38 @@ def block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBat
 def numbered(number: int) -> pa.RecordBatch:
     """Return what the task of a stage with a source is given: the number of a slice."""
     return pa.record_batch({"id": pa.array([number], pa.int64())})
+
+
+def stored_here(tasks: Sequence[StageTask]) -> dict[str, Sequence[Part]]:
+    """Run all stages; return what they have stored, by output."""
+    found: dict[str, list[Part]] = {}
+    for number, block in _run(tasks):
+        if number == WAKES:
+            stored = msgspec.json.decode(block, type=StoredParts)
+            found.setdefault(stored.collection, []).extend(stored.parts)
+    return dict(found)
+
+
+def asked_here(tasks: Sequence[StageTask]) -> Blocks:
+    """Run stages; return the blocks that are asked for, each with its exchange."""
+    asked = frozenset[int]().union(*(each.asked for each in tasks))
+    return [(number, block) for number, block in _run(tasks) if number in asked]
+
+
+def _run(tasks: Sequence[StageTask]) -> Iterator[tuple[int, bytes]]:
+    """Yield what the tasks of stages give, stage by stage."""
+    given: dict[int, list[pa.RecordBatch]] = {}
+    for task in (replace(each, partitions=1, packs=False) for each in tasks):
+        for row in task.rows(_rows_for(task, given)):
+            number, block = row.column(0)[0].as_py(), row.column(2)[0].as_py()
+            given.setdefault(number, []).append(row)
+            yield number, block
+
+
+def _rows_for(task: StageTask, given: dict[int, list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+    """Return what the one task of a stage is given."""
+    if task.slices is not None:
+        return [numbered(each) for each in range(len(task.slices.slices))]
+    if not task.stage.reads:
+        return [block_row(WAKES, 0, None)]
+    return [row for each in task.stage.reads for row in given.get(each.number, ())]

@@ -16,7 +16,6 @@ CHILDREN = """
 import collections, os, sys
 import numpy as np, pyarrow as pa, pyarrow.parquet
 from persist.codecs import CollectionSchema, decode_part, encode_parts
-from tests.codecs.part.test_lending import SCHEMA, rows
 [(data, part)] = encode_parts(rows(50_000), SCHEMA)
 ends = collections.Counter()
 for _ in range(15):

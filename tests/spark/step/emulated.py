@@ -11,7 +11,7 @@ from persist import View
 from persist.codecs import Part
 from persist.dataflow import OperatorFailed
 from persist.spark.step.planning import Place, StepPlan
-from persist.spark.step.tasks import StageTask, Uploaded, block_row
+from persist.spark.step.tasks import StageTask, StoredParts, block_row
 from persist.spark.step.touched import TouchedKeys
 
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
@@ -74,7 +74,7 @@ def emulated(tasks: Sequence[StageTask], chance: random.Random, blocks: Blocks |
             for row in task(iter(given)):
                 exchange, partition, rows = (column[0].as_py() for column in row.columns)
                 if exchange == -1:
-                    one = msgspec.json.decode(rows, type=Uploaded)
+                    one = msgspec.json.decode(rows, type=StoredParts)
                     stored.setdefault(one.collection, []).extend(one.parts)
                 else:
                     blocks.setdefault((exchange, partition), []).append(row)

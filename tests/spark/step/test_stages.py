@@ -15,9 +15,9 @@ from persist.collection import Collection
 from persist.dataflow import OperatorFailed, Program, col
 from persist.errors import InvalidUsage
 from persist.settings import Tuning
-from persist.spark.step.needs import Term, before, known_only, needs_of
 from persist.spark.step.planning import Place, StepPlan
 from persist.spark.step.stages import cut, why_not
+from persist.spark.step.touched import Term, before, known_only, needs_of
 from persist.sql.types import to_arrow
 from tests.spark.step.emulated import emulated, stepped
 from tests.sql.corpus import QUERIES

@@ -1,0 +1,19 @@
+"""`format("persist")`: what Spark reads, writes and streams by a Python data source, with its options as strings.
+
+Promises: the rows are those that Python reads; all of a write is in one record, or nothing is; tasks that are tried
+again count once; every micro-batch is one commit, exactly once.
+"""
+
+from persist.spark.data_source.source import PersistDataSource, columns_used, pruned, read_by_source, register
+from persist.spark.data_source.writers import DataFrameWrite, difference, present_time
+
+__all__ = [
+    "DataFrameWrite",
+    "PersistDataSource",
+    "columns_used",
+    "difference",
+    "present_time",
+    "pruned",
+    "read_by_source",
+    "register",
+]

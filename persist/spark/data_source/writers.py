@@ -1,0 +1,259 @@
+"""Batch writes of `format("persist")`: tasks upload parts or send events, the driver commits one record.
+
+Until that record exists nothing of the write is visible. A task that fails, is killed or runs twice leaves at most
+blobs that no record names, under names of their own. If the commit is rejected, the parts are deleted; if it is not
+known whether it landed, they are left.
+
+Spark cannot be asked here for rows that are ranged and sorted by key: the caller does that, or `persist.spark.write`
+does. Any order is right; with that one the parts of the write do not overlap, so that nothing need be merged later.
+
+Overwriting writes the difference between what a collection holds and what a DataFrame does. History is never
+rewritten: at one time, what is not in the DataFrame is retracted, and what is new in it is inserted. Records that are
+in both as often are not touched. Tasks of `df.write` can only upload the new rows, so the driver merges them with the
+present contents, slice by slice of the key space, within the memory budget of a client; `persist.spark.write` does the
+same in tasks.
+
+Events of keyed collections come to the driver, because a data source cannot ask Spark to bring all events of a key
+together. Batches that are too large for it are for `persist.spark.upsert`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from persist.codecs import Part, PartStream, with_time
+from persist.engine import snapshot
+from persist.errors import InvalidUsage
+from persist.expression import parse_where
+from persist.read import Scan, differences
+from persist.sink import Mark, PlannedWrite, Target, Uploads, commit_events, seal_done, writing
+from persist.spark.events import packed, planned, rows_of
+from persist.spark.options import WriteOptions
+from persist.spark.tasks import surfaced_errors
+from persist.spark.uploads import Rows, Uploaded, UploadTask
+from persist.write import group_bytes_max
+
+TASK_BYTES_MAX, ROWS_BYTES_MAX = 64 << 20, 256 << 20
+
+
+@dataclass
+class Answer(WriterCommitMessage):
+    """What one task did: what it uploaded, and for a stream for which batch, and to which collection.
+
+    Spark commits by another writer than the one that its tasks have: the collection may have been made anew meanwhile.
+    """
+
+    uploaded: Uploaded
+    mark: Mark | None = None
+    target: Target | None = None
+
+
+@dataclass(frozen=True)
+class DataFrameWrite:
+    """A batch write of a DataFrame as planned on the driver: the write of its tasks, and what its rows mean."""
+
+    planned: PlannedWrite
+    rows: Rows
+
+    @classmethod
+    def append(cls, options: WriteOptions, schema: StructType) -> "DataFrameWrite":
+        """Plan to append, and check what can be checked before any task starts.
+
+        Raises:
+            CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        """
+        return cls._checked(PlannedWrite.append(options), schema, options.column)
+
+    @classmethod
+    def overwrite(cls, options: WriteOptions, schema: StructType, where: str | None = None) -> "DataFrameWrite":
+        """Plan to write what makes the contents those of a DataFrame: by default at upper, sealed.
+
+        Args:
+            where: the text of a condition: only records that fulfil it are replaced.
+
+        Raises:
+            UpdatesBeyondUpper: somebody appends to the collection.
+            CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        """
+        if taken := sorted({"_time", "_diff"} & set(schema.names)):
+            raise InvalidUsage(
+                f'mode "overwrite" takes the rows that are to be there, and the DataFrame has {" and ".join(taken)}. '
+                'Drop these columns, and say the time with the option time; or use mode "append" for updates.'
+            )
+        if options.column is not None:
+            raise InvalidUsage(
+                f"time={options.column!r} names a column, which does not go with overwriting: the difference is at one "
+                "time. Give a number or a moment."
+            )
+        planned = PlannedWrite.overwrite(options, where)
+        if options.where is not None:  # Read it here, before any task starts.
+            parse_where(options.where, planned.target.schema)
+        return cls._checked(planned, schema, None)
+
+    @classmethod
+    def _checked(cls, planned: PlannedWrite, schema: StructType, column: str | None) -> "DataFrameWrite":
+        if planned.target.keyed is not None:
+            raise InvalidUsage(
+                f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
+                'option("mode", "upsert"), or with persist.spark.upsert(df, …); delete keys with persist.spark.delete'
+            )
+        rows = Rows(planned.target.schema, planned.time, column)
+        rows.check(schema)
+        planned.check()
+        return cls(planned, rows)
+
+    @property
+    def task(self) -> UploadTask:
+        """What tasks do with the rows; of a write that was done before, they tell whether it is the same."""
+        planned = self.planned
+        return UploadTask(planned.target, self.rows, digest_by=planned.digest_by, only_digest=planned.is_done)
+
+
+class PersistWriter(DataSourceArrowWriter):
+    """Appends the rows of a DataFrame to a collection as one commit."""
+
+    def __init__(self, write: DataFrameWrite) -> None:
+        self._planned = write.planned
+        self._task = write.task
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload the updates of one task."""
+        return Answer(self._task.run(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit all parts, and the seal if one was asked for, as one record; raises what rejects it."""
+        uploaded = uploaded_by(messages)
+        with surfaced_errors():
+            self._planned.commit(uploaded.parts, uploaded.digest)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+
+        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is not known whether it landed, and
+        a record may name them yet: they are left, and collected if none does.
+        """
+        if not all(messages):
+            discard(self._planned.target, messages)
+
+
+class OverwritingWriter(PersistWriter):
+    """Makes the contents of a collection those of a DataFrame, as one commit of the difference."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Upload and commit the difference; raises Conflict if somebody else writes to the collection."""
+        planned, uploaded = self._planned, uploaded_by(messages)
+        with surfaced_errors():
+            try:
+                parts = () if planned.is_done else difference(planned, uploaded.parts)
+                planned.commit(parts, uploaded.digest)
+            finally:
+                self.abort(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what tasks have stored: no record ever names it."""
+        discard(self._planned.target, messages)
+
+
+def uploaded_by(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
+    """Return what came of all tasks that answered."""
+    return Uploaded.together([message.uploaded for message in messages if isinstance(message, Answer)])
+
+
+def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> None:
+    """Delete what tasks have stored, which no record names or will."""
+    with surfaced_errors(), target.writer() as writer:
+        writer.discard(uploaded_by(messages).parts)
+
+
+def difference(planned: PlannedWrite, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Upload the updates that turn the present contents into the rows of parts; return their descriptors.
+
+    Raises:
+        AsOfCompacted: since has passed the last sealed time.
+        CorruptBlob, DiffOverflow, Unavailable.
+    """
+    time, target = planned.time, planned.target
+    assert time is not None, "an overwrite has one time"
+    with ExitStack() as stack:
+        engine = stack.enter_context(writing(target.location, target.storage))
+        where = None if planned.where is None else parse_where(planned.where, target.schema)
+        present = Scan(target.schema, (), 0, 0, target.schema.names, where)
+        as_of = present_time(planned)
+        if as_of is not None:
+            present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", filter=where)).scan
+        reader = engine.reader()
+        writer = stack.enter_context(target.writer())
+        uploads = stack.enter_context(Uploads(writer, target.id))
+        stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, target.schema))
+        for rows in differences(present, [*parts], reader):
+            uploads.put(stream.add(with_time(rows, time, target.schema)))
+        uploads.put(stream.finish())
+        return uploads.parts()
+
+
+def present_time(planned: PlannedWrite) -> int | None:
+    """Return the last sealed time, as of which the contents are replaced; None if nothing was sealed yet."""
+    assert planned.upper.time is not None, "a collection that is complete is not overwritten"
+    return planned.upper.time - 1 if planned.upper.time else None
+
+
+@dataclass
+class Sent(WriterCommitMessage):
+    """The rows of one task as an Arrow stream, and for which batch of a query."""
+
+    rows: bytes | None
+    size: int
+    mark: Mark | None = None
+
+    @classmethod
+    def of(cls, batches: Iterable[pa.RecordBatch], mark: Mark | None = None) -> "Sent":
+        """Pack what a task has; raises InvalidUsage if that is too much."""
+        with surfaced_errors():
+            rows, size = packed(batches, TASK_BYTES_MAX)
+            _check_size(size, TASK_BYTES_MAX, "a task has")
+            return cls(rows, size, mark)
+
+
+def sent_rows(messages: Iterable[WriterCommitMessage | None], schema: StructType, what: str) -> pa.Table:
+    """Return the rows that all tasks have sent; raises InvalidUsage if they are too many."""
+    sent = [message for message in messages if isinstance(message, Sent)]
+    _check_size(sum(message.size for message in sent), ROWS_BYTES_MAX, what)
+    return rows_of(schema, [message.rows for message in sent if message.rows is not None])
+
+
+def _check_size(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise InvalidUsage(
+            f"{what} {size:,} bytes of events, and the data source takes {most:,} to the driver. Use "
+            "persist.spark.upsert(df, …), which resolves them in tasks; of a stream in foreachBatch, by "
+            "persist.spark.foreach_batch_writer."
+        )
+
+
+class UpsertWriter(DataSourceArrowWriter):
+    """Gives the rows of a DataFrame to a keyed collection as one commit."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._schema = schema
+        self._late_to = options.late_collection
+        self._work = planned(options, schema, collects=options.late in ("drop", "collect"))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of one task."""
+        return Sent.of(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit all rows, and the seal if one was asked for; raises what rejects it."""
+        with surfaced_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
+            if self._work.is_done:
+                seal_done(engine, self._work)
+            else:
+                rows = sent_rows(messages, self._schema, "the DataFrame has")
+                commit_events(engine, self._work, rows, late_to=self._late_to)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing is to be undone: tasks store nothing."""

@@ -1,0 +1,275 @@
+"""A location for a Spark session: snapshots and changes as DataFrames, each by the fastest way there is.
+
+    with persist.spark.location(spark, "s3://bucket/prefix") as here:
+        with here.at() as now:                     # one point of the log
+            now.snapshot("orders").join(now.snapshot("customers"), "customer_id")
+
+What DataFrames of an open location read is kept in the store, by the lease of its engine, until the location is closed.
+A DataFrame of `persist.spark.snapshot` has no lease: what it reads is kept for the grace period after it fell out of
+use (`Settings.grace_s`), and an action after that fails.
+
+`at` pins a point of the log: from there on "latest" is what was sealed then, in every collection, so that DataFrames of
+several collections belong together. What they read is the same whenever they are made, for contents as of a sealed time
+do not change.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypedDict, Unpack
+
+from pyspark.sql import DataFrame, SparkSession
+
+from persist.engine import READ_TIMEOUT_S, CollectionHandle, Engine, OpenOptions, loaded, open_engine, read_engine
+from persist.engine import changes as engine_changes
+from persist.engine import snapshot as engine_snapshot
+from persist.errors import CollectionNotFound, InvalidUsage
+from persist.read import Changes, Form, Snapshot
+from persist.settings import Settings, Tuning
+from persist.source import CollectionAddress
+from persist.spark.reading.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes
+from persist.spark.reading.store import Tombstoned
+from persist.spark.workers import check_workers
+from persist.timeline import Times
+
+NEVER_S = 1e9
+# An engine that renews its lease, and leaves maintenance to those who write.
+LEASING = Settings(gc_interval_s=NEVER_S, tuning=Tuning(compaction_interval_s=NEVER_S))
+
+
+class SnapshotReading(TypedDict, total=False):
+    """The arguments of `SparkLocation.plan`, for functions that pass them on."""
+
+    as_of: Any
+    columns: Sequence[str] | None
+    form: Form
+    schema: int | None
+    native: bool | None
+    timeout_s: float
+
+
+class ChangesReading(TypedDict, total=False):
+    """The arguments of `SparkLocation.plan_changes`, for functions that pass them on."""
+
+    columns: Sequence[str] | None
+    times: Times
+    schema: int | None
+    native: bool | None
+    timeout_s: float
+
+
+class SparkLocation:
+    """The collections of one location as DataFrames; make it with `persist.spark.location`, use it in a `with`.
+
+    Attributes:
+        spark: the session.
+        seqno: the point of the log that is pinned, None if none is.
+    """
+
+    def __init__(
+        self, spark: SparkSession, engine: Engine, storage: Mapping[str, Any], pinned: Engine | None = None
+    ) -> None:
+        self.spark = spark
+        self.seqno = None if pinned is None else pinned.seqno
+        self._engine = engine
+        self._storage = dict(storage)
+        self._pinned = pinned
+        self._reading: list[Snapshot | Changes] = []
+
+    @property
+    def url(self) -> str:
+        """Where the location is; absolute."""
+        return self._engine.url
+
+    def collections(self) -> list[str]:
+        """Return the names of all collections, sorted."""
+        return (self._pinned or self._engine).names()
+
+    @contextmanager
+    def at(self, seqno: int | None = None) -> "Iterator[SparkLocation]":
+        """Return this location as it was after one record of the log, the last there is if seqno is None.
+
+        Raises:
+            InvalidUsage: there is no such record yet, or that part of the log is not kept any more.
+        """
+        if seqno is not None and (isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
+            raise InvalidUsage(
+                f"seqno={seqno!r} is not a whole number of at least 0: give a seqno, or None for the last"
+            )
+        seqno = self._engine.seqno if seqno is None else seqno
+        if seqno < 0:
+            raise InvalidUsage(f"there is nothing at {self.url}: is the path right?")
+        with read_engine(self.url, self._storage, seqno) as pinned:
+            here = SparkLocation(self.spark, self._engine, self._storage, pinned)
+            try:
+                yield here
+            finally:
+                here._release()
+
+    def snapshot(self, collection: str, **reading: Unpack[SnapshotReading]) -> DataFrame:
+        """Return the contents of a collection as of a time, as a DataFrame; arguments and errors as of `plan`."""
+        return self.plan(collection, **reading).frame(self.spark)
+
+    def plan(
+        self,
+        collection: str,
+        *,
+        as_of: Any = None,
+        columns: Sequence[str] | None = None,
+        form: Form = "rows",
+        schema: int | None = None,
+        native: bool | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> PlannedSnapshot:
+        """Return what `snapshot` would read, and how: print it.
+
+        Args:
+            as_of: as in `Collection.snapshot`; None or "latest" is the last time that is (or, pinned, was) sealed.
+            columns: those wanted; None for all. Only in what touched keys hold does it matter for speed.
+            form: "rows", or "diff" for each record once with its multiplicity `_diff`.
+            schema: the version of the schema to read with; None is the newest.
+            native: True to insist on Spark's own Parquet scan, False on the data source; None for what is faster.
+            timeout_s: how long to wait for the time to be sealed.
+
+        Raises:
+            what `Collection.snapshot` raises; InvalidUsage: native=True is not possible.
+        """
+        rows, then = self._load(collection)
+        as_of = None if as_of == "latest" else as_of
+        if then is not None:  # What can be read there can be read anywhere later, for it does not change.
+            as_of = engine_snapshot(then, as_of, timeout_s=0).as_of
+        snapshot = engine_snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
+        return plan(self.spark, snapshot, *self._read(rows, snapshot), native)
+
+    def changes(self, collection: str, lower: Any, until: Any, **reading: Unpack[ChangesReading]) -> DataFrame:
+        """Return the updates with `lower <= time < until`; arguments and errors as of `Collection.changes`."""
+        return self.plan_changes(collection, lower, until, **reading).frame(self.spark)
+
+    def plan_changes(
+        self,
+        collection: str,
+        lower: Any,
+        until: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        times: Times = "int",
+        schema: int | None = None,
+        native: bool | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> PlannedChanges:
+        """Return what `changes` would read, and how: print it; arguments and errors as of `plan`."""
+        rows, then = self._load(collection)
+        if then is not None:
+            engine_changes(then, lower, until, timeout_s=0)
+        changes = engine_changes(rows, lower, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
+        return plan_changes(self.spark, changes, *self._read(rows, changes), native)
+
+    def _read(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
+        """Keep what a DataFrame reads until this is closed; return where it is, and which rows are tombstones."""
+        self._reading.append(reading)
+        address = CollectionAddress(self.url, self._storage, rows.name)
+        return address, Tombstoned.of(rows.known(), reading.scan.schema)
+
+    def close(self) -> None:
+        """Let go of what DataFrames of this location read; idempotent."""
+        self._release()
+        self._engine.close()
+
+    def _release(self) -> None:
+        for reading in self._reading:
+            reading.close()
+        self._reading.clear()
+
+    def _load(self, name: str) -> tuple[CollectionHandle, CollectionHandle | None]:
+        """Return a collection as it is now, and as it was at the pinned point if there is one."""
+        then = None if self._pinned is None else loaded(self._pinned, name)
+        rows = loaded(self._engine, name)
+        if then is not None and rows.id != then.id:
+            raise CollectionNotFound(name, self.url, tuple(self._engine.names()))
+        return rows, then
+
+    def __enter__(self) -> "SparkLocation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        pinned = "" if self.seqno is None else f" at seqno {self.seqno}"
+        return f"<SparkLocation {self.url}{pinned}>"
+
+
+def location(spark: SparkSession, path: str, *, storage_options: Mapping[str, Any] | None = None) -> SparkLocation:
+    """Open a location for a Spark session. Close it, or use it in a `with`.
+
+    Args:
+        path: a folder or URL that the driver and all executors can reach.
+        storage_options: as in `persist.open`; they travel to the tasks.
+
+    Raises:
+        what `persist.open` raises.
+    """
+    _check_session(spark)
+    storage = dict(storage_options or {})
+    return SparkLocation(spark, open_engine(path, storage, OpenOptions(settings=LEASING)), storage)
+
+
+def snapshot(
+    spark: SparkSession,
+    path: str,
+    collection: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    **reading: Unpack[SnapshotReading],
+) -> DataFrame:
+    """Return the contents of a collection as of a time; other arguments and errors as of `SparkLocation.plan`.
+
+    No lease keeps what it reads: it is there for `Settings.grace_s` after it fell out of use. For DataFrames that are
+    to live longer, open a `location`.
+    """
+    with _reading(spark, path, storage_options) as here:
+        return here.snapshot(collection, **reading)
+
+
+def explain(
+    spark: SparkSession,
+    path: str,
+    collection: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    **reading: Unpack[SnapshotReading],
+) -> str:
+    """Return, as text, what `snapshot` would read, by which way, and why."""
+    with _reading(spark, path, storage_options) as here:
+        return str(here.plan(collection, **reading))
+
+
+def changes(
+    spark: SparkSession,
+    path: str,
+    collection: str,
+    lower: Any,
+    until: Any,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    **reading: Unpack[ChangesReading],
+) -> DataFrame:
+    """Return the updates with `lower <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
+    with _reading(spark, path, storage_options) as here:
+        return here.changes(collection, lower, until, **reading)
+
+
+@contextmanager
+def _reading(spark: SparkSession, path: str, storage_options: Mapping[str, Any] | None) -> Iterator[SparkLocation]:
+    _check_session(spark)
+    storage = dict(storage_options or {})
+    with read_engine(path, storage) as engine:
+        yield SparkLocation(spark, engine, storage)
+
+
+def _check_session(spark: SparkSession) -> None:
+    if not hasattr(spark, "read") or not hasattr(spark, "range"):
+        raise InvalidUsage(f"{spark!r} is not a SparkSession: give the session first, then the location")
+    check_workers(spark)

@@ -1,0 +1,221 @@
+"""How the rows of a DataFrame become updates, and how the tasks of a job upload them for the driver to commit.
+
+Times and diffs of updates come from one of these:
+
+    _time and _diff are columns        they are the updates
+    one time for all rows              plain rows, inserted; or with a column _diff
+    a column of event times            the same; a long as it is, a timestamp in microseconds since 1970
+
+If the collection has a timeline, timestamps are its times, in `_time` as in any other column, and exactly: what its
+unit cannot hold is refused.
+
+Rows are ranged by key over the tasks and sorted within them, in an order that agrees with that of parts, so that the
+parts of one job do not overlap. Spark orders as parts do: NULL last is asked for, NaN comes after numbers, and text is
+compared by bytes. Columns with values within values are left out of the order, because Spark puts a NULL in there
+first; tasks sort by them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from persist.codecs import CollectionSchema, Part, to_updates
+from persist.errors import InvalidUpdate, InvalidUsage, SchemaMismatch
+from persist.sink import DigestSum, LateFilter, Target, digests_added, gathered, upload
+from persist.spark.tasks import surfaced_errors
+from persist.spark.types import as_collection_expects, quoted, utc_arrow_schema
+from persist.timeline import timeline_of
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What rows mean.
+
+    Attributes:
+        time: of every row, if neither `_time` nor column says it.
+        column: whose values are the times; stored too if the collection has a column of that name.
+    """
+
+    schema: CollectionSchema
+    time: int | None = None
+    column: str | None = None
+
+    def check(self, schema: StructType) -> None:
+        """Check the columns of a DataFrame before any of its rows is made.
+
+        Raises:
+            SchemaMismatch: they do not fit the collection.
+            InvalidUsage: they contradict the options.
+        """
+        names = schema.names
+        if "_time" in names and (self.time is not None or self.column is not None):
+            other = "the option time" if self.column is None else f"time={self.column!r}"
+            raise InvalidUsage(
+                f"the DataFrame has a column _time, and {other} says the times, too. Drop the column, or the option."
+            )
+        if self.column is not None and self.column not in names:
+            raise SchemaMismatch(
+                f"{self.column!r}, which is to say the times, is not a column of the DataFrame, which has {names}. A "
+                "time that all rows have is a number, or a moment such as 2026-11-20T12:00:00Z."
+            )
+        self.updates(utc_arrow_schema(schema).empty_table())
+
+    def updates(self, table: pa.Table) -> pa.Table:
+        """Return rows as a table of updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
+        if self.column is not None:
+            table = self._with_times(table, self.column)
+        _check_diffs(table)
+        table = as_collection_expects(table, self.schema.arrow)
+        plain = self.time is not None or self.column is not None
+        return to_updates(
+            table,
+            self.schema,
+            default_time=self.time,
+            default_diff=1 if plain else None,
+            moments=timeline_of(self.schema),
+        )
+
+    def _with_times(self, table: pa.Table, column: str) -> pa.Table:
+        values = table.column(column)
+        if values.null_count:
+            row = pc.index(values.is_null(), True).as_py()
+            raise InvalidUpdate(
+                f"row {row} has NULL in {column!r}, which says its time: every update needs one. Fill it in."
+            )
+        times = self._times(values, column)
+        if column not in self.schema.names:
+            table = table.drop_columns([column])
+        return table.append_column("_time", times)
+
+    def _times(self, values: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
+        if pt.is_integer(values.type):
+            return values.cast(pa.int64())
+        timeline = timeline_of(self.schema)
+        if timeline is not None:
+            times = timeline.column_of_times(values, column)
+            if pt.is_integer(times.type):
+                return times
+        if not pt.is_timestamp(values.type):
+            raise SchemaMismatch(
+                f"the column {column!r}, which says the times, is {values.type}: times come from a column of integers "
+                "or of timestamps"
+            )
+        return values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+
+
+def _check_diffs(table: pa.Table) -> None:
+    if "_diff" not in table.column_names or not pt.is_integer(table.column("_diff").type):
+        return
+    zero = pc.equal(table.column("_diff"), 0)
+    if pc.any(zero).as_py():
+        row = pc.index(zero.fill_null(False), True).as_py()
+        raise InvalidUpdate(
+            f"row {row} has _diff 0, which changes nothing: a diff is how often the record comes (above 0) or goes "
+            '(below 0). Leave such rows out, for example with .where("_diff <> 0").'
+        )
+
+
+@dataclass(frozen=True)
+class UploadTask:
+    """What each task of the job does.
+
+    Attributes:
+        lower: updates before it are late and left out, unless it is None.
+        digest_by: by what columns the digest of the rows is taken; none if nobody needs it.
+        marker: a column that is true where a row counts for the digest; it is not written. None: all of them count.
+        only_digest: upload nothing.
+    """
+
+    target: Target
+    rows: Rows
+    lower: int | None = None
+    digest_by: tuple[str, ...] = ()
+    marker: str | None = None
+    only_digest: bool = False
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield one row, that of an `Uploaded`."""
+        uploaded = msgspec.json.encode(self.run(batches))
+        yield pa.record_batch({"uploaded": pa.array([uploaded], pa.binary())})
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> "Uploaded":
+        """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
+        late, digest = LateFilter(self.lower), DigestSum(self.digest_by)
+        with surfaced_errors():
+            tables = (late.kept(self._updates(table, digest)) for table in gathered(batches))
+            if self.only_digest:
+                tables = (table.slice(0, 0) for table in tables)
+            return Uploaded(upload(self.target, tables), late.count, digest.total)
+
+    def _updates(self, table: pa.Table, digest: DigestSum) -> pa.Table:
+        if self.marker is None:
+            return digest.passed(self.rows.updates(table))
+        rows = table.drop_columns([self.marker])
+        digest.passed(self.rows.updates(rows.filter(table[self.marker])))
+        return self.rows.updates(rows)
+
+
+class Uploaded(msgspec.Struct, frozen=True, array_like=True):
+    """What came of tasks.
+
+    Attributes:
+        parts: that they stored.
+        late: how many updates were left out.
+        digest: of the rows that they were given; None if it was not wanted.
+    """
+
+    parts: tuple[Part, ...]
+    late: int
+    digest: int | None
+
+    @classmethod
+    def together(cls, tasks: Sequence["Uploaded"]) -> "Uploaded":
+        """Return what came of several tasks."""
+        parts = tuple(part for task in tasks for part in task.parts)
+        return cls(parts, sum(task.late for task in tasks), digests_added(task.digest for task in tasks))
+
+
+def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
+    """Run a job that uploads all rows, and return what came of all tasks.
+
+    Only one attempt of each task counts; what others have stored is garbage, as is all if the job fails.
+    """
+    rows = df.mapInArrow(task.__call__, "uploaded binary").collect()
+    return Uploaded.together([msgspec.json.decode(row.uploaded, type=Uploaded) for row in rows])
+
+
+def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
+    """Return df ranged over tasks by key, and sorted within them by key, value and `_time`.
+
+    Args:
+        partitions: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
+    """
+    keys = ascending(schema, schema.key_names)
+    if keys:
+        df = df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
+    elif partitions is not None:
+        df = df.repartition(partitions)
+    order = ascending(schema, (*schema.names, "_time") if "_time" in df.columns else schema.names)
+    return df.sortWithinPartitions(*order) if order else df
+
+
+def is_ranged_by_key(schema: CollectionSchema) -> bool:
+    """Whether all rows of one key come to the same task in `ranged`."""
+    folded = {name.lower() for name in schema.arrow.names}
+    if len(folded) < len(schema.arrow.names):
+        return False  # Mostly, Spark cannot tell columns apart that differ by case only.
+    return bool(schema.key_names) and not pt.is_nested(schema.arrow.field(schema.key_names[0]).type)
+
+
+def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
+    """Return the order by some columns, up to the first that Spark does not order as parts do."""
+    flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
+    return [F.col(quoted(name)).asc_nulls_last() for name in flat]

@@ -1,0 +1,303 @@
+"""`persist.spark.write` and `persist.spark.delete`: batch writes whose rows Spark ranges and sorts by key beforehand.
+
+What is there before a commit that replaces or deletes it is read by the data source, and retracted by the same tasks
+that upload what is new.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from persist.antichain import Antichain
+from persist.codecs import DIGEST_MODULUS, CollectionSchema, canonical, digest_of, int64_array
+from persist.errors import InvalidUsage, SchemaMismatch
+from persist.sink import PlannedWrite
+from persist.source import CollectionAddress
+from persist.spark.data_source import DataFrameWrite, difference, present_time
+from persist.spark.data_source.source import read_by_source
+from persist.spark.options import write_options
+from persist.spark.reading.plans import unused
+from persist.spark.tasks import surfaced_errors
+from persist.spark.types import as_collection_expects, quoted
+from persist.spark.uploads import Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
+from persist.spark.workers import check_workers
+from persist.spark.writing.upserting import upsert
+from persist.timeline import Moment
+
+Mode = Literal["append", "overwrite"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Which records are meant: those for which it is true, and neither false nor NULL.
+
+    Attributes:
+        text: it, for messages and for the digest of what a token names.
+    """
+
+    column: Column
+    text: str
+
+    @classmethod
+    def of(cls, given: str | Column) -> "Condition":
+        """Return a condition from SQL text or a column."""
+        if isinstance(given, str) and given.strip():
+            return cls(F.expr(given), given)
+        if isinstance(given, Column):
+            return cls(given, str(given))
+        raise InvalidUsage(f'{given!r:.80} is no condition: give SQL text such as "amount > 5", or a column of Spark')
+
+    def raised(self, df: DataFrame) -> Column:
+        """Return a column of longs that fails the task, naming a row of df for which this is not true."""
+        refusal = (
+            f"persist.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would come "
+            "beside what is there and not in its place: leave them out, or widen the condition. Nothing was written. "
+            "One of them is "
+        )
+        row = F.to_json(F.struct(*(F.col(quoted(name)) for name in df.columns)))
+        return F.raise_error(F.concat(F.lit(refusal), row)).cast("long")
+
+
+def write(
+    df: DataFrame,
+    location: str,
+    collection: str,
+    *,
+    mode: Mode = "append",
+    where: str | Column | None = None,
+    time: int | Moment | None = None,
+    seal: int | Moment | Antichain | None = None,
+    token: str | None = None,
+    partitions: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a DataFrame to a collection as one commit, its rows ranged and sorted by key on the way.
+
+    `df.write.format("persist")` does the same with rows as they come: Spark cannot be asked there for an order, so that
+    is left to the caller. Parts that do not overlap in key need not be merged before they are read. It takes a shuffle
+    and a sort; to choose the ranges, Spark computes df twice, so cache it if that is dear. Where all keys are one, or
+    Spark does not order them as parts do (values within values), rows are not ranged, and parts may overlap.
+
+    Args:
+        df: updates, with columns `_time` and `_diff`; or plain rows, see time. The other columns are those of the
+            collection, in any order.
+        mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
+            last is written as updates at one time, and history stays. A row that df has twice has multiplicity 2.
+        where: to overwrite only the records for which this condition is true, as it must be for all rows of df: SQL
+            text, such as "day = '2026-11-21'", or a column.
+        time: of every row; needed to append plain rows. Text that does not begin with a day is the name of the column
+            with the time of each row. To overwrite, of the difference; None means upper. If the collection has a
+            timeline, times may be moments, and timestamps in columns, `_time` too; they must be exact.
+        seal: the upper to seal to in the same commit, beyond all that is written; `Antichain()` is complete for ever.
+            None means not to seal; to overwrite, it means time + 1.
+        token: names this write, so that doing it again does nothing; see `Collection.write`. When it was done before,
+            df is computed all the same, to see that it is the same: nothing is uploaded.
+        partitions: how many tasks write. None lets Spark choose by the size of the data, up to
+            `spark.sql.shuffle.partitions`.
+        storage_options: as for `persist.open`.
+
+    Raises:
+        CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
+        UpdateNotBeyondUpper, FrontierRegression: a time or the seal is behind upper; nothing was written.
+        UpperMismatch, UpdatesBeyondUpper: overwriting, and another writer has sealed or added updates meanwhile.
+        Errors that tasks find, such as `_diff` 0 or NULL in `_time`, come as Spark's, with ours in its message.
+    """
+    if mode not in get_args(Mode):
+        raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
+    options = write_options(location, collection, time, seal, token, partitions, storage_options)
+    condition = None if where is None else Condition.of(where)
+    if condition is not None and mode != "overwrite":
+        raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
+    check_workers(df.sparkSession)
+    if mode == "append":
+        write = DataFrameWrite.append(options, df.schema)
+        planned = write.planned
+        frame = df if planned.is_done else ranged(df, planned.target.schema, partitions)
+        uploaded = upload_by_tasks(frame, write.task)
+        planned.commit(uploaded.parts, uploaded.digest)
+    else:
+        text = None if condition is None else condition.text
+        _overwrite(df, DataFrameWrite.overwrite(options, df.schema, text), partitions, condition)
+
+
+def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, condition: Condition | None) -> None:
+    planned = write.planned
+    if planned.is_done:
+        planned.commit([], upload_by_tasks(df, write.task).digest)
+        return
+    schema, time = planned.target.schema, planned.time
+    if is_ranged_by_key(schema):
+        # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
+        marker = unused("_is_new", schema.arrow.names) if planned.digest_by else None
+        task = UploadTask(planned.target, Rows(schema), digest_by=planned.digest_by, marker=marker)
+        both = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
+        uploaded = upload_by_tasks(ranged(both, schema, partitions), task)
+        planned.commit(uploaded.parts, uploaded.digest)
+        return
+    if condition is not None:
+        raise InvalidUsage(
+            f"where={condition.text!r} cannot be used here: Spark has no ranges of keys of this collection, whose "
+            "first key field is nested or whose columns differ by case only. Use Collection.overwrite(rows, where=…)."
+        )
+    new = upload_by_tasks(df, write.task)
+    try:
+        planned.commit(difference(planned, new.parts), new.digest)
+    finally:
+        with planned.target.writer() as writer:
+            writer.discard(new.parts)  # No record ever names these.
+
+
+def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, condition: Condition | None) -> DataFrame:
+    """Return new rows counted 1 and present ones counted -1; marker names a column that tells them apart."""
+    one = F.lit(1).cast("long")
+    new = df.withColumn(
+        "_diff", one if condition is None else F.when(condition.column, one).otherwise(condition.raised(df))
+    )
+    new = new if marker is None else new.withColumn(marker, F.lit(True))
+    present = retracted(df.sparkSession, planned, condition)
+    if present is None:
+        return new
+    present = present if marker is None else present.withColumn(marker, F.lit(False))
+    return reduce(DataFrame.unionByName, [new, present])
+
+
+def retracted(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
+    """Return the records of the last sealed time, those that fulfil a condition, with the opposite of their diffs.
+
+    Each is there once, or twice where the opposite is none. None if nothing was sealed yet.
+    """
+    as_of = present_time(planned)
+    if as_of is None:
+        return None
+    target = planned.target
+    present = read_by_source(
+        spark, CollectionAddress(target.location, target.storage, target.name), as_of=as_of, form="diff"
+    )
+    if condition is not None:
+        present = present.where(condition.column)
+    # The least diff has no opposite: as two halves.
+    halves = F.when(F.col("_diff") == -(2**63), F.array(F.lit(2**62), F.lit(2**62))).otherwise(F.array(-F.col("_diff")))
+    return present.withColumn("_diff", F.explode(halves))
+
+
+def delete(
+    spark: SparkSession,
+    location: str,
+    collection: str,
+    what: str | Column | DataFrame,
+    *,
+    time: int | Moment | None = None,
+    token: str | None = None,
+    partitions: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Retract what is there, at a time, which is sealed with it; what is not there is no error.
+
+    It is one commit, and history stays; see `Collection.delete`. Of a keyed collection, events that delete keys are
+    added, and nothing is sealed.
+
+    Args:
+        what: a condition on the records, as SQL text (`"amount > 5"`) or a column; or a DataFrame of keys, with the key
+            columns and no others: all records with one of them. Of a keyed collection, a DataFrame of keys, with the
+            columns of order_by where events are ordered.
+        time: of the retractions; None means upper. Of a keyed collection, it must be given.
+        token: names this deletion, so that doing it again does nothing.
+        partitions: how many tasks write; None lets Spark choose.
+        storage_options: as for `persist.open`.
+
+    Raises:
+        CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
+        UpdateNotBeyondUpper: the time is sealed.
+        UpperMismatch, UpdatesBeyondUpper: somebody else has sealed or added updates meanwhile.
+    """
+    options = write_options(location, collection, time, None, token, partitions, storage_options)
+    if options.column is not None:
+        raise InvalidUsage(f"time={time!r} is no moment, and a deletion has one time: give a number or a moment")
+    keys = what if isinstance(what, DataFrame) else None
+    condition = None if isinstance(what, DataFrame) else Condition.of(what)
+    check_workers(spark)
+    planned = PlannedWrite.overwrite(options, None if condition is None else condition.text)
+    if planned.target.keyed is not None:
+        _delete_keyed(planned, keys, time, token, storage_options)
+        return
+    planned.check()
+    schema = planned.target.schema
+    digest = 0
+    if keys is not None:
+        keys = _checked(keys, schema)
+        digest = _digest(keys, schema) if planned.is_compared else 0
+    present = None if planned.is_done else retracted(spark, planned, condition)
+    if present is None:
+        planned.commit_deletion([], digest)
+        return
+    if keys is not None:
+        present = _with_keys(present, keys, schema)
+    rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
+    rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
+    planned.commit_deletion(upload_by_tasks(rows, UploadTask(planned.target, Rows(schema))).parts, digest)
+
+
+def _delete_keyed(
+    planned: PlannedWrite,
+    keys: DataFrame | None,
+    time: int | Moment | None,
+    token: str | None,
+    storage_options: Mapping[str, Any] | None,
+) -> None:
+    target = planned.target
+    if keys is None:
+        raise InvalidUsage(
+            f"what a condition finds in the keyed collection {target.name!r} depends on events that are not resolved "
+            "yet. Give a DataFrame of keys."
+        )
+    if time is None:
+        raise InvalidUsage(f"a deletion of keys of the keyed collection {target.name!r} is an event: give time=")
+    events = keys.withColumn("_deleted", F.lit(True))
+    upsert(events, target.location, target.name, time=time, token=token, storage_options=storage_options)
+
+
+def _checked(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
+    wanted = [*schema.key_names]
+    if not wanted:
+        raise InvalidUsage("the collection has no key columns: delete by a condition")
+    if sorted(keys.columns) != sorted(wanted):
+        raise SchemaMismatch(f"the DataFrame of keys has the columns {keys.columns}, and the key is {wanted}")
+    return keys.select(*map(quoted, wanted)).distinct()
+
+
+def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
+    """Return the present records with one of the keys, NULL and NaN among them."""
+    # Under other names, because Spark confuses columns of frames that come from the same one.
+    renamed = keys.toDF(*(f"_key_{at}" for at in range(len(schema.key_names))))
+    equal = [F.col(quoted(name)).eqNullSafe(F.col(f"_key_{at}")) for at, name in enumerate(schema.key_names)]
+    return present.join(renamed, reduce(and_, equal), "left_semi")
+
+
+def _digest(keys: DataFrame, schema: CollectionSchema) -> int:
+    rows = keys.mapInArrow(_KeysDigest(schema).__call__, "digest decimal(20,0)").collect()
+    return sum(int(row.digest) for row in rows) % DIGEST_MODULUS
+
+
+@dataclass(frozen=True)
+class _KeysDigest:
+    """Sums up the digest of distinct keys, each with a diff of 1, in tasks."""
+
+    schema: CollectionSchema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        total = 0
+        names = [*self.schema.key_names]
+        wanted = pa.schema([self.schema.arrow.field(name) for name in names])
+        with surfaced_errors():
+            for batch in batches:
+                keys = canonical(as_collection_expects(pa.Table.from_batches([batch]), wanted).cast(wanted))
+                ones = int64_array(np.ones(len(keys), np.int64))
+                total += digest_of(keys.append_column("_diff", ones), names)
+        yield pa.record_batch({"digest": pa.array([total % DIGEST_MODULUS], pa.decimal128(20, 0))})

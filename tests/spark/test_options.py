@@ -1,0 +1,80 @@
+"""The table of options: docs/spark.md shows it as it is, and every check and error comes from it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from persist import InvalidUsage
+from persist.spark.options import OPTIONS, ReadOptions, StreamOptions, StreamWriteOptions, WriteOptions, given_options
+
+PLACE = {"path": "/a", "collection": "c"}
+
+
+def rows() -> list[str]:
+    return [
+        f"| `{option.name}` | {', '.join(option.uses)} | {option.kind.words} | "
+        f"{'' if option.default is None else f'`{option.default}`'} | {option.meaning} |"
+        for option in OPTIONS
+    ]
+
+
+def test_the_page_about_spark_has_the_table_of_options() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    table = re.search(r"\| option \| for \| takes \| default \| .*\n\|[-| ]+\|\n((?:\|.*\n)+)", page)
+    assert table is not None
+    assert table[1].splitlines() == rows()
+
+
+def test_no_option_is_declared_twice_for_one_use() -> None:
+    declared = [(option.name.lower(), use) for option in OPTIONS for use in option.uses]
+    assert len(declared) == len(set(declared))
+
+
+def test_defaults_are_values_that_their_options_take() -> None:
+    for option in OPTIONS:
+        if option.default is not None:
+            option.kind.parse(option.name, option.default)
+
+
+def test_an_option_that_is_misspelt_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(InvalidUsage, match=r"option 'asof' is not an option for reading .* Did you mean 'as_of'\?"):
+        given_options({**PLACE, "asof": "3"}, "read")
+    with pytest.raises(InvalidUsage, match=r"Did you mean 'maxTimesPerTrigger'\?"):
+        given_options({**PLACE, "maxTimePerTrigger": "3"}, "stream")
+    with pytest.raises(InvalidUsage, match=r"'quux' is not an option for writing format\(\"persist\"\)\. There are: "):
+        given_options({**PLACE, "quux": "3"}, "write")
+
+
+def test_options_of_spark_itself_are_taken_where_spark_gives_them() -> None:
+    assert StreamWriteOptions.of({**PLACE, "checkpointLocation": "/c", "queryName": "q"}).location == "/a"
+    with pytest.raises(InvalidUsage, match="'queryname' is not an option for reading"):
+        ReadOptions.of({**PLACE, "queryName": "q"})
+
+
+@pytest.mark.parametrize(
+    ("options", "time", "column"),
+    [
+        ({"time": "12"}, 12, None),
+        ({"time": "2026-11-21T12:00:00Z"}, "2026-11-21T12:00:00Z", None),
+        ({"time": "at"}, "at", "at"),
+        ({}, None, None),
+    ],
+)
+def test_time_is_a_number_a_moment_or_a_column(options: dict[str, str], time: object, column: str | None) -> None:
+    write = WriteOptions.of({**PLACE, **options})
+    assert (write.time, write.column) == (time, column)
+
+
+def test_what_is_not_given_has_the_default_of_the_table() -> None:
+    read = ReadOptions.of(PLACE)
+    assert (read.form, read.as_of, read.times, read.wait_s, read.storage) == ("rows", None, "int", 30.0, {})
+    stream = StreamOptions.of({**PLACE, "form": "changes", "from": "3", "storage.endpoint_url": "x"})
+    assert (stream.as_of, stream.lower, stream.hold, stream.storage) == (None, 3, None, {"endpoint_url": "x"})
+
+
+def test_a_value_that_is_none_of_those_allowed_is_named_with_them() -> None:
+    with pytest.raises(InvalidUsage, match="option form='row' is none of 'rows', 'diff', 'changes', 'upserts'"):
+        ReadOptions.of({**PLACE, "form": "row"})
+    with pytest.raises(InvalidUsage, match="option late='ignore' is none of 'error', 'drop', 'collect'"):
+        StreamWriteOptions.of({**PLACE, "late": "ignore"})
