@@ -98,7 +98,9 @@ class Antichain:
     @property
     def time(self) -> int | None:
         """The least time beyond this frontier; None when it is empty, or has several dimensions."""
-        return self.elements[0] if self.elements and type(self.elements[0]) is int else None
+        for least in self.elements:
+            return least if type(least) is int else None
+        return None
 
     def has_beyond(self, time: Time) -> bool:
         """Return whether time is beyond (greater than or equal to) this frontier."""

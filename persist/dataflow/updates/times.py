@@ -20,8 +20,8 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 def beyond(frontier: Antichain, times: Ints) -> Flags:
     """Return which of times are beyond a frontier."""
-    if frontier.time is not None:
-        return times[0] >= frontier.time
+    if (least := frontier.time) is not None:
+        return times[0] >= least
     is_beyond = np.zeros(times.shape[1], np.bool_)
     for element in np.array(frontier.elements, np.int64):
         is_beyond |= (times >= element[:, None]).all(axis=0)
@@ -34,8 +34,8 @@ def advanced_times(times: Ints, since: Antichain) -> Ints:
     """
     if since.is_empty:
         return times
-    if since.time is not None:
-        return np.maximum(times, since.time)
+    if (least := since.time) is not None:
+        return np.maximum(times, least)
     first, *others = np.array(since.elements, np.int64)
     # The greatest lower bound of the least upper bounds with each element of since.
     advanced = np.maximum(times, first[:, None])
@@ -47,8 +47,12 @@ def advanced_times(times: Ints, since: Antichain) -> Ints:
 def meet_of(frontiers: Iterable[Antichain]) -> Antichain:
     """Return the meet of all; the empty frontier for none."""
     frontiers = list(frontiers)
-    if frontiers and all(other.elements == frontiers[0].elements for other in frontiers[1:]):
-        return frontiers[0]
+    first = frontiers[0] if frontiers else None
+    for other in frontiers:
+        if other is not first and other != first:
+            break
+    else:
+        return Antichain() if first is None else first  # Nearly always: all inputs have come equally far.
     return Antichain(*(element for frontier in frontiers for element in frontier.elements))
 
 

@@ -2,15 +2,16 @@
 
 - Integers up to 64 bits, booleans, dates, times of day, timestamps and durations are their own number.
 - Decimals of up to 18 digits are whole numbers of their last digit.
+- Decimals of 19 to 38 digits are the same if the number is small enough; other values of these types are interned.
 - Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
-- Decimals of up to 38 digits are that, too, where the number is small enough; other values of their type are interned.
-- Everything else (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) is *interned*: equal values have one
-  number, given by the dataflow's `Domain`: texts and bytes in columns (`persist.dataflow.updates.texts`), others by
-  Python
+- All other values (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) are *interned*: equal values have
+  one number, which the dataflow's `Domain` gives. Texts and bytes are kept in columns (`updates.texts`), other values as
+  Python objects.
 - NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
 
-Two words of a column are equal exactly when the values are, and `is_ordered` tells whether they are also in order.
-Interning was preferred to hashing values, because then no two values ever have to be compared after all.
+Two words of a column are equal exactly when the values are. `is_ordered` says whether the words of a type are in the
+order of its values, too. Words are numbers that a table gives, and not hashes: two values can have the same hash, so
+each comparison of hashes would need the values as well.
 """
 
 from decimal import Context
@@ -80,6 +81,7 @@ class Interner:
             coded = array.dictionary_encode()
             if len(coded.dictionary) < len(array):
                 words = self.numbers_of(coded.dictionary.to_pylist())
+                # A NULL row points one past the dictionary, where NULL is appended to the words.
                 at = coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
                 return np.append(words, NULL).take(at)
         return self.numbers_of((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
@@ -92,6 +94,7 @@ class Interner:
         for row, number in enumerate(found) if None in found else ():
             if number is None:
                 key = keys[row]
+                # An earlier row may have added the same value, so it is looked up again.
                 found[row] = NULL if key is None else numbers.get(key)
                 if found[row] is None:
                     found[row] = self._add(key, values[row])
@@ -119,7 +122,7 @@ class Interner:
                 if len(at) == len(words):
                     return values.take(pa.array(at))
                 rows = np.zeros(len(words), np.int64)
-                rows[~is_null] = at
+                rows[~is_null] = at  # `at` has no places for the NULLs; the mask below makes those rows NULL.
                 return values.take(pa.array(rows, mask=is_null))
         if len(words) and words.min() == NULL:
             is_null = words == NULL
@@ -200,8 +203,8 @@ class TextInterner(Interner):
 class WideDecimals(Interner):
     """Words of decimals of more than 18 digits: those that fit are whole numbers of their last digit.
 
-    Sums and products have types of up to 38 digits and values of a few, so hardly any is interned, and whole columns
-    are words, and Arrow again, at once. A word from `FIRST_WIDE` on stands for an interned value.
+    Sums and products have types of up to 38 digits, but most of their values have few. So hardly any value is interned,
+    and a whole column is converted at once, in both directions. A word from `FIRST_WIDE` on is that of an interned value.
     """
 
     def encode(self, array: pa.Array) -> Ints:
@@ -209,6 +212,7 @@ class WideDecimals(Interner):
             return np.empty(0, np.int64)
         raw = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
         words, high = raw[::2], raw[1::2]
+        # A value of 128 bits fits its low word if the high word only repeats the sign.
         is_large = (high != words >> 63) | (words >= FIRST_WIDE) | (words < -FIRST_WIDE)
         if array.null_count:
             is_null = array.is_null().to_numpy(zero_copy_only=False)
@@ -224,6 +228,7 @@ class WideDecimals(Interner):
         if is_large.any():
             values = super().decode(words[is_large] - FIRST_WIDE)
             small = self.decode(words[~is_large])
+            # `order` says for each row where its value lies in the large values followed by the small ones.
             order = np.empty(len(words), np.int64)
             order[np.concatenate((is_large.nonzero()[0], (~is_large).nonzero()[0]))] = np.arange(len(words))
             return pa.concat_arrays([values, small]).take(pa.array(order))
@@ -244,7 +249,7 @@ class WideDecimals(Interner):
 
 
 def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
-    """Return a nested type with integers for what counts nanoseconds, which values of Python do not hold."""
+    """Return a type with integers in place of times in nanoseconds, inside nested types, too: Python's have no room."""
     if pat.is_list(kind):
         return pa.list_(_plain_field(kind.value_field))
     if pat.is_large_list(kind):
@@ -294,7 +299,7 @@ class Domain:
             InvalidUsage: an integer is -2**63, which stands for NULL.
         """
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        if isinstance(array, pa.ChunkedArray):  # Of no chunks, or of more than one buffer holds.
+        if isinstance(array, pa.ChunkedArray):  # It has no chunks, or more bytes than one buffer holds.
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
         if is_interned(array.type):
             return self.interner(array.type).encode(array)
@@ -332,6 +337,7 @@ class Domain:
         if is_narrow(kind):
             return of_unscaled(words, kind, mask)
         if pat.is_floating(kind):
+            # The inverse of `_of_floats`: flipping the bits of negative words twice gives the bits back.
             values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)
             return pa.array(values, mask=mask).cast(kind)
         array = pa.array(words, mask=mask)
@@ -363,10 +369,11 @@ def _numbers(array: pa.Array) -> Ints:
 
 def _of_floats(array: pa.Array) -> Ints:
     values = (array.fill_null(0.0) if array.null_count else array).to_numpy(zero_copy_only=False)
-    bits = (values.astype(np.float64) + 0.0).view(np.int64)  # Adding 0.0 makes -0.0 of both signs 0.0.
+    bits = (values.astype(np.float64) + 0.0).view(np.int64)  # Adding 0.0 makes -0.0 the same as 0.0.
     is_nan = np.isnan(values)
     if is_nan.any():
         bits = np.where(is_nan, _NAN, bits)
+    # Bits of positive floats grow with the value, and those of negative ones shrink: there, all but the sign are flipped.
     words = bits ^ ((bits >> 63) & _MAGNITUDE)
     if array.null_count:
         words = np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words)
