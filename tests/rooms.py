@@ -35,7 +35,7 @@ NAMESPACES = {"persist.log.kinds"}
 # Strings that name no module, though they look as if they did, with the module that has them.
 NO_MODULES = {
     ("persist.cli.exposition", "persist.collection"): "an attribute of spans",
-    ("persist.dataflow.plan.fingerprint", "persist.dataflow"): "a property of collections",
+    ("persist.dataflow.plan.origin", "persist.dataflow"): "a property of collections",
 }
 _ROOM_OF = {name: room for room, names in AT_ROOT.items() for name in names}
 _NAME = re.compile(r"(persist(?:\.\w+)+)(?::\w+)?")

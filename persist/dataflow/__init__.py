@@ -15,6 +15,7 @@ from persist.dataflow.errors import (
 )
 from persist.dataflow.linear_logic import Logic
 from persist.dataflow.plan.draft import Captured, Probed
+from persist.dataflow.plan.origin import reads_time
 from persist.dataflow.plan.plan import (
     ROOT,
     Aggregates,
@@ -34,7 +35,6 @@ from persist.dataflow.plan.plan import (
 )
 from persist.dataflow.plan.stages import Delay, Explode, Filter, FilterFunction, Map, Negate, Stage, TemporalFilter
 from persist.dataflow.plan.statistics import Statistics, of_collection
-from persist.dataflow.plan.timed import reads_time
 from persist.dataflow.plan.types import is_read_as
 from persist.dataflow.ports.output import NEVER, Output, end_of
 from persist.dataflow.ports.sinks import Outputs

@@ -9,7 +9,7 @@ import pytest
 
 import persist
 from persist.dataflow import OutputConflict, Program, Running, col
-from persist.dataflow.plan.fingerprint import fingerprint
+from persist.dataflow.plan.origin import fingerprint
 from tests.dataflow.ledger import rows_at
 
 K, V = {"k": pa.int64()}, {"v": pa.int64()}
@@ -164,7 +164,7 @@ def test_a_changed_program_that_gives_the_same_goes_on_and_is_the_one_that_is_kn
 def test_a_program_that_is_built_again_in_another_process_has_the_same_fingerprint() -> None:
     script = (
         "from tests.dataflow.test_output_origin import filtering, summing\n"
-        "from persist.dataflow.plan.fingerprint import fingerprint\n"
+        "from persist.dataflow.plan.origin import fingerprint\n"
         "print(fingerprint(filtering(3, by_function=True).plan, 'kept'), fingerprint(summing().plan, 'sums'))"
     )
     found = {

@@ -16,9 +16,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from persist.codecs import TIME
+from persist.dataflow.plan.origin import kept_apart
 from persist.dataflow.plan.plan import ROOT, Arrange, Join, Linear, Node, Plan, Reduce, Stages
 from persist.dataflow.plan.stages import Filter, Map, Stage, through
-from persist.dataflow.plan.timed import kept_apart
 from persist.expression import Col, Lit, columns_of, leaves, may_raise, replaced_columns
 
 

@@ -14,7 +14,7 @@ from persist.codecs import TIME_MAX, CollectionSchema
 from persist.dataflow.errors import OutputConflict, SourceLost
 from persist.dataflow.operators.operators import SinkOperator
 from persist.dataflow.plan.draft import to_table
-from persist.dataflow.plan.fingerprint import PROPERTY
+from persist.dataflow.plan.origin import PROPERTY
 from persist.dataflow.ports.kept import KeptLinear
 from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Ints

@@ -22,8 +22,8 @@ from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, Part
 from persist.dataflow.errors import OutputConflict
 from persist.dataflow.operators.operators import SinkOperator
+from persist.dataflow.plan.origin import reads_time
 from persist.dataflow.plan.plan import Plan, has_inputs, sources_of
-from persist.dataflow.plan.timed import reads_time
 from persist.dataflow.ports.kept import KeptLinear
 from persist.dataflow.ports.output import NEVER, Output, end_of
 from persist.dataflow.ports.sources import SourceReader
@@ -46,7 +46,7 @@ class Outputs:
     Args:
         sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
             `Draft.definition`).
-        fingerprints: of what each output is computed by (see `persist.dataflow.plan.fingerprint`).
+        fingerprints: of what each output is computed by (see `persist.dataflow.plan.origin`).
         replace: the program has changed: correct what its outputs hold.
         jump: go on at the latest time that the sources have sealed, and pass over the times before it.
 

@@ -18,11 +18,10 @@ from persist.blob import Indeterminate, InvalidUsage, Unavailable
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.operators.operators import Operator
 from persist.dataflow.plan.draft import Draft
-from persist.dataflow.plan.fingerprint import fingerprint
 from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.plan.origin import fingerprint, kept_apart
 from persist.dataflow.plan.plan import Constant, Input, Plan, Source
 from persist.dataflow.plan.statistics import Statistics, statistics_of
-from persist.dataflow.plan.timed import kept_apart
 from persist.dataflow.ports.inputs import Gate, InputHandle
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.ports.sources import SourceReader, poll_all, wake

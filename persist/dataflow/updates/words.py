@@ -5,7 +5,7 @@
 - Decimals of 19 to 38 digits are the same if the number is small enough; other values of these types are interned.
 - Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
 - All other values (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) are *interned*: equal values have
-  one number, which the dataflow's `Domain` gives. Texts and bytes are kept in columns (`updates.texts`), other values as
+  one number, which the dataflow's `Domain` gives. Texts and bytes are kept in columns (`updates.texts`), others as
   Python objects.
 - NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
 
@@ -204,7 +204,7 @@ class WideDecimals(Interner):
     """Words of decimals of more than 18 digits: those that fit are whole numbers of their last digit.
 
     Sums and products have types of up to 38 digits, but most of their values have few. So hardly any value is interned,
-    and a whole column is converted at once, in both directions. A word from `FIRST_WIDE` on is that of an interned value.
+    and a whole column is converted at once, in both directions. Words from `FIRST_WIDE` on stand for interned values.
     """
 
     def encode(self, array: pa.Array) -> Ints:
@@ -373,7 +373,7 @@ def _of_floats(array: pa.Array) -> Ints:
     is_nan = np.isnan(values)
     if is_nan.any():
         bits = np.where(is_nan, _NAN, bits)
-    # Bits of positive floats grow with the value, and those of negative ones shrink: there, all but the sign are flipped.
+    # Bits of positive floats grow with the value. Those of negative ones shrink, so all but the sign are flipped.
     words = bits ^ ((bits >> 63) & _MAGNITUDE)
     if array.null_count:
         words = np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words)

@@ -1,10 +1,15 @@
-"""What an output of a program is computed by, in a few characters: to notice that a program has changed.
+"""What an output comes from: its operators, as a fingerprint, and whether it looks at the times of updates as data.
 
 The fingerprint of an output covers all operators that it is made of, in the order in which they are found from it, with
 their expressions, columns, types and constants; of a Python function its code, the constants in it, its defaults and
 the values that it captures, as far as they are numbers, texts or functions again. What a function calls by a global
 name is not covered. Where two fingerprints differ, what the output holds is compared with what the program gives, so
 that another Python, or another version of this library, costs a comparison and no more.
+
+A plan that looks at times depends on compaction: it tells a record that came at 5 from one that came at 7. So what its
+sources hold at the last sealed time is not all that it needs to go on. What the operators that tell times apart have
+given is kept in hidden collections (`persist.dataflow.ports.kept`); where it is not, the sources must be read from
+where the program began.
 """
 
 import dataclasses
@@ -18,7 +23,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow.plan.plan import Persist, Plan, Variable, edges_into
+from persist.codecs import TIME
+from persist.dataflow.plan.plan import Join, Linear, Node, Persist, Plan, Reduce, Source, Variable, edges_into
+from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter
+from persist.expression import Term, columns_of
 
 PROPERTY = "persist.dataflow"  # Of the collection that an output is.
 DEPTH_MAX = 30  # Of values in values: functions may capture each other.
@@ -90,3 +98,56 @@ def _captured(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # It is empty yet.
             yield cell.cell_contents
+
+
+def reads_time(plan: Plan) -> bool:
+    """Return whether an expression of a plan reads `_time`."""
+    return any(TIME in columns_of(each) for stage in _stages(plan) for each in _expressions(stage))
+
+
+def tells_times(node: Node) -> bool:
+    """Return whether what a linear operator gives for a record depends on when it came.
+
+    That of `delay` does: it refuses what is late, and lets nothing be late that was in time.
+    """
+    return isinstance(node.operator, Linear) and any(
+        isinstance(stage, Delay) or any(TIME in columns_of(each) for each in _expressions(stage))
+        for stage in node.operator.stages
+    )
+
+
+def kept_apart(plan: Plan) -> set[int]:
+    """Return the operators that tell times apart, in a plan that makes collections of collections: each stays an
+    operator of its own."""
+    kinds = {type(node.operator) for node in plan.nodes.values()}
+    if not {Persist, Source} <= kinds:
+        return set()
+    return {node.number for node in plan.nodes.values() if tells_times(node)}
+
+
+def _stages(plan: Plan) -> list[Stage]:
+    found: list[Stage] = []
+    for node in plan.nodes.values():
+        match node.operator:
+            case Linear(stages):
+                found += stages
+            case Join(_, before, after, _):
+                found += [*(stage for each in before for stage in each), *after]
+            case Reduce(_, _, _, before, after):
+                found += [*before, *after]
+    return found
+
+
+def _expressions(stage: Stage) -> list[Term]:
+    match stage:
+        case Map(outputs):
+            return [each for _, each in outputs]
+        case Filter(condition):
+            return [condition]
+        case Explode(by):
+            return [by]
+        case Delay(to, _):
+            return [to]
+        case TemporalFilter(lower, upper, _):
+            return [each for each in (lower, upper) if each is not None]
+    return []
