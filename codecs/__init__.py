@@ -30,15 +30,13 @@ from persist.codecs.part.decoding import UNREADABLE, bad_filter, decode_part
 from persist.codecs.part.describing import check_part, describe_held, described_bounds, overlaps
 from persist.codecs.part.file_reader import CheckedFooters
 from persist.codecs.part.filters import columns_of, parts_that_may_match, with_both_zeros
-from persist.codecs.part.index import Group, PartIndex, decode_groups, read_index
+from persist.codecs.part.index import PartIndex, decode_groups, read_index
 from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys
 from persist.codecs.part.lending import give_back_freed, under_way, until_the_end
 from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
 from persist.codecs.part.part import Footer, Part, checksum_of, sample_rows
 from persist.codecs.part.stream import (
-    PART_BYTES_TARGET,
     ROW_GROUP_BYTES_MAX,
-    ROW_GROUP_ROWS,
     PartStream,
     RunStream,
     encode_parts,
@@ -49,7 +47,6 @@ from persist.codecs.types.arrow_types import (
     is_flat,
     leaf_count,
     scalar_from_json,
-    scalar_to_json,
     type_from_json,
     type_to_json,
     with_children,
@@ -78,10 +75,8 @@ from persist.codecs.updates.updates import Stamp, stamped, streamed_updates, to_
 
 __all__ = [
     "DIGEST_MODULUS",
-    "PART_BYTES_TARGET",
     "ROWS_MAX",
     "ROW_GROUP_BYTES_MAX",
-    "ROW_GROUP_ROWS",
     "TIME",
     "TIME_MAX",
     "TIME_UNITS",
@@ -94,7 +89,6 @@ __all__ = [
     "DiffOverflow",
     "Digest",
     "Footer",
-    "Group",
     "Int64",
     "Ints",
     "InvalidUpdate",
@@ -182,7 +176,6 @@ __all__ = [
     "row_sorter",
     "sample_rows",
     "scalar_from_json",
-    "scalar_to_json",
     "small_keys",
     "small_updates",
     "sort_indices",

@@ -128,16 +128,16 @@ class FileBlob:
             # Without waiting: opening a FIFO that nobody writes to would never return.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
-                found = os.fstat(descriptor)
-                if S_ISDIR(found.st_mode):
+                stat = os.fstat(descriptor)
+                if S_ISDIR(stat.st_mode):
                     raise CorruptBlob(key, f"{path} is a folder and no plain file: move it away")
-                if not S_ISREG(found.st_mode):
-                    raise _special(key, path, found.st_mode)
-                self._make_durable(path, found)
+                if not S_ISREG(stat.st_mode):
+                    raise _special(key, path, stat.st_mode)
+                self._make_durable(path, stat)
                 if range is None:
-                    check_bytes(key, found.st_size, bytes_max)
-                    range = (0, found.st_size)
-                return _read(descriptor, range[0], min(range[1], found.st_size))
+                    check_bytes(key, stat.st_size, bytes_max)
+                    range = (0, stat.st_size)
+                return _read(descriptor, range[0], min(range[1], stat.st_size))
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
@@ -324,16 +324,16 @@ class FileBlob:
         except OSError as error:
             raise self._failed("read", path, error) from error
 
-    def _make_durable(self, path: str, found: os.stat_result) -> None:
+    def _make_durable(self, path: str, stat: os.stat_result) -> None:
         """Sync the folder of a file that somebody has made, who may have died before doing so.
 
         The times of files and ours are of one clock. Setting it back by more than a tick, in the moment in which a
         process dies before a power cut, is the one case that this does not notice.
         """
         folder = os.path.dirname(path)
-        if not self._fsync or found.st_nlink == 1:
+        if not self._fsync or stat.st_nlink == 1:
             return
-        if found.st_ctime_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
+        if stat.st_ctime_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
             return
         try:
             self._sync(folder)
@@ -381,10 +381,10 @@ class FileBlob:
 
     def _entry(self, key: str) -> BlobEntry | None:
         try:
-            found = os.lstat(os.path.join(self._root, key))
+            stat = os.lstat(os.path.join(self._root, key))
         except FileNotFoundError:
             return None  # Deleted since its folder was read.
-        return BlobEntry(key, found.st_size, found.st_mtime) if S_ISREG(found.st_mode) else None
+        return BlobEntry(key, stat.st_size, stat.st_mtime) if S_ISREG(stat.st_mode) else None
 
     # Paths and errors.
 
@@ -509,9 +509,9 @@ def _remove_old_temporaries(root: str) -> None:
         for entry in entries:
             if entry.name.startswith(TEMPORARY_PREFIX):
                 with suppress(FileNotFoundError):  # Another process sweeps, too.
-                    found = entry.stat(follow_symlinks=False)
-                    if found.st_mtime < oldest_s:
-                        if found.st_nlink > 1:
+                    stat = entry.stat(follow_symlinks=False)
+                    if stat.st_mtime < oldest_s:
+                        if stat.st_nlink > 1:
                             os.sync()  # Its second name says that the folder of the first may not be durable.
                         os.unlink(entry.path)
 

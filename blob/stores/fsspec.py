@@ -144,12 +144,12 @@ class FsspecBlob:
         if base and not is_key(base):
             return
         try:
-            found = self._fs.find(self._path(base) if base else self._root, detail=True, withdirs=False)
+            files = self._fs.find(self._path(base) if base else self._root, detail=True, withdirs=False)
         except Exception as error:
             if _is_absent(error):
                 return
             raise self._failed_read("list", prefix, error) from _cause(error, self._secrets)
-        entries = {self._key(path): info for path, info in found.items() if info.get("type") != "directory"}
+        entries = {self._key(path): info for path, info in files.items() if info.get("type") != "directory"}
         for key in sorted(entries):
             if key.startswith(prefix) and (start_after is None or key > start_after) and is_key(key):
                 yield BlobEntry(key, entries[key].get("size") or 0, _modified_s(entries[key]))

@@ -34,10 +34,10 @@ class MemoryBlob:
         return f"memory://{self._name}"
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        found = self._values.get(check_key(key))
-        if found is None:
+        stored = self._values.get(check_key(key))
+        if stored is None:
             return None
-        return found[0] if range is None else found[0][slice(*check_range(range))]
+        return stored[0] if range is None else stored[0][slice(*check_range(range))]
 
     def set(self, key: str, value: bytes) -> None:
         with self._lock:

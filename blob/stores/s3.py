@@ -140,8 +140,8 @@ class S3Blob:
             return self._get(key, where)
         start, end = check_range(range)
         # HTTP has no empty range, and whether the key exists must be found out all the same.
-        found = self._get(key, {**where, "Range": f"bytes={start}-{max(start, end - 1)}"})
-        return None if found is None else found[: end - start]
+        value = self._get(key, {**where, "Range": f"bytes={start}-{max(start, end - 1)}"})
+        return None if value is None else value[: end - start]
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
@@ -175,14 +175,14 @@ class S3Blob:
                 page = self._client.list_objects_v2(**query)
             except Exception as error:
                 raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
-            for found in page.get("Contents", ()):
-                key = found["Key"].removeprefix(base)
+            for entry in page.get("Contents", ()):
+                key = entry["Key"].removeprefix(base)
                 # Not so the empty objects that some tools make to stand for folders, nor what was not asked for.
-                if found["Key"].startswith(base + prefix) and is_key(key):
+                if entry["Key"].startswith(base + prefix) and is_key(key):
                     if start_after is not None and key <= start_after:
                         raise _out_of_order(self.url, key, start_after)
                     start_after = key
-                    yield BlobEntry(key, found["Size"], found["LastModified"].timestamp())
+                    yield BlobEntry(key, entry["Size"], entry["LastModified"].timestamp())
             if not page.get("IsTruncated"):
                 return
             query["ContinuationToken"] = page["NextContinuationToken"]

@@ -81,10 +81,10 @@ def row_hashes(table: pa.Table, columns: Sequence[str]) -> Words:
     NULL equals NULL, NaN itself, 0.0 equals -0.0, and a whole number has one hash in all widths. `uint64[n]`.
     """
     key = _mix(np.array(_LANES[:1], np.uint64))[0]
-    found = np.full(len(table), key)
+    hashes = np.full(len(table), key)
     for column in canonical(table.select([*columns])).columns:
-        found = _mix(found + _words(combined(column), key))
-    return found
+        hashes = _mix(hashes + _words(combined(column), key))
+    return hashes
 
 
 def digest_of_text(text: str) -> int:
@@ -99,11 +99,11 @@ def _sums(table: pa.Table, columns: Sequence[str], lanes: Sequence[int]) -> list
     sums = [0 for _ in lanes]
     for start in range(0, len(table), _ROWS_AT_ONCE):
         rows = table.slice(start, _ROWS_AT_ONCE)
-        found = [combined(column) for column in canonical(rows.select([*columns])).columns]
+        columns_of_rows = [combined(column) for column in canonical(rows.select([*columns])).columns]
         diffs = int64_values(combined(rows[DIFF])).view(np.uint64) if DIFF in table.column_names else np.uint64(1)
         for lane, key in enumerate(keys):
             records = np.full(len(rows), key)
-            for name, array in zip(names, found, strict=True):
+            for name, array in zip(names, columns_of_rows, strict=True):
                 records += _mix(_words(name, key) ^ _words(array, key))
             sums[lane] += int(np.sum(_mix(records) * diffs, dtype=np.uint64))
     return [total % DIGEST_MODULUS for total in sums]

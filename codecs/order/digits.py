@@ -179,14 +179,16 @@ def _unequal_runs(
         return positions, []
     begins = starts[positions]
     inside = ~begins[1:]
-    found = _differs([columns[i] for i in left], order[positions])
-    differs = {i: each for i, every in zip(left, found, strict=True) if (each := every & inside).any()}
+    differences = _differs([columns[i] for i in left], order[positions])
+    differs = {
+        i: inside_runs for i, every in zip(left, differences, strict=True) if (inside_runs := every & inside).any()
+    }
     if not differs:
         return positions[:0], []
     runs = np.cumsum(begins) - 1
     unequal = np.zeros(int(runs[-1]) + 1, dtype=np.bool_)
-    for each in differs.values():
-        unequal[runs[1:][each]] = True
+    for inside_runs in differs.values():
+        unequal[runs[1:][inside_runs]] = True
     kept: Rows = positions[unequal[runs]]
     return kept, [*differs]
 
@@ -205,8 +207,8 @@ def neighbours_differ(array: pa.Array) -> Flags:
     if array.null_count == 0:
         return boolean_values(differs)
     valid = boolean_values(array.is_valid())
-    found: Flags = boolean_values(differs.fill_null(False)) | (valid[1:] != valid[:-1])
-    return found
+    differing: Flags = boolean_values(differs.fill_null(False)) | (valid[1:] != valid[:-1])
+    return differing
 
 
 def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Bits) -> Rows:
@@ -261,11 +263,11 @@ def _digits_of(columns: Sequence[pa.Array]) -> list[Digit]:
     """The digits of all columns: rows that tie on all of them are equal."""
     digits: list[Digit] = []
     for i, column in enumerate(columns):
-        found = _column_digits(column)
+        column_digits = _column_digits(column)
         if column.null_count:
-            found.insert(0, _of_values(boolean_values(column.is_null()).astype(np.uint64)))
+            column_digits.insert(0, _of_values(boolean_values(column.is_null()).astype(np.uint64)))
         costly = not pt.is_primitive(column.type)
-        digits += [replace(digit, column=i, costly=costly and digit is found[0]) for digit in found]
+        digits += [replace(digit, column=i, costly=costly and digit is column_digits[0]) for digit in column_digits]
     return digits
 
 

@@ -121,13 +121,17 @@ def read_lifted(
     arrow = lifted.wanted.arrow
     names = [*columns, *(columns_of(filter, arrow, columns) if filter is not None else ())]
     # Where all of them are younger than the part, its times say how many rows it has.
-    table = lifted.table(read(lifted.names(names) or [TIME]), names)
-    if filter is None:
-        return table
-    try:
-        return table.filter(filter).select([*columns])
-    except UNREADABLE as error:
-        raise bad_filter(filter, arrow, error) from error
+    return filtered(lifted.table(read(lifted.names(names) or [TIME]), names), filter, columns, arrow)
+
+
+def filtered(table: pa.Table, filter: pc.Expression | None, columns: Sequence[str], arrow: pa.Schema) -> pa.Table:
+    """Return columns of the rows that pass a filter over a schema; raise InvalidUsage if it fails on a value."""
+    if filter is not None:
+        try:
+            table = table.filter(filter)
+        except UNREADABLE as error:
+            raise bad_filter(filter, arrow, error) from error
+    return table if table.column_names == [*columns] else table.select([*columns])
 
 
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
@@ -155,19 +159,14 @@ def _decoded_batch(
 ) -> pa.Table:
     table = decoded(part, lambda: from_batch(data, schema.arrow, rows=part.rows, memory=part.memory))
     check_updates(table, part)
-    if filter is not None:
-        try:
-            table = table.filter(filter)
-        except UNREADABLE as error:
-            raise bad_filter(filter, schema.arrow, error) from error
-    return table if columns == schema.arrow.names else table.select(columns)
+    return filtered(table, filter, columns, schema.arrow)
 
 
 def _verify(data: bytes | memoryview, part: Part) -> None:
     if len(data) != part.bytes:
         raise CorruptBlob(part.name, f"it has {len(data)} bytes, and its descriptor says {part.bytes}")
-    if (found := checksum_of(data)) != part.checksum:
-        raise CorruptBlob(part.name, f"its checksum is {found}, and its descriptor says {part.checksum}")
+    if (checksum := checksum_of(data)) != part.checksum:
+        raise CorruptBlob(part.name, f"its checksum is {checksum}, and its descriptor says {part.checksum}")
 
 
 def decoded(part: Part, read: Callable[[], T]) -> T:

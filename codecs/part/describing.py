@@ -39,7 +39,6 @@ from persist.codecs.part.part import (
 )
 from persist.codecs.types.arrow_types import (
     Json,
-    integers_to_json,
     is_flat,
     leaf_arrays,
     scalar_from_json,
@@ -113,7 +112,7 @@ class Summary:
         )
 
     def _stats(self) -> msgspec.Raw:
-        found: dict[str, list[Json]] = {}
+        stats_by_name: dict[str, list[Json]] = {}
         left = STATS_BYTES_MAX - 2
         for name, extremes in self._extremes.items():
             least, greatest = extremes[0]
@@ -126,8 +125,8 @@ class Summary:
             left -= len(msgspec.json.encode({name: stats})) - 1
             if left < 0:
                 break
-            found[name] = stats
-        return msgspec.Raw(msgspec.json.encode(found)) if found else NO_STATS
+            stats_by_name[name] = stats
+        return msgspec.Raw(msgspec.json.encode(stats_by_name)) if stats_by_name else NO_STATS
 
 
 def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
@@ -196,20 +195,17 @@ def _key_samples(
         return NO_KEYS
     columns = [keys.column(name) for name in schema.key_names]
     written: dict[int, bytes] = {}
-    if columns and all(pt.is_integer(column.type) or pt.is_temporal(column.type) for column in columns):
-        first = sample_rows(rows, min(counts[0], rows))
-        values = zip(*(integers_to_json(column, first) for column in columns), strict=True)
-        written = {row: msgspec.json.encode(key) for row, key in zip(first, values, strict=True)}
     for samples in counts:
-        found: list[bytes] = []
+        keys_json: list[bytes] = []
         for row in sample_rows(rows, min(samples, rows)):
             if row not in written:
                 written[row] = msgspec.json.encode([scalar_to_json(column[row]) for column in columns])
-            found.append(written[row])
-            if len(written[row]) > KEY_SAMPLE_BYTES_MAX or sum(map(len, found)) + len(found) + 1 > KEYS_BYTES_MAX:
+            keys_json.append(written[row])
+            size = sum(map(len, keys_json)) + len(keys_json) + 1
+            if len(written[row]) > KEY_SAMPLE_BYTES_MAX or size > KEYS_BYTES_MAX:
                 break
         else:
-            return msgspec.Raw(b"[" + b",".join(found) + b"]")
+            return msgspec.Raw(b"[" + b",".join(keys_json) + b"]")
     return NO_KEYS
 
 
@@ -229,8 +225,8 @@ def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
     array = widened(array)
     if pt.is_duration(kind):  # Arrow has no minimum of durations.
         array = array.view(pa.int64())
-    found = pc.min_max(array)
-    least, greatest = found["min"], found["max"]
+    ends = pc.min_max(array)
+    least, greatest = ends["min"], ends["max"]
     if pt.is_floating(kind) and has_nan(column):
         nan = pa.scalar(float("nan"), array.type)
         greatest, least = nan, (nan if _only_nan(array) else least)
@@ -269,32 +265,32 @@ def check_part(
         return (Finding("descriptor", error.reason),), None
     if table.num_rows == 0:
         return (Finding("descriptor", "it has no row, and there is no such part"),), None
-    found = list(_value_findings(table, schema.required))
+    findings = list(_value_findings(table, schema.required))
     if any(table.column(name).null_count for name in (TIME, DIFF)):
-        return tuple(found), None  # Nothing else can be computed.
-    if not found:
+        return tuple(findings), None  # Nothing else can be computed.
+    if not findings:
         if part.footer is None:
-            found += _descriptor_findings(part, describe_batch(bytes(data), table, schema))
+            findings += _descriptor_findings(part, describe_batch(bytes(data), table, schema))
         else:
-            found += _descriptor_findings(part, describe_part(data, table, schema))
-            found += _index_findings(data, part, schema)
+            findings += _descriptor_findings(part, describe_part(data, table, schema))
+            findings += _index_findings(data, part, schema)
     order, starts = row_sorter(canonical(table), [*schema.names, TIME]).sort()
     moved = np.flatnonzero(order != np.arange(len(order)))
     if len(moved):
-        found.append(
+        findings.append(
             Finding("unsorted", f"{len(moved)} of its {len(order)} rows are not in order, row {moved[0]} first")
         )
     equal = np.flatnonzero(~starts)
     if len(equal):
         rows = sorted((int(order[equal[0] - 1]), int(order[equal[0]])))
-        found.append(
+        findings.append(
             Finding(
                 "unconsolidated",
                 f"its rows {rows[0]} and {rows[1]} are equal in key, value and time; so are {len(equal) - 1} more",
             )
         )
     keys = table.select(schema.key_names)
-    return tuple(found), keys.take(pa.array([order[0], order[-1]]))
+    return tuple(findings), keys.take(pa.array([order[0], order[-1]]))
 
 
 def described_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
@@ -304,7 +300,7 @@ def described_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
             return None
         fields = zip(schema.key.fields, keys[0], keys[-1], strict=True)
         columns = {
-            field.name: pa.array([scalar_from_json(each, field.type).as_py() for each in ends], field.type)
+            field.name: pa.array([scalar_from_json(end, field.type).as_py() for end in ends], field.type)
             for field, *ends in fields
         }
     except (CorruptBlob, ValueError, pa.ArrowException):
@@ -370,9 +366,9 @@ def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:
         return
     if keys is not None and _text(keys) != _text(is_.keys):
         yield _differs("keys", keys, is_.keys)
-    for column, found in stats.items():  # It may leave out any, and must not add one.
-        if _text(found) != _text(is_.stats.get(column)):
-            yield _differs(f"stats of {column!r}", found, is_.stats.get(column))
+    for column, claimed in stats.items():  # It may leave out any, and must not add one.
+        if _text(claimed) != _text(is_.stats.get(column)):
+            yield _differs(f"stats of {column!r}", claimed, is_.stats.get(column))
 
 
 def _index_findings(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> Iterator[Finding]:

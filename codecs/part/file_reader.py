@@ -93,9 +93,9 @@ def read_footer(tail: pa.Buffer, schema: pa.Schema, *, rows: int, memory: int) -
     stored, _ = _stored(schema)
     # Arrow looks for a footer at the end of what it is given, wherever that begins.
     with _open(pa.BufferReader(tail)) as file:
-        found, metadata = file.schema_arrow, file.metadata
-    if found.names != stored.names or found.types != stored.types:
-        raise ValueError(f"it holds the columns {_listed(found)} where {_listed(schema)} belong")
+        schema_found, metadata = file.schema_arrow, file.metadata
+    if schema_found.names != stored.names or schema_found.types != stored.types:
+        raise ValueError(f"it holds the columns {_listed(schema_found)} where {_listed(schema)} belong")
     if metadata.num_rows != rows:
         raise ValueError(f"it holds {metadata.num_rows} rows, and its descriptor says {rows}")
     if metadata.num_row_groups > (most := groups_max(rows)):

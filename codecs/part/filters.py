@@ -65,9 +65,9 @@ def _with_both(options: pa.Array) -> pa.Array:
     if not len(zeros) or (zeros.any() and not zeros.all()):
         return options
     both = pa.concat_arrays([values, pa.array([0.0, -0.0], pa.float64()).cast(item)])
-    fields = [options.field(each) for each in range(kind.num_fields)]
+    fields = [options.field(field) for field in range(kind.num_fields)]
     fields[at] = pa.ListArray.from_arrays(pa.array([0, len(both)], pa.int32()), both, type=kind.field(at).type)
-    return pa.StructArray.from_arrays(fields, fields=[kind.field(each) for each in range(kind.num_fields)])
+    return pa.StructArray.from_arrays(fields, fields=[kind.field(field) for field in range(kind.num_fields)])
 
 
 def columns_of(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
@@ -110,7 +110,7 @@ def _guarantee(part: Part, schema: CollectionSchema) -> pc.Expression:
         return _lifted_guarantee(part, lifted)
     stats = part.stats
     known = (_column_guarantee(name, schema, part, *stats[name]) for name in schema.names if name in stats)
-    return reduce(and_, (each for each in known if each is not None), pc.scalar(True))
+    return reduce(and_, (guarantee for guarantee in known if guarantee is not None), pc.scalar(True))
 
 
 def _lifted_guarantee(part: Part, lifted: Lift) -> pc.Expression:
@@ -119,7 +119,7 @@ def _lifted_guarantee(part: Part, lifted: Lift) -> pc.Expression:
     What a column that is younger than the part has is known, too. Of one that was widened nothing is said, but for
     integers and text, whose values are written alike.
     """
-    stats, found = part.stats, []
+    stats, guarantees = part.stats, []
     for name in lifted.wanted.names:
         source, kind = lifted.sources.get(name), lifted.wanted.arrow.field(name).type
         if source is None:
@@ -127,10 +127,10 @@ def _lifted_guarantee(part: Part, lifted: Lift) -> pc.Expression:
                 default = lifted.default(name)
                 written: Any = scalar_to_json(default)
                 nulls = 0 if default.is_valid else part.rows
-                found.append(_column_guarantee(name, lifted.wanted, part, written, written, nulls))
+                guarantees.append(_column_guarantee(name, lifted.wanted, part, written, written, nulls))
         elif source in stats and is_written_alike(lifted.stored.arrow.field(source).type, kind):
-            found.append(_column_guarantee(name, lifted.wanted, part, *stats[source]))
-    return reduce(and_, (each for each in found if each is not None), pc.scalar(True))
+            guarantees.append(_column_guarantee(name, lifted.wanted, part, *stats[source]))
+    return reduce(and_, (guarantee for guarantee in guarantees if guarantee is not None), pc.scalar(True))
 
 
 def _column_guarantee(

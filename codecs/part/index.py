@@ -32,12 +32,11 @@ import xxhash
 from persist.blob import CorruptBlob, Corruption, IncompatibleVersion
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import (
-    UNREADABLE,
-    bad_filter,
     check_request,
     check_updates,
     decode_part,
     decoded,
+    filtered,
     read_lifted,
 )
 from persist.codecs.part.file_reader import (
@@ -101,16 +100,16 @@ class PartIndex:
         is_number = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
         if not (is_text or is_number):
             return None
-        found: tuple[list[Any], list[Any]] = ([], [])
+        limits_by_group: tuple[list[Any], list[Any]] = ([], [])
         metadata = self._footer.metadata
         for number in range(len(self.groups)):
             statistics = metadata.row_group(number).column(0).statistics
             if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
                 return None
-            for limits, value in zip(found, (statistics.min_raw, statistics.max_raw), strict=True):
+            for limits, value in zip(limits_by_group, (statistics.min_raw, statistics.max_raw), strict=True):
                 # Parquet has unsigned integers as signed ones of the same bits.
                 limits.append(value % 2 ** max(kind.bit_width, 32) if pt.is_unsigned_integer(kind) else value)
-        return found
+        return limits_by_group
 
 
 def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema) -> PartIndex:
@@ -133,9 +132,9 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
     schema = schema if lifted is None else lifted.stored
     if len(footer) != part.footer.bytes:
         raise CorruptBlob(part.name, f"its footer has {len(footer)} bytes, and its descriptor says {part.footer.bytes}")
-    if (found := checksum_of(footer)) != part.footer.checksum:
+    if (checksum := checksum_of(footer)) != part.footer.checksum:
         raise CorruptBlob(
-            part.name, f"the checksum of its footer is {found}, and its descriptor says {part.footer.checksum}"
+            part.name, f"the checksum of its footer is {checksum}, and its descriptor says {part.footer.checksum}"
         )
     tail = pa.py_buffer(footer)
     read = decoded(part, lambda: read_footer(tail, schema.arrow, rows=part.rows, memory=part.memory))
@@ -147,7 +146,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
         )
     rows = read.group_rows
     firsts = accumulate(rows, initial=0)
-    groups = tuple(Group(*each) for each in zip(firsts, rows, ends, ends[1:], strict=False))
+    groups = tuple(Group(*fields) for fields in zip(firsts, rows, ends, ends[1:], strict=False))
     return PartIndex(groups, PARSED_BYTES * len(footer), checksums, read)
 
 
@@ -225,12 +224,7 @@ def decode_groups(
         ),
     )
     check_updates(table, part)
-    if filter is None:
-        return table
-    try:
-        return table.filter(filter).select(columns)
-    except UNREADABLE as error:
-        raise bad_filter(filter, schema.arrow, error) from error
+    return filtered(table, filter, columns, schema.arrow)
 
 
 def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part) -> None:
@@ -239,10 +233,10 @@ def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part)
         raise CorruptBlob(
             part.name, f"its row group {number} has {len(data)} bytes, and its index says {group.end - group.start}"
         )
-    if (found := xxhash.xxh3_64_hexdigest(data)) != index._checksums[number]:
+    if (checksum := xxhash.xxh3_64_hexdigest(data)) != index._checksums[number]:
         raise CorruptBlob(
             part.name,
-            f"the checksum of its row group {number} is {found}, and its index says {index._checksums[number]}",
+            f"the checksum of its row group {number} is {checksum}, and its index says {index._checksums[number]}",
         )
 
 

@@ -77,7 +77,7 @@ def encode_parts(
         table: updates as from `to_updates`: the columns of `schema.arrow`.
         schema: the collection's.
         part_bytes_target, row_group_rows, row_group_bytes_max: as for `PartStream`.
-        batch_bytes_max: what takes no more than this is one batch (`part.batch`), to be inline.
+        batch_bytes_max: what takes no more than this is one batch (see `part.part`), to be inline.
 
     Returns:
         The parts in key order; none when there is no row or all cancel.

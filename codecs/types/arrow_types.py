@@ -39,19 +39,16 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.order.arrays import int64_array
 
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 DEPTH_MAX = 16
 SUPPORTED = (
-    "bool, int8 to int64, uint8 to uint64, float16, float32, float64, decimal128, decimal256, string, "
-    "large_string, "
+    "bool, int8 to int64, uint8 to uint64, float16, float32, float64, decimal128, decimal256, string, large_string, "
     "binary, large_binary, fixed_size_binary, date32, date64, time32, time64, timestamp, duration, and list, "
     f"large_list, fixed_size_list, struct and map of these, nested up to {DEPTH_MAX} deep"
 )
@@ -288,16 +285,6 @@ def scalar_to_json(value: pa.Scalar) -> Json:
     if pat.is_decimal(t):
         return str(stored)
     return base64.b64encode(stored).decode("ascii") if isinstance(stored, bytes) else stored
-
-
-def integers_to_json(column: pa.ChunkedArray, rows: list[int]) -> list[Json]:
-    """Return the written form of some values of a column of integers or times; all at once, which is faster."""
-    taken = column.take(int64_array(np.array(rows, np.int64))).combine_chunks()
-    array: pa.Array = taken.chunk(0) if isinstance(taken, pa.ChunkedArray) else taken
-    if pat.is_temporal(array.type):
-        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
-    values: list[Json] = array.to_pylist()
-    return values
 
 
 def scalar_from_json(j: Json, t: pa.DataType) -> pa.Scalar:

@@ -44,20 +44,16 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
         return _checked(column, name)
     if not _fits(source, target, True):
         raise SchemaMismatch(
-            f"column {name!r} has type {source}, and the collection stores {target}: only conversions "
-            "within a family "
-            f"that lose nothing are made (int32 to int64, string to large_string …). Cast it to {target} "
-            "first."
+            f"column {name!r} has type {source}, and the collection stores {target}: only conversions within a family "
+            f"that lose nothing are made (int32 to int64, string to large_string …). Cast it to {target} first."
         )
     try:
         return _checked(_cast(column, target), name)
     except pa.ArrowException as error:
         row = first_failing(column, lambda part: _cast(part, target))
         raise InvalidUpdate(
-            f"update {row} has {_shown(column, row)} in column {name!r} of type {source}, and the "
-            "collection stores "
-            f"{target}, which cannot hold it: {error}. Change the value, or use a collection with a wider "
-            "type."
+            f"update {row} has {_shown(column, row)} in column {name!r} of type {source}, and the collection stores "
+            f"{target}, which cannot hold it: {error}. Change the value, or use a collection with a wider type."
         ) from error
 
 
@@ -222,8 +218,7 @@ def _checked(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         except pa.ArrowException as error:
             row = first_failing(column, _check_leaves)
             raise InvalidUpdate(
-                f"update {row} has {_shown(column, row)} in column {name!r} of type {column.type}, which "
-                "cannot be "
+                f"update {row} has {_shown(column, row)} in column {name!r} of type {column.type}, which cannot be "
                 f"stored: {error}. Change the value."
             ) from error
     return column

@@ -88,8 +88,7 @@ class Codec(Generic[T]):
                 self.encode(value)
             except Exception as reason:
                 raise InvalidUpdate(
-                    f"update {index} has {cut(value)} ({type(value).__name__}), which codec {self.name!r} "
-                    "cannot "
+                    f"update {index} has {cut(value)} ({type(value).__name__}), which codec {self.name!r} cannot "
                     f"encode: {reason or type(reason).__name__}. Give a value it takes."
                 ) from reason
         raise InvalidUpdate(f"codec {self.name!r} could not encode the updates: {error}") from error

@@ -68,14 +68,14 @@ class Lift:
         Raises:
             SchemaMismatch: the part was written after the column had been dropped.
         """
-        found = self.sources.get(name)
-        if found is None and not self.is_younger:
+        name_in_part = self.sources.get(name)
+        if name_in_part is None and not self.is_younger:
             raise SchemaMismatch(
                 f"column {name!r} of schema version {self.wanted.version} is gone: rows that are to be read were "
                 f"written or compacted with version {self.stored.version}, which does not have it. Read without this "
                 "column, or with the newest schema; whoever follows changes begins again."
             )
-        return found
+        return name_in_part
 
     def names(self, columns: Sequence[str]) -> list[str]:
         """Return the columns of the part that some columns are made of; raises as `source`."""
@@ -90,8 +90,8 @@ class Lift:
         """
         arrow = self.wanted.arrow
         fields = [arrow.field(name) for name in columns]
-        found = [self._column(table, field) for field in fields]
-        return pa.Table.from_arrays(found, schema=pa.schema(fields)) if found else table.select([])
+        lifted_columns = [self._column(table, field) for field in fields]
+        return pa.Table.from_arrays(lifted_columns, schema=pa.schema(fields)) if lifted_columns else table.select([])
 
     def default(self, name: str) -> pa.Scalar:
         """Return what records of the part have in a column that is younger than the part."""
@@ -115,7 +115,7 @@ def lift(schema: CollectionSchema, version: int) -> Lift | None:
     """
     if version == schema.version and not schema.is_widened:
         return None
-    stored = next((each for each in schema.known if each.version == version), None)
+    stored = next((known_schema for known_schema in schema.known if known_schema.version == version), None)
     if stored is None:
         raise ValueError(f"it has schema version {version}, and the collection has none of that number")
     return _lift(stored, schema)
@@ -148,9 +148,9 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
     keys = len(schema.key_names)
     has_default = dict(schema.defaults)
     defaults = [
-        (each.id, scalar_to_json(_widened_default(each.name, default_of(schema, each.name), each.kind)))
-        for each in columns
-        if each.id in has_default
+        (column.id, scalar_to_json(_widened_default(column.name, default_of(schema, column.name), column.kind)))
+        for column in columns
+        if column.id in has_default
     ]
     return replace(
         schema,
@@ -328,8 +328,8 @@ def _required(schema: CollectionSchema) -> list[int]:
 def _codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
     sides = ((side.codec_name, side.codec_version) for side in (schema.key, schema.value))
     return [
-        (*each, [f.name for f in side.fields] if each[0] else None)
-        for each, side in zip(sides, (schema.key, schema.value), strict=True)
+        (*codec, [f.name for f in side.fields] if codec[0] else None)
+        for codec, side in zip(sides, (schema.key, schema.value), strict=True)
     ]
 
 
@@ -344,14 +344,14 @@ def changes_between(before: CollectionSchema, after: CollectionSchema) -> list[s
     """Say how a version of a schema differs from an earlier one, column by column."""
     old = dict(zip(before.ids, zip(before.names, before.types, strict=False), strict=True))
     new = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
-    found = [f"{n!r} ({t}) was added" for i, (n, t) in new.items() if i not in old]
-    found += [f"{n!r} ({t}) was dropped" for i, (n, t) in old.items() if i not in new]
+    changes = [f"{n!r} ({t}) was added" for i, (n, t) in new.items() if i not in old]
+    changes += [f"{n!r} ({t}) was dropped" for i, (n, t) in old.items() if i not in new]
     both = [(old[i], new[i]) for i in new if i in old]
-    found += [f"{a!r} was renamed to {b!r}" for (a, _), (b, _) in both if a != b]
-    found += [f"{b!r} was widened from {s} to {t}" for (_, s), (b, t) in both if s != t]
+    changes += [f"{a!r} was renamed to {b!r}" for (a, _), (b, _) in both if a != b]
+    changes += [f"{b!r} was widened from {s} to {t}" for (_, s), (b, t) in both if s != t]
     if [i for i in before.ids if i in new] != [i for i in after.ids if i in old]:
-        found.append(f"the columns are in the order {list(after.names)}")
-    return found or ["nothing"]
+        changes.append(f"the columns are in the order {list(after.names)}")
+    return changes or ["nothing"]
 
 
 class Column(NamedTuple):
@@ -397,7 +397,7 @@ def evolved(
     columns += [Column(following + n, name, kind) for n, (name, kind) in enumerate(add.items())]
     for _, name, kind, _ in columns:
         check_field(name, kind, "value")
-    _check_names([each.name for each in columns])
+    _check_names([column.name for column in columns])
     keys, values = columns[: len(schema.key_names)], columns[len(schema.key_names) :]
     if reorder is not None:
         values = _reordered(values, reorder)
@@ -406,7 +406,7 @@ def evolved(
         _side(schema.value, values),
         schema.timeline,
         version=schema.version + 1,
-        ids=tuple(each.id for each in (*keys, *values)),
+        ids=tuple(column.id for column in (*keys, *values)),
         defaults=_defaults(schema, [*keys, *values], {following + n: name for n, name in enumerate(add)}, defaults),
     )
     check_next(schema, after)
@@ -430,7 +430,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _reordered(values: list[Column], reorder: Sequence[str]) -> list[Column]:
-    named = {each.name: each for each in values}
+    named = {column.name: column for column in values}
     given = None if isinstance(reorder, str) or not isinstance(reorder, Iterable) else [*reorder]
     if given is None or not all(isinstance(name, str) for name in given) or sorted(given) != sorted(named):
         hint = "".join(did_you_mean(name, named) for name in given or () if name not in [*named])
@@ -444,7 +444,7 @@ def _reordered(values: list[Column], reorder: Sequence[str]) -> list[Column]:
 def _side(before: Side, columns: list[Column]) -> Side:
     if before.codec_name is not None:
         return before
-    return Side(tuple(pa.field(each.name, each.kind, each.nullable) for each in columns))
+    return Side(tuple(pa.field(column.name, column.kind, column.nullable) for column in columns))
 
 
 def _defaults(
@@ -455,14 +455,16 @@ def _defaults(
             f"defaults= names {unknown[0]!r}, which is not added: a default is what records read as that are older "
             "than a column"
         )
-    found: dict[int, pa.Scalar] = {}
+    defaults: dict[int, pa.Scalar] = {}
     before = dict(schema.defaults)
     for id_, name, kind, _ in columns:
         if id_ in before:
-            found[id_] = _widened_default(name, default_of(schema, schema.names[schema.ids.index(id_)]), kind)
+            defaults[id_] = _widened_default(name, default_of(schema, schema.names[schema.ids.index(id_)]), kind)
         elif id_ in added and given.get(name) is not None:
-            found[id_] = _default(name, given[name], kind)
-    written = tuple((id_, msgspec.json.encode(scalar_to_json(value)).decode()) for id_, value in sorted(found.items()))
+            defaults[id_] = _default(name, given[name], kind)
+    written = tuple(
+        (id_, msgspec.json.encode(scalar_to_json(value)).decode()) for id_, value in sorted(defaults.items())
+    )
     if written != schema.defaults:
         _check_size(written)
     return written
@@ -485,8 +487,8 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         )
     try:
         array = _as_scalar_says(value, kind) if isinstance(value, pa.Scalar) else to_field([value], kind, "the default")
-        found = canonical(pa.table({"default": array})).column(0)[0]
-        return scalar_from_json(scalar_to_json(found), kind)
+        scalar = canonical(pa.table({"default": array})).column(0)[0]
+        return scalar_from_json(scalar_to_json(scalar), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         # Python cannot show every value that Arrow holds.
         shown = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
@@ -497,13 +499,15 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
 def _as_scalar_says(value: pa.Scalar, kind: pa.DataType) -> pa.Array:
     """Return the array of one value of Arrow's in a type; raises pa.ArrowException if it would be another value."""
     given = pa.array([value])
-    found = given.cast(kind)
-    is_other = pt.is_temporal(given.type) and given.type != kind and not found.cast(given.type).equals(given)
+    cast_value = given.cast(kind)
+    is_other = pt.is_temporal(given.type) and given.type != kind and not cast_value.cast(given.type).equals(given)
     is_other |= pt.is_timestamp(given.type) and pt.is_timestamp(kind) and (given.type.tz is None) != (kind.tz is None)
-    is_other |= pt.is_floating(kind) and pt.is_floating(given.type) and not pc.is_inf(found).equals(pc.is_inf(given))
+    is_other |= (
+        pt.is_floating(kind) and pt.is_floating(given.type) and not pc.is_inf(cast_value).equals(pc.is_inf(given))
+    )
     if is_other:
         raise pa.ArrowInvalid("it would be another value")
-    return found
+    return cast_value
 
 
 def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
@@ -525,7 +529,7 @@ def versions(written: Sequence[bytes]) -> CollectionSchema:
     A version that is in use is read once, in whatever list it comes: each state lists all, and a state follows each
     change.
     """
-    known = [_version(each) for each in written]
+    known = [_version(one_version) for one_version in written]
     return replace(known[-1], known=tuple(known)) if len(known) > 1 else known[-1]
 
 
@@ -533,7 +537,7 @@ _read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # W
 
 
 def _version(written: bytes) -> CollectionSchema:
-    found = _read.get(written)
-    if found is None:
-        found = _read[written] = CollectionSchema.from_json(msgspec.json.decode(written))
-    return found
+    schema = _read.get(written)
+    if schema is None:
+        schema = _read[written] = CollectionSchema.from_json(msgspec.json.decode(written))
+    return schema

@@ -114,7 +114,7 @@ def stored_type(t: pa.DataType) -> pa.DataType:
     if is_flat(t):
         return t
     inner = [f.type for f in children(t)]
-    stored = [stored_type(each) for each in inner]
+    stored = [stored_type(inner_type) for inner_type in inner]
     return t if stored == inner else with_children(t, stored)
 
 
@@ -173,9 +173,11 @@ def _of_class(given: type) -> pa.DataType:
 
 def _generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
     if origin is Annotated:
-        return next((each for each in inner[1:] if isinstance(each, pa.DataType)), None) or _converted(inner[0])
+        return next(
+            (inner_type for inner_type in inner[1:] if isinstance(inner_type, pa.DataType)), None
+        ) or _converted(inner[0])
     if origin in (Union, UnionType):
-        kinds = [each for each in inner if each is not NoneType]
+        kinds = [inner_type for inner_type in inner if inner_type is not NoneType]
         return _converted(kinds[0]) if len(kinds) == 1 else _no_type(", which may be any of several types")
     if origin is list and len(inner) == 1:
         return pa.list_(_converted(inner[0]))
@@ -189,10 +191,10 @@ def _of_frames(given: Any, package: str) -> pa.DataType:
     try:
         if package == "polars":
             return pa.schema(library.Schema({"it": given})).field(0).type
-        found = pa.Schema.from_pandas(library.DataFrame({"it": library.Series([], dtype=given)})).field(0).type
+        arrow_type = pa.Schema.from_pandas(library.DataFrame({"it": library.Series([], dtype=given)})).field(0).type
     except Exception as error:  # What a library raises at something else is its own choice.
         raise _Unknown(f", of which Arrow has none ({error})") from error
-    return found
+    return arrow_type
 
 
 def _named(name: str) -> pa.DataType:
@@ -211,10 +213,10 @@ def _named(name: str) -> pa.DataType:
 
 def _nested(kind: str, inner: list[str]) -> pa.DataType:
     if kind == "struct":
-        fields = [each.partition(":") for each in inner]
+        fields = [text.partition(":") for text in inner]
         return pa.struct([(name.strip(), _named(of.strip())) for name, _, of in fields])
     if kind == "map" and len(inner) == 2:
-        return pa.map_(*[_named(each) for each in inner])
+        return pa.map_(*[_named(text) for text in inner])
     if kind in ("list", "large_list") and len(inner) == 1:
         item = _named(inner[0].removeprefix("item:").strip())
         return pa.large_list(item) if kind == "large_list" else pa.list_(item)
@@ -223,14 +225,14 @@ def _nested(kind: str, inner: list[str]) -> pa.DataType:
 
 def _split(text: str) -> list[str]:
     """Return what stands between the commas of a text that are in no brackets."""
-    found, depth = [""], 0
+    pieces, depth = [""], 0
     for letter in text:
         depth += (letter in "<([") - (letter in ">)]")
         if letter == "," and not depth:
-            found.append("")
+            pieces.append("")
         else:
-            found[-1] += letter
-    return [each.strip() for each in found]
+            pieces[-1] += letter
+    return [piece.strip() for piece in pieces]
 
 
 def _no_type(why: str = "") -> pa.DataType:

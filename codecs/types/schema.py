@@ -145,7 +145,6 @@ class CollectionSchema:
         arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). What is required is
             nullable there, as it is in parts: who reads need not know.
         types: the types of these.
-        row_type: these as a struct.
     """
 
     key: Side
@@ -164,7 +163,6 @@ class CollectionSchema:
     declared: pa.Schema = field(init=False, repr=False, compare=False)
     arrow: pa.Schema = field(init=False, repr=False, compare=False)
     types: tuple[pa.DataType, ...] = field(init=False, repr=False, compare=False)
-    row_type: pa.StructType = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = self.key.names + self.value.names
@@ -174,18 +172,22 @@ class CollectionSchema:
                 f"field {name!r} occurs {count} times in key {list(self.key.names)} and value "
                 f"{list(self.value.names)}: names must be unique over both. Rename one of them."
             )
-        object.__setattr__(self, "_derived", _Derived())
-        ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
-        object.__setattr__(self, "ids", self.ids or tuple(range(len(names))))
-        object.__setattr__(self, "key_names", self.key.names)
-        object.__setattr__(self, "value_names", self.value.names)
-        object.__setattr__(self, "names", names)
         declared = (*self.key.fields, *self.value.fields)
-        object.__setattr__(self, "required", tuple(f.name for f in declared if not f.nullable))
-        object.__setattr__(self, "declared", pa.schema(declared))
-        object.__setattr__(self, "arrow", pa.schema([*(f.with_nullable(True) for f in declared), *ends]))
-        object.__setattr__(self, "types", tuple(self.arrow.types))
-        object.__setattr__(self, "row_type", pa.struct(list(self.arrow)))
+        ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
+        arrow = pa.schema([*(f.with_nullable(True) for f in declared), *ends])
+        worked_out = {
+            "_derived": _Derived(),
+            "ids": self.ids or tuple(range(len(names))),
+            "key_names": self.key.names,
+            "value_names": self.value.names,
+            "names": names,
+            "required": tuple(f.name for f in declared if not f.nullable),
+            "declared": pa.schema(declared),
+            "arrow": arrow,
+            "types": tuple(arrow.types),
+        }
+        for name, value in worked_out.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, key: SideSpec, value: SideSpec, timeline: str | None = None) -> "CollectionSchema":
@@ -211,10 +213,10 @@ class CollectionSchema:
 
     def derived(self, make: Callable[["CollectionSchema"], T]) -> T:
         """Return what a function makes of this schema, which is made once: a look-up by the schema hashes all of it."""
-        found = self._derived.get(make, _Derived)
-        if found is _Derived:
-            found = self._derived[make] = make(self)
-        return cast(T, found)
+        made = self._derived.get(make, _Derived)
+        if made is _Derived:
+            made = self._derived[make] = make(self)
+        return cast(T, made)
 
     @property
     def key_types(self) -> tuple[pa.DataType, ...]:
@@ -238,17 +240,17 @@ class CollectionSchema:
         if isinstance(names, str):
             raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
         try:
-            found = tuple(names)
+            listed = tuple(names)
         except TypeError as error:
             raise SchemaMismatch(f"{what}={names!r} is not a list of names") from error
-        unknown = [name for name in found if name not in self.names]
+        unknown = [name for name in listed if name not in self.names]
         if unknown:
             hint = did_you_mean(unknown[0], self.names)
             problem = f"{unknown[0]!r} is no column of this collection{hint or ','}"
-            raise SchemaMismatch(f"{what} {list(found)} cannot be had: {problem} it has {list(self.names)}")
-        if twice := [name for name, count in Counter(found).items() if count > 1]:
-            raise SchemaMismatch(f"{what} {list(found)} cannot be had: {twice[0]!r} is there twice. Name it once.")
-        return found
+            raise SchemaMismatch(f"{what} {list(listed)} cannot be had: {problem} it has {list(self.names)}")
+        if twice := [name for name, count in Counter(listed).items() if count > 1]:
+            raise SchemaMismatch(f"{what} {list(listed)} cannot be had: {twice[0]!r} is there twice. Name it once.")
+        return listed
 
     def to_json(self) -> dict[str, Json]:
         """Return the written form."""
@@ -302,7 +304,9 @@ class CollectionSchema:
 def _reading(schema: CollectionSchema) -> str:
     if not schema.known:
         return f"{schema.key_names} {schema.value_names} {schema.types}"
-    return msgspec.json.encode([schema.version, schema.is_widened, *(each.to_json() for each in schema.known)]).decode()
+    return msgspec.json.encode(
+        [schema.version, schema.is_widened, *(version.to_json() for version in schema.known)]
+    ).decode()
 
 
 @lru_cache(maxsize=256)
@@ -316,27 +320,19 @@ def _schema_of(j: Json) -> CollectionSchema:
             sides = Side.from_json(key, "key"), Side.from_json(value, "value")
             unit = rest.pop("timeline", None)
             count = sum(len(side.fields) for side in sides)
-            later = _Later.of(rest, count) if rest else _Later()
+            later = _later(rest, count) if rest else ()
             if unit is None or unit in TIME_UNITS:
-                return CollectionSchema(*sides, unit, later.version, later.ids, later.defaults)
+                return CollectionSchema(*sides, unit, *later)
     raise ValueError(f"{j!r:.80} is not the written form of a schema")
 
 
-@dataclass(frozen=True, slots=True)
-class _Later:
-    """What the written form of a later version of a schema says besides."""
-
-    version: int = 1
-    ids: tuple[int, ...] = ()
-    defaults: tuple[tuple[int, str], ...] = ()
-
-    @classmethod
-    def of(cls, rest: Any, columns: int) -> "_Later":
-        match rest:
-            case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
-                if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
-                    return cls(version, tuple(ids), _defaults_of(more.get("defaults", {}), ids))
-        raise ValueError(f"{rest!r:.80} is not what the written form of a schema may say besides")
+def _later(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
+    """Return version, ids and defaults, which the written form of a later version of a schema says besides."""
+    match rest:
+        case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
+            if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
+                return version, tuple(ids), _defaults_of(more.get("defaults", {}), ids)
+    raise ValueError(f"{rest!r:.80} is not what the written form of a schema may say besides")
 
 
 def _defaults_of(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
@@ -397,9 +393,8 @@ def _check_codecs(given: CollectionSchema, stored: CollectionSchema, collection:
         if (ours.codec_name, ours.codec_version) != (theirs.codec_name, theirs.codec_version):
             raise CodecMismatch(
                 f"the {side} of collection {collection!r} is stored with codec {theirs.codec_name!r} version "
-                f"{theirs.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was "
-                "given. "
-                "Give the stored codec, or use another collection name."
+                f"{theirs.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was given. Give "
+                "the stored codec, or use another collection name."
             )
 
 
@@ -411,21 +406,21 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
         return [f"the {side} is stored as {_described(stored)}, given as {_described(given)}"]
     ours = {f.name: f.type for f in given.fields}
     theirs = {f.name: f.type for f in stored.fields}
-    found = [f"{side} field {n!r} ({theirs[n]}) is missing" for n in theirs if n not in ours]
-    found += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in theirs]
-    found += [
+    differences = [f"{side} field {n!r} ({theirs[n]}) is missing" for n in theirs if n not in ours]
+    differences += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in theirs]
+    differences += [
         f"{side} field {n!r} is stored as {theirs[n]}, given as {ours[n]}"
         for n in theirs
         if n in ours and ours[n] != theirs[n]
     ]
     loose = {f.name for f in stored.fields if f.nullable}
-    found += [
+    differences += [
         f"{side} field {f.name!r} is stored as nullable, given as not null, and it may hold NULL by now"
         for f in given.fields
         if not f.nullable and f.name in loose
     ]
-    if found or list(ours) == list(theirs):
-        return found
+    if differences or list(ours) == list(theirs):
+        return differences
     return [f"the {side} fields are stored in the order {list(theirs)}, given in the order {list(ours)}"]
 
 

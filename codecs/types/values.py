@@ -98,8 +98,8 @@ def _as_integers(values: _Values) -> list[Any] | None:
     fractional = (float, Decimal, np.floating)
     if not any(issubclass(kind, fractional) for kind in {*map(type, values)}):
         return None
-    found = [int(v) if isinstance(v, fractional) and _is_whole(v) else v for v in values]
-    return None if {*map(type, found)} == {*map(type, values)} else found
+    whole = [int(v) if isinstance(v, fractional) and _is_whole(v) else v for v in values]
+    return None if {*map(type, whole)} == {*map(type, values)} else whole
 
 
 def _is_whole(value: Any) -> bool:

@@ -221,10 +221,10 @@ def _with_index(data: Any) -> Any:
 def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
     """Return rows that are dicts as a table; a column that a row lacks is NULL there."""
     if not all(issubclass(kind, Mapping) for kind in {*map(type, rows)}):
-        for row, each in enumerate(rows):
-            if not is_record(each, schema):
+        for row, record in enumerate(rows):
+            if not is_record(record, schema):
                 raise InvalidUpdate(
-                    f"update {row} is {cut(each)} ({type(each).__name__}), and the updates before it are dicts, "
+                    f"update {row} is {cut(record)} ({type(record).__name__}), and the updates before it are dicts, "
                     "or named: give all of them as dicts of columns, or all as tuples"
                 )
         rows = [*map(as_dict, rows)]

@@ -171,8 +171,7 @@ def _encoded(values: list[Any], side: Side, name: str) -> pa.Array:
     column = _known(side, name).encode_all(values)
     if len(column) != len(values) or column.type != side.fields[0].type:
         raise CodecMismatch(
-            f"codec {side.codec_name!r} made {len(column)} elements of type {column.type} from "
-            f"{len(values)} {name}s, "
+            f"codec {side.codec_name!r} made {len(column)} elements of type {column.type} from {len(values)} {name}s, "
             f"and {len(values)} of type {side.fields[0].type} are needed. Correct its encode_all."
         )
     return column
@@ -181,9 +180,8 @@ def _encoded(values: list[Any], side: Side, name: str) -> pa.Array:
 def _known(side: Side, name: str) -> Any:
     if side.codec is None:
         raise CodecMismatch(
-            f"the {name} is stored through codec {side.codec_name!r} version {side.codec_version}, which "
-            "is not known "
-            f"here: pass that codec to create_or_load, or use Arrow, where it is a column of type "
+            f"the {name} is stored through codec {side.codec_name!r} version {side.codec_version}, which is not known "
+            "here: pass that codec to create_or_load, or use Arrow, where it is a column of type "
             f"{side.fields[0].type}."
         )
     return side.codec
@@ -215,7 +213,7 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
         if side.codec_name is not None:
             continue
         if _are_dicts([value], side):
-            if unknown := [each for each in as_dict(value) if each not in side.names]:
+            if unknown := [name_given for name_given in as_dict(value) if name_given not in side.names]:
                 hint = did_you_mean(unknown[0], side.names)
                 return f"{cut(unknown[0])} is no field of the {name}{hint or ','} which has {', '.join(side.names)}"
             continue
@@ -322,7 +320,7 @@ def _copied(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(owned, value))
     if type(value) is dict:
-        return {name: owned(each) for name, each in value.items()}
+        return {name: owned(inner) for name, inner in value.items()}
     try:
         return copy.deepcopy(value)
     except Exception:  # As above. It is taken as it is, then.

@@ -184,8 +184,7 @@ def _check_times(column: pa.ChunkedArray) -> None:
 
 def _time_out_of_range(time: int, row: int) -> InvalidUpdate:
     return InvalidUpdate(
-        f"update {row} has the time {time}: times are integers from 0 to {TIME_MAX} (2**63 - 2). Choose a "
-        "unit and an "
+        f"update {row} has the time {time}: times are integers from 0 to {TIME_MAX} (2**63 - 2). Choose a unit and an "
         "origin that keep them there."
     )
 
@@ -212,11 +211,11 @@ def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, in
     for name, limits in ((TIME, (0, TIME_MAX)), (DIFF, (-_DIFF_MAX - 1, _DIFF_MAX))):
         _check_default(name, defaults[name], *limits)
     names = dict.fromkeys(schema.arrow.names)
-    found = [n for n in table.column_names if n in names or not _PANDAS_INDEX.fullmatch(n)]
-    present = set(found)
+    names_given = [n for n in table.column_names if n in names or not _PANDAS_INDEX.fullmatch(n)]
+    present = set(names_given)
     wanted = [n for n in names if n in present or defaults.get(n) is None]
-    if len(found) != len(present) or present != set(wanted):
-        raise _columns_do_not_fit(found, wanted, schema)
+    if len(names_given) != len(present) or present != set(wanted):
+        raise _columns_do_not_fit(names_given, wanted, schema)
     for name in (TIME, DIFF):
         if name in present and not pat.is_integer(table.schema.field(name).type):
             _check_integers(table.column(name), name)
@@ -244,12 +243,12 @@ def _check_default(name: str, value: Any, low: int, high: int) -> None:
         raise InvalidUpdate(f"{value!r} for {name} of every update is not allowed: give an int from {low} to {high}")
 
 
-def _columns_do_not_fit(found: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:
-    given, known = frozenset(found), frozenset(wanted)
+def _columns_do_not_fit(names_given: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:
+    given, known = frozenset(names_given), frozenset(wanted)
     problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in given]
     missing = [n for n in wanted if n not in given]
-    problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in found if n not in known]
-    problems += [f"{n!r} is there {count} times" for n, count in Counter(found).items() if count > 1]
+    problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in names_given if n not in known]
+    problems += [f"{n!r} is there {count} times" for n, count in Counter(names_given).items() if count > 1]
     listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in known]  # Not what may be left out.
     advice = "Add, drop or rename columns to match."
     if missing == [TIME, DIFF] and len(problems) == 2:

@@ -16,10 +16,9 @@ from persist.codecs import (
     encode_parts,
     key_ranges,
     sample_rows,
-    scalar_to_json,
     to_updates,
 )
-from persist.codecs.types.arrow_types import key_order
+from persist.codecs.types.arrow_types import key_order, scalar_to_json
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, flat_types
 from tests.tiers import examples
