@@ -8,7 +8,7 @@ from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, Sc
 from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array, int64_values
 from persist.codecs.order.digest import DIGEST_MODULUS, Digest, digest_of, digest_of_text, row_hashes
 from persist.codecs.order.digits import RowSorter, dense_ranks, neighbours_differ
-from persist.codecs.order.ordering import Touching, canonical, combined, order_keys, row_sorter, sort_indices
+from persist.codecs.order.ordering import canonical, combined, order_keys, row_sorter, sort_indices
 from persist.codecs.order.search import SortedKeys, empty_batch
 from persist.codecs.order.sums import (
     ROWS_MAX,
@@ -107,7 +107,6 @@ __all__ = [
     "SortedKeys",
     "Stamp",
     "TableStream",
-    "Touching",
     "Unit",
     "Utf8",
     "arrow_type",

@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.order.arrays import int64_array, stored_values
-from persist.codecs.order.ordering import Touching
+from persist.codecs.order.arrays import boolean_array, int64_array, stored_values
+from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.ordering import order_keys, row_sorter
 from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -107,6 +108,26 @@ class SortedKeys:
         # Integers and times are packed as they are stored.
         is_stored = self._layout is None or (self._layout.is_number and not pat.is_floating(self._arrays[0].type))
         self.packs = not is_stored
+
+    @classmethod
+    def of(cls, rows: pa.Table, names: Sequence[str]) -> "SortedKeys":
+        """Return the distinct keys of rows in any order, floats canonical; names are the key columns, one at least."""
+        keys = rows.select([*names])
+        order, starts = row_sorter(keys, names).sort()
+        return cls(keys.take(int64_array(order[starts])))
+
+    def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the rows of a table that have one of these keys, which are distinct, and the others.
+
+        Args:
+            table: sorted by the columns of these keys, floats canonical; it may have other columns besides.
+        """
+        rows = SortedKeys(table.select(self.batch.schema.names)).find(self)
+        if not len(rows):
+            return table.slice(0, 0), table
+        is_other = np.ones(len(table), np.bool_)
+        is_other[rows] = False
+        return table.take(int64_array(rows)), table.filter(boolean_array(is_other))
 
     @property
     def nbytes(self) -> int:
@@ -199,12 +220,14 @@ class SortedKeys:
         return [scalar_to_json(column[row]) for column in self._arrays]
 
     def _find_many(self, wanted: "SortedKeys") -> Rows:
-        keys, names = pa.Table.from_batches([self.batch]), self.batch.schema.names
-        touching = Touching(pa.Table.from_batches([wanted.batch]), names)
-        rows = np.flatnonzero(touching.mask(keys))
-        # Of these, some may only begin like a wanted key.
-        found: Rows = rows[touching.exact(keys.take(int64_array(rows)))]
-        return found
+        """Rank all keys of both in one order: one pass over all rows."""
+        names = self.batch.schema.names
+        both = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, wanted)]).combine_chunks()
+        ranks = dense_ranks(order_keys(both, names))
+        is_wanted = np.zeros(len(both), np.bool_)
+        is_wanted[ranks[len(self) :]] = True
+        rows: Rows = np.flatnonzero(is_wanted[ranks[: len(self)]])
+        return rows
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:

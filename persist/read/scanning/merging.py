@@ -27,7 +27,7 @@ import pyarrow as pa
 from persist.blob import Pool
 from persist.codecs import (
     Part,
-    Touching,
+    SortedKeys,
     combined,
     consolidate,
     describe_held,
@@ -174,7 +174,7 @@ def _passed_on(
         )
         if only_touched and not len(rest):
             return None
-        touching = Touching(rest, keys) if is_touching and len(rest) else None
+        touching = SortedKeys.of(rest, keys) if is_touching and len(rest) else None
         touched = [rest.select([*apart, "_diff"])]
         for table in standing:
             if not len(rest) or not len(table):
@@ -186,8 +186,6 @@ def _passed_on(
                 touched.append(_counted(inside, apart))
                 if not only_touched:
                     yield from _given_out(_selected(outside, columns), scan, form)
-    if only_touched and touching is not None:
-        touched = [table.filter(pa.array(touching.exact(table))) for table in touched]
     return _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
 
 
