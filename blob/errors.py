@@ -4,6 +4,8 @@ They stand in the lowest layer so that every layer raises the final class at onc
 the way up; `persist.errors` adds the errors that speak of collections and re-exports these.
 """
 
+import errno
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from string import Formatter
@@ -94,6 +96,25 @@ class NotDeleted(Unavailable):
 
 class StoreFull(Unavailable):
     """The store, or a limit of this process, leaves no room, and nothing was done: make room, then try again."""
+
+
+# What to do about each error of the system that is one.
+FULL = {
+    errno.ENOSPC: "Free some space (gc deletes what nobody needs)",
+    errno.EDQUOT: "Free some space (gc deletes what nobody needs)",
+    errno.EFBIG: "Let this process write larger files (ulimit -f)",
+    errno.EMFILE: "Let this process open more files (ulimit -n), or close some",
+    errno.ENFILE: "Let this machine open more files (fs.file-max), or close some",
+}
+
+
+def limit_behind(error: BaseException | None) -> str | None:
+    """Return the limit that an error ran into, or an error that it wraps, and what to do; None if it was none."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return f"{os.strerror(error.errno)}. {FULL[error.errno]}"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class Throttled(Unavailable):

@@ -44,6 +44,7 @@ from pathlib import Path
 from stat import S_IFLNK, S_IMODE, S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG, S_ISSOCK
 
 from persist.blob.errors import (
+    FULL,
     CorruptBlob,
     Indeterminate,
     InvalidUsage,
@@ -67,13 +68,6 @@ FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 VALUE_BYTES_MAX = 16 << 30  # Far more than a part ever has. Readers who know better ask for less.
 READ_BYTES_MAX = 1 << 30  # Of one system call, which returns at most 2 GiB on Linux.
-FULL = {
-    errno.ENOSPC: "Free some space (gc deletes what nobody needs)",
-    errno.EDQUOT: "Free some space (gc deletes what nobody needs)",
-    errno.EFBIG: "Let this process write larger files (ulimit -f)",
-    errno.EMFILE: "Let this process open more files (ulimit -n), or close some",
-    errno.ENFILE: "Let this machine open more files (fs.file-max), or close some",
-}
 CLOCK_TICK_NS = 50_000_000  # Times of files come from a clock that moves in ticks, of 10 ms at most on Linux.
 
 

@@ -24,8 +24,10 @@ from persist.blob.errors import (
     InvalidUsage,
     PersistError,
     ReadOnlyStore,
+    StoreFull,
     StoreMisconfigured,
     Unavailable,
+    limit_behind,
 )
 from persist.blob.protocol import BlobEntry, check_key, check_range, is_key
 
@@ -227,6 +229,8 @@ class FsspecBlob:
 
     def _failed_read(self, action: str, key: str, error: Exception) -> PersistError:
         what = f"cannot {action} {key!r} at {self.url}"
+        if limit := limit_behind(error):
+            return StoreFull(f"{what}: {limit}, then try again. ({_text(error, self._secrets)})")
         return _misconfigured(what, error, self._secrets) or Unavailable(
             f"{what}: {_text(error, self._secrets)}. Check that the store is up and reachable, then try again."
         )
@@ -237,9 +241,11 @@ class FsspecBlob:
             return StoreMisconfigured(
                 f"{what}: {_text(error, self._secrets)}. The store must support conditional writes: use one that does."
             )
+        # It may have asked before the time that met a limit, so that does not say that nothing was done.
+        limit = f"{limit}. " if (limit := limit_behind(error)) else ""
         return _misconfigured(what, error, self._secrets) or Indeterminate(
-            f"{action} of {key!r} at {self.url} got no clear answer: {_text(error, self._secrets)}. It may or may not "
-            "have happened: read the key before trying again."
+            f"{action} of {key!r} at {self.url} got no clear answer: {_text(error, self._secrets)}. {limit}It may or "
+            "may not have happened: read the key before trying again."
         )
 
 

@@ -10,7 +10,15 @@ last may have been the one that landed.
 from dataclasses import dataclass, field
 from typing import Any
 
-from persist.blob.errors import Indeterminate, PersistError, StoreMisconfigured, Throttled, Unavailable
+from persist.blob.errors import (
+    Indeterminate,
+    PersistError,
+    StoreFull,
+    StoreMisconfigured,
+    Throttled,
+    Unavailable,
+    limit_behind,
+)
 
 # S3 refused before doing anything because requests come too fast.
 _THROTTLED = {
@@ -97,7 +105,7 @@ class S3ErrorMap:
         """Return what to raise for a get or list that failed."""
         what = f"cannot {action} {key!r} at {self.url}"
         return self._misconfigured(what, error) or self._unavailable(
-            error, f"{what}: {self._text(error)}. Check that the store is up and reachable, then try again."
+            what, error, "Check that the store is up and reachable, then try again."
         )
 
     def of_write(self, action: str, key: str, error: Exception) -> PersistError:
@@ -105,7 +113,7 @@ class S3ErrorMap:
         what = f"cannot {action} {key!r} at {self.url}"
         if self._did_nothing(error):
             return self._misconfigured(what, error) or self._unavailable(
-                error, f"{what}: {self._text(error)}. Nothing was changed; try again after a pause."
+                what, error, "Nothing was changed; try again after a pause."
             )
         doubt = Indeterminate(
             f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not "
@@ -127,7 +135,10 @@ class S3ErrorMap:
         """Return error as the cause of what is raised instead; None when its text would show a secret."""
         return error if self._redacted(text := str(error)) == text else None
 
-    def _unavailable(self, error: Exception, text: str) -> Unavailable:
+    def _unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
+        if limit := limit_behind(error):
+            return StoreFull(f"{what}: {limit}, then try again. Nothing was changed. ({self._text(error)})")
+        text = f"{what}: {self._text(error)}. {advice}"
         failure = Throttled(text) if self.code(error) in _THROTTLED else Unavailable(text)
         failure.timed_out = _is_a(error, _TIMED_OUT)
         return failure

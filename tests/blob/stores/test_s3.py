@@ -305,3 +305,50 @@ def test_objects_that_are_not_keys_are_left_out_of_listings(s3_options: dict[str
     assert [entry.key for entry in inner.list("")] == ["a/key"]
     inner.close()
     outer.close()
+
+
+OUT_OF_FILES = """
+import os, resource, sys
+from persist.blob import FsspecBlob, PersistError, S3Blob
+kind, url = sys.argv[1], "http://127.0.0.1:9"
+if kind == "s3":
+    given = {"endpoint_url": url, "region": "us-east-1", "access_key_id": "id", "secret_access_key": "secret"}
+    blob = S3Blob("bucket", "prefix", given)
+else:
+    client = {"endpoint_url": url, "region_name": "us-east-1"}
+    once = {"retries": {"total_max_attempts": 1}}
+    given = {"key": "id", "secret": "secret", "client_kwargs": client, "config_kwargs": once}
+    blob = FsspecBlob("s3://bucket/prefix", given)
+try:
+    blob.get("key")  # Nobody listens there. What is loaded for a request has been loaded now.
+except PersistError:
+    pass
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+for name, *given in (("create", "key", b""), ("get", "key"), ("list", ""), ("delete", "key")):
+    try:
+        while True:
+            os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        pass
+    try:
+        list(getattr(blob, name)(*given) or ())
+        print("done")
+    except PersistError as error:
+        print(type(error).__name__, error)
+os._exit(0)  # Its threads cannot be ended in good order without files.
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("s3", ["StoreFull"] * 4), ("fsspec", ["Indeterminate", "StoreFull", "StoreFull", "Indeterminate"])],
+)
+def test_a_process_without_files_left_for_connections_is_told_so(kind: str, names: list[str]) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", OUT_OF_FILES, kind]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    for line in lines:
+        assert "Too many open files" in line
+        assert "ulimit -n" in line
