@@ -17,7 +17,6 @@ from persist.antichain import coordinates
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, TIME_MAX, to_array
 from persist.dataflow.errors import OperatorFailed
-from persist.dataflow.operators.conditions import Truth, on_words
 from persist.dataflow.plan.stages import (
     BatchFunction,
     Delay,
@@ -34,7 +33,7 @@ from persist.dataflow.plan.stages import (
 from persist.dataflow.updates.batch import negated, products
 from persist.dataflow.updates.bulk import reordered
 from persist.dataflow.updates.times import Flags, Ints
-from persist.dataflow.updates.words import NULL, Domain, is_interned
+from persist.dataflow.updates.words import NULL, Domain
 from persist.expression import Col, Lit, Term, as_array, conjuncts, evaluate
 
 Shape = Callable[[Ints], Ints]
@@ -63,11 +62,6 @@ class Column:
             assert self._words is not None
             self._array = self._domain.decode(self._words, self.kind)
         return self._array
-
-    @property
-    def has_words(self) -> bool:
-        """Whether its words are there, or cost no more than a look at each."""
-        return self._words is not None or not is_interned(self.kind)
 
     def take(self, rows: Ints) -> "Column":
         if self._words is not None:
@@ -159,7 +153,7 @@ def traced(
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
     """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
 
-    run = [_running(stage, operator) for stage in stages]
+    run = [partial(applied, stage, operator=operator) for stage in stages]
 
     def shape(updates: Ints) -> tuple[Ints, Ints]:
         frame = Frame.of(updates, given, domain)
@@ -186,7 +180,7 @@ def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], do
         if picks is not None:
             return picks
 
-    run = [_running(stage, operator) for stage in stages]
+    run = [partial(applied, stage, operator=operator) for stage in stages]
 
     def shape(updates: Ints) -> Ints:
         frame = Frame.of(updates, given, domain)
@@ -216,46 +210,8 @@ def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -
     return pick
 
 
-def _running(stage: Stage, operator: str) -> Callable[[Frame], Frame]:
-    """Return what a stage does to updates."""
-    return Sieve(stage.condition, operator) if isinstance(stage, Filter) else partial(applied, stage, operator=operator)
-
-
-class Sieve:
-    """Keeps the updates for which a condition is true: its parts one after the other, each on what is left.
-
-    What can be told from words is, so that columns are decoded only for what needs Arrow.
-    """
-
-    def __init__(self, condition: Term, operator: str) -> None:
-        self._parts = conjuncts(condition)
-        self._operator = operator
-        self._known: dict[tuple[bool, ...], list[Truth | None]] = {}
-
-    def __call__(self, frame: Frame) -> Frame:
-        at_hand = tuple(each.has_words for each in frame.columns.values())
-        truths = self._known.get(at_hand)
-        if truths is None:
-            kinds = {name: each.kind for name, each in frame.columns.items() if each.has_words}
-            truths = self._known[at_hand] = [on_words(each, kinds, frame.domain) for each in self._parts]
-        keep: Flags | None = None  # By words: to look at all of them costs less than to take what is left each time.
-        for condition, truth in zip(self._parts, truths, strict=True):
-            if truth is None:
-                frame, keep = frame if keep is None else frame.where(keep), None
-                if not len(frame):
-                    return frame
-                frame = frame.where(_true(condition, frame, self._operator))
-            else:
-                columns = frame.columns
-                found = truth(lambda name, columns=columns: columns[name].words)  # type: ignore[misc]
-                keep = found if keep is None else keep & found
-            if not len(frame):
-                return frame
-        return frame if keep is None else frame.where(keep)
-
-
 def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
-    """Return updates after a stage, other than a filter.
+    """Return updates after a stage.
 
     Raises:
         OperatorFailed: a function or an expression raised.
@@ -263,6 +219,10 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
     match stage:
         case Map(outputs):
             return frame.changed({name: _computed(each, frame, operator) for name, each in outputs})
+        case Filter(condition):
+            for part in conjuncts(condition):  # Each sees what is left: one may guard the next against what raises.
+                frame = frame.where(_true(part, frame, operator)) if len(frame) else frame
+            return frame
         case Negate():
             return frame.changed(diffs=negated(frame.diffs))
         case Explode(by):
