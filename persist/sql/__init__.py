@@ -6,8 +6,8 @@ semantics; its definition is stored with it, and needs no DuckDB; views that rea
 
 from persist.sql.apply import Change, ViewsPlan, Wanted, plan_views
 from persist.sql.definition import Definition
-from persist.sql.growth import UnboundedState
-from persist.sql.inside import answer
+from persist.sql.lower import answer
+from persist.sql.reasons import UnboundedState
 from persist.sql.view import (
     LiveView,
     OnView,

@@ -40,24 +40,14 @@ from persist.sql.types import Unreadable
 
 _ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
 _HOW = {
-    "INNER": "inner",
-    "LEFT": "left",
-    "RIGHT": "right",
-    "OUTER": "full",
-    "FULL": "full",
-    "SEMI": "semi",
-    "ANTI": "anti",
-    "MARK": "mark",
-    "SINGLE": "single",
-}
+    "INNER": "inner", "LEFT": "left", "RIGHT": "right", "OUTER": "full", "FULL": "full", "SEMI": "semi",
+    "ANTI": "anti", "MARK": "mark", "SINGLE": "single",
+}  # fmt: skip
 _COMPARED = {
-    "COMPARE_NOTEQUAL": "not_equal",
-    "COMPARE_LESSTHAN": "less",
-    "COMPARE_LESSTHANOREQUALTO": "less_equal",
-    "COMPARE_GREATERTHAN": "greater",
-    "COMPARE_GREATERTHANOREQUALTO": "greater_equal",
+    "COMPARE_NOTEQUAL": "not_equal", "COMPARE_LESSTHAN": "less", "COMPARE_LESSTHANOREQUALTO": "less_equal",
+    "COMPARE_GREATERTHAN": "greater", "COMPARE_GREATERTHANOREQUALTO": "greater_equal",
     "COMPARE_DISTINCT_FROM": "distinct_from",
-}
+}  # fmt: skip
 
 
 _INSTEAD_OF_ALL = "write it as joins, groups and set operations"

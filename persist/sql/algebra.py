@@ -6,11 +6,7 @@ stands in a `Definition` with a version (`persist.sql.definition`).
 
 Expressions are terms (`persist.expression`). Their columns are numbered from 0, and are those of the node's input; for
 the condition of a join those of the left, and behind them those of the right. Relations are multisets: nothing is in an
-order. A term is stored as one of
-
-    { kind: "column", index }
-    { kind: "constant", type, value }            value as text; without it, NULL
-    { kind: "call", function, type, arguments, at }
+order.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +15,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from persist.expression import SQL, Call, Lit, Place, Term, all_of, sql_call
-from persist.sql.types import constant, kind_of, text_of, to_arrow
+from persist.expression import Lit, Term, all_of
 
 TRUE = Lit(pa.scalar(True))
 
@@ -216,7 +211,6 @@ Node = (
 )
 
 
-_OF_CALL = {"kind", "function", "type", "arguments", "at"}
 _PARTS = ("input", "left", "right", "value", "body", "anchor", "step")
 
 
@@ -254,50 +248,3 @@ def terms_of(node: Node) -> list[Term]:
 def filtered(node: Node, conditions: Sequence[Term]) -> Node:
     """Return the rows of a relation for which some conditions hold."""
     return Filter(node, all_of(conditions)) if conditions else node
-
-
-def to_json(value: Any) -> Any:
-    """Return a plan, or a part of one, as it is stored."""
-    match value:
-        case Place(index):
-            return {"kind": "column", "index": index}
-        case Lit(scalar):
-            text = text_of(scalar)
-            return {"kind": "constant", "type": kind_of(scalar.type)} | ({} if text is None else {"value": text})
-        case Call(function, arguments, (kind,), at):
-            stored: dict[str, Any] = {"kind": "call", "function": function.removeprefix(SQL), "type": kind_of(kind)}
-            stored |= {"arguments": to_json(arguments)} if arguments else {}
-            return stored | ({} if at is None else {"at": at})
-        case tuple():
-            return [to_json(item) for item in value]
-        case msgspec.Struct():
-            config = value.__struct_config__
-            names = [field.name for field in msgspec.structs.fields(value) if _is_given(value, field)]
-            tag = {} if config.tag is None else {config.tag_field: config.tag}
-            return {**tag, **{name: to_json(getattr(value, name)) for name in names}}
-    return value
-
-
-def _is_given(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
-    return field.required or getattr(value, field.name) != field.default
-
-
-def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
-    """Return the term that was stored; for msgspec, which asks for a type that it does not know.
-
-    Raises:
-        ValueError: it is none.
-    """
-    assert wanted is Term
-    match stored:
-        case {"kind": "column", "index": int(index), **rest} if not rest:
-            return Place(index)
-        case {"kind": "constant", "type": str(kind), **rest} if {*rest} <= {"value"}:
-            return constant(kind, rest.get("value"))
-        case {"kind": "call", "function": str(function), "type": str(kind), **rest} if rest.keys() <= {
-            "arguments",
-            "at",
-        }:
-            arguments = (term_of_json(Term, argument) for argument in rest.get("arguments", ()))
-            return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
-    raise ValueError(f"{stored!r:.200} is no expression of a plan")

@@ -13,6 +13,12 @@ Fields:
     number   of the definitions of this view, the first is 1
     since    the time from which on the view holds what this definition gives; 0 for all times
     earlier  the definitions before it, of which the last EARLIER_KEPT are known: text and since
+
+A relation is stored as its `kind` and those of its members that are no defaults; each of its expressions as one of
+
+    { kind: "column", index }
+    { kind: "constant", type, value }            value as text; without it, NULL
+    { kind: "call", function, type, arguments, at }
 """
 
 from typing import Any
@@ -20,12 +26,13 @@ from typing import Any
 import msgspec
 
 from persist.errors import IncompatibleVersion
-from persist.sql.algebra import Node, term_of_json, to_json
+from persist.expression import SQL, Call, Lit, Place, Term, sql_call
+from persist.sql.algebra import Node
+from persist.sql.types import constant, kind_of, text_of, to_arrow
 
 VERSION = 1
-
-
 EARLIER_KEPT = 100
+_OF_CALL = {"kind", "function", "type", "arguments", "at"}
 
 
 class Earlier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -64,3 +71,50 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if stored.get("version") != VERSION:
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
         return msgspec.convert(stored, cls, dec_hook=term_of_json)
+
+
+def to_json(value: Any) -> Any:
+    """Return a plan, or a part of one, as it is stored."""
+    match value:
+        case Place(index):
+            return {"kind": "column", "index": index}
+        case Lit(scalar):
+            text = text_of(scalar)
+            return {"kind": "constant", "type": kind_of(scalar.type)} | ({} if text is None else {"value": text})
+        case Call(function, arguments, (kind,), at):
+            stored: dict[str, Any] = {"kind": "call", "function": function.removeprefix(SQL), "type": kind_of(kind)}
+            stored |= {"arguments": to_json(arguments)} if arguments else {}
+            return stored | ({} if at is None else {"at": at})
+        case tuple():
+            return [to_json(item) for item in value]
+        case msgspec.Struct():
+            config = value.__struct_config__
+            names = [field.name for field in msgspec.structs.fields(value) if _is_given(value, field)]
+            tag = {} if config.tag is None else {config.tag_field: config.tag}
+            return {**tag, **{name: to_json(getattr(value, name)) for name in names}}
+    return value
+
+
+def _is_given(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
+    return field.required or getattr(value, field.name) != field.default
+
+
+def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
+    """Return the term that was stored; for msgspec, which asks for a type that it does not know.
+
+    Raises:
+        ValueError: it is none.
+    """
+    assert wanted is Term
+    match stored:
+        case {"kind": "column", "index": int(index), **rest} if not rest:
+            return Place(index)
+        case {"kind": "constant", "type": str(kind), **rest} if {*rest} <= {"value"}:
+            return constant(kind, rest.get("value"))
+        case {"kind": "call", "function": str(function), "type": str(kind), **rest} if rest.keys() <= {
+            "arguments",
+            "at",
+        }:
+            arguments = (term_of_json(Term, argument) for argument in rest.get("arguments", ()))
+            return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
+    raise ValueError(f"{stored!r:.200} is no expression of a plan")

@@ -1,10 +1,11 @@
-"""From our plan to a dataflow: each relation becomes a stream with the columns c0, c1, …"""
+"""From our plan to a dataflow: each relation becomes a stream with the columns c0, c1, …; and queries in programs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from persist.codecs import CollectionSchema
 from persist.dataflow import Program, Stream, WindowFunction
 from persist.errors import InvalidUsage
 from persist.expression import Call, Col, Lit, Term, sql_call, type_of
@@ -26,6 +27,7 @@ from persist.sql.algebra import (
     Window,
     WindowCall,
 )
+from persist.sql.compile import check_columns, mentioned, planned
 from persist.sql.lower_aggregate import aggregated, kept_where
 from persist.sql.lower_join import column, joined, lowered, numbered
 from persist.sql.order import NOTHING, Known
@@ -251,3 +253,24 @@ def _whole(expression: Term, function: str) -> int:
     if value is None or not value.is_valid:
         raise InvalidUsage(f"{function}() takes a constant number in a view")
     return int(value.as_py())
+
+
+def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
+    """Return the answer of a query in DuckDB's SQL, as a stream of a program; see `docs/views.md`.
+
+    Args:
+        streams: what the query calls by these names. Other names are those of collections, which are sources of the
+            program: `Program("name").using(client)` finds their columns.
+    """
+    names = [*streams, *(program.engine.names() if program.engine is not None else ())]
+    known: dict[str, Stream] = {}
+    for name in mentioned(query, list(dict.fromkeys(names))):
+        known[name] = streams[name] if name in streams else program.source(name)
+        if not isinstance(known[name], Stream):
+            raise InvalidUsage(f"sql: {name}={known[name]!r} is no stream of this program")
+    schemas = {name: CollectionSchema.of(each.schema, None) for name, each in known.items()}
+    plan, columns = planned(query, schemas)
+    check_columns(columns)
+    found = Lowering(program, known.__getitem__).answer(plan)
+    outputs: dict[str, Any] = {name: Col(column(at)) for at, (name, _) in enumerate(columns)}
+    return found.map(**outputs)

@@ -45,52 +45,16 @@ _SIMPLE = {
     "null": pa.int32(),  # What a NULL of no type becomes in DuckDB, too.
 }
 _DUCKDB = {
-    "boolean": "BOOLEAN",
-    "int8": "TINYINT",
-    "int16": "SMALLINT",
-    "int32": "INTEGER",
-    "int64": "BIGINT",
-    "uint8": "UTINYINT",
-    "uint16": "USMALLINT",
-    "uint32": "UINTEGER",
-    "uint64": "UBIGINT",
-    "hugeint": "HUGEINT",
-    "float": "FLOAT",
-    "double": "DOUBLE",
-    "text": "VARCHAR",
-    "blob": "BLOB",
-    "date": "DATE",
-    "time": "TIME",
-    "timestamp": "TIMESTAMP",
-    "timestamp_s": "TIMESTAMP_S",
-    "timestamp_ms": "TIMESTAMP_MS",
-    "timestamp_ns": "TIMESTAMP_NS",
-    "timestamptz": "TIMESTAMP WITH TIME ZONE",
-    "interval": "INTERVAL",
-    "null": "NULL",
-}
+    "boolean": "BOOLEAN", "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
+    "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT", "hugeint": "HUGEINT",
+    "float": "FLOAT", "double": "DOUBLE", "text": "VARCHAR", "blob": "BLOB", "date": "DATE", "time": "TIME",
+    "timestamp": "TIMESTAMP", "timestamp_s": "TIMESTAMP_S", "timestamp_ms": "TIMESTAMP_MS",
+    "timestamp_ns": "TIMESTAMP_NS", "timestamptz": "TIMESTAMP WITH TIME ZONE", "interval": "INTERVAL", "null": "NULL",
+}  # fmt: skip
 _NAMES = {name: kind for kind, name in _DUCKDB.items()}
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _EXACT = Context(prec=76)
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
-
-
-def digits_of(kind: str) -> tuple[int, int] | None:
-    """Return how many digits a number may have before and after the point; None if a type has no exact numbers."""
-    found = _DECIMAL.fullmatch(kind)
-    if found:
-        return int(found[1]) - int(found[2]), int(found[2])
-    if kind == "hugeint":
-        return 38, 0
-    if kind not in INTEGERS:
-        return None
-    return len(str(range_of(kind)[1])), 0
-
-
-def range_of(kind: str) -> tuple[int, int]:
-    """Return the least and the greatest value of an integer type."""
-    bits = int(kind.lstrip("uint"))
-    return (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 @cache

@@ -27,8 +27,7 @@ from persist.sql.compile import asked_key
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
 from persist.sql.graph import ViewProgram, definition_of, sizes_of, views_for
-from persist.sql.growth import UnboundedState, unbounded
-from persist.sql.reasons import reasons
+from persist.sql.reasons import UnboundedState, reasons, unbounded
 from persist.sql.redefine import dependents_of, redefinition
 from persist.state import definition_number
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from persist.expression import Call, Col, Lit, Place, Term, col, columns_of, lit, may_raise, moved, places_in, sql_call
-from persist.sql.algebra import Filter, Node, Scan, term_of_json, to_json
+from persist.sql.algebra import Filter, Node, Scan
+from persist.sql.definition import term_of_json, to_json
 from persist.sql.types import constant, kind_of, text_of, to_arrow
 
 VALUES = {

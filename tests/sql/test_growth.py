@@ -10,7 +10,7 @@ import persist
 from persist.codecs import CollectionSchema
 from persist.sql import UnboundedState
 from persist.sql.compile import planned
-from persist.sql.growth import unbounded
+from persist.sql.reasons import unbounded
 from tests.sql.tpch import QUERIES
 
 _TEXT, _NUMBER, _MONEY = pa.string(), pa.int64(), pa.decimal128(15, 2)

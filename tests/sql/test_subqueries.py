@@ -8,8 +8,7 @@ from persist.expression import Place
 from persist.sql.algebra import Aggregate, Distinct, Join, Let, Node, Project, Ref, Scan, children
 from persist.sql.compile import planned
 from persist.sql.reasons import reasons
-from persist.sql.rewrite import rewritten
-from persist.sql.subqueries import without_domains
+from persist.sql.rewrite import rewritten, without_domains
 from tests.sql.test_reasons import SCHEMAS
 
 INNER = "1 outer join became an inner one: a condition above is true of no row without a partner"
