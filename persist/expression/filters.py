@@ -83,14 +83,28 @@ class _Operand:
     type: pa.DataType | None = None
 
 
-def arrow_filter(term: Term) -> pc.Expression:
-    """Return a condition as a filter that Arrow evaluates; of a function that no filter has, there is none."""
+def arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
+    """Return a condition as a filter that Arrow evaluates over columns of a schema.
+
+    Raises:
+        InvalidUsage: it compares what Arrow does not compare.
+    """
+    found = _expression(condition)
+    try:
+        schema.empty_table().filter(found)
+    except pa.ArrowException as error:
+        written = " ".join(str(condition).split())
+        raise InvalidUsage(f"the condition {written!r:.200} compares what cannot be compared: {error}") from error
+    return found
+
+
+def _expression(term: Term) -> pc.Expression:
     if isinstance(term, Col):
         return pc.field(term.name)
     if isinstance(term, Lit):
         return pc.scalar(term.value)
     assert isinstance(term, Call)
-    return _FILTERS[term.function](*map(arrow_filter, term.arguments), *term.options)
+    return _FILTERS[term.function](*map(_expression, term.arguments), *term.options)
 
 
 def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
@@ -99,12 +113,7 @@ def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
     Raises:
         InvalidUsage: it is no condition, names a column that there is not, or compares what cannot be compared.
     """
-    condition = arrow_filter(_Parser(text, schema).whole())
-    try:
-        schema.arrow.empty_table().filter(condition)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidUsage(f"the condition {text!r:.200} compares what cannot be compared: {error}") from error
-    return condition
+    return arrow_filter(_Parser(text, schema).whole(), schema.arrow)
 
 
 class _Parser:

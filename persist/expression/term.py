@@ -10,6 +10,7 @@ such a call has one option, the type of its value. The families mean different t
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -61,7 +62,7 @@ class Lit(Term):
         return "NULL" if not self.value.is_valid else repr(self.value.as_py())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Call(Term):
     """A function of other terms, with constant options.
 
@@ -73,6 +74,22 @@ class Call(Term):
     arguments: tuple[Term, ...]
     options: tuple[Any, ...] = ()
     at: int | None = field(default=None, compare=False)
+
+    def __eq__(self, other: object) -> bool:
+        left: list[tuple[object, object]] = [(self, other)]  # In place of recursion: terms may be deep.
+        while left:
+            one, two = left.pop()
+            if isinstance(one, Call) and isinstance(two, Call):
+                is_alike = one.function == two.function and one.options == two.options
+                if not is_alike or len(one.arguments) != len(two.arguments):
+                    return False
+                left += zip(one.arguments, two.arguments, strict=True)
+            elif isinstance(one, Call) or isinstance(two, Call) or one != two:
+                return False
+        return True
+
+    def __hash__(self) -> int:
+        return hash((self.function, self.options, *(each for each in self.arguments if not isinstance(each, Call))))
 
     @property
     def kind(self) -> pa.DataType:
@@ -125,16 +142,16 @@ def places_in(term: Term) -> set[int]:
 
 def replaced_columns(term: Term, by: Mapping[str, Term]) -> Term:
     """Return a term with columns replaced by other terms."""
-    if isinstance(term, Col):
-        return by.get(term.name, term)
-    return _rebuilt(term, lambda argument: replaced_columns(argument, by))
+    if isinstance(term, Call):  # With one call of Python for each level, so that deep terms can be taken.
+        return Call(term.function, tuple(map(replaced_columns, term.arguments, repeat(by))), term.options, term.at)
+    return by.get(term.name, term) if isinstance(term, Col) else term
 
 
 def moved(term: Term, to: Callable[[int], Term]) -> Term:
     """Return a term with the column of each place replaced by what a function of the place returns."""
-    if isinstance(term, Place):
-        return to(term.index)
-    return _rebuilt(term, lambda argument: moved(argument, to))
+    if isinstance(term, Call):
+        return Call(term.function, tuple(map(moved, term.arguments, repeat(to))), term.options, term.at)
+    return to(term.index) if isinstance(term, Place) else term
 
 
 def shifted(term: Term, by: int) -> Term:
@@ -145,9 +162,3 @@ def shifted(term: Term, by: int) -> Term:
 def placed(term: Term, places: Mapping[int, int]) -> Term:
     """Return a term with its columns at other places."""
     return moved(term, lambda index: Place(places[index]))
-
-
-def _rebuilt(term: Term, change: Callable[[Term], Term]) -> Term:
-    if isinstance(term, Call):
-        return Call(term.function, tuple(map(change, term.arguments)), term.options, term.at)
-    return term

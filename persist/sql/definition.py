@@ -21,6 +21,7 @@ A relation is stored as its `kind` and those of its members that are no defaults
     { kind: "call", function, type, arguments, at }
 """
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,7 +33,6 @@ from persist.sql.types import constant, kind_of, text_of, to_arrow
 
 VERSION = 1
 EARLIER_KEPT = 100
-_OF_CALL = {"kind", "function", "type", "arguments", "at"}
 
 
 class Earlier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -83,15 +83,15 @@ def to_json(value: Any) -> Any:
             return {"kind": "constant", "type": kind_of(scalar.type)} | ({} if text is None else {"value": text})
         case Call(function, arguments, (kind,), at):
             stored: dict[str, Any] = {"kind": "call", "function": function.removeprefix(SQL), "type": kind_of(kind)}
-            stored |= {"arguments": to_json(arguments)} if arguments else {}
+            stored |= {"arguments": [*map(to_json, arguments)]} if arguments else {}
             return stored | ({} if at is None else {"at": at})
         case tuple():
-            return [to_json(item) for item in value]
+            return [*map(to_json, value)]
         case msgspec.Struct():
             config = value.__struct_config__
             names = [field.name for field in msgspec.structs.fields(value) if _is_given(value, field)]
             tag = {} if config.tag is None else {config.tag_field: config.tag}
-            return {**tag, **{name: to_json(getattr(value, name)) for name in names}}
+            return tag | dict(zip(names, map(to_json, [getattr(value, name) for name in names]), strict=True))
     return value
 
 
@@ -111,10 +111,8 @@ def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
             return Place(index)
         case {"kind": "constant", "type": str(kind), **rest} if {*rest} <= {"value"}:
             return constant(kind, rest.get("value"))
-        case {"kind": "call", "function": str(function), "type": str(kind), **rest} if rest.keys() <= {
-            "arguments",
-            "at",
-        }:
-            arguments = (term_of_json(Term, argument) for argument in rest.get("arguments", ()))
+        case {"kind": "call", "function": str(function), "type": str(kind), **rest} if {*rest} <= {"arguments", "at"}:
+            # One call of Python for each level, so that deep terms can be read.
+            arguments = map(partial(term_of_json, Term), rest.get("arguments", ()))
             return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
     raise ValueError(f"{stored!r:.200} is no expression of a plan")

@@ -127,3 +127,12 @@ def test_an_expression_is_no_truth_value_and_a_constant_is_one_of_arrow() -> Non
     with pytest.raises(ValueError, match="is no truth value"):
         assert col("a") == 1
     assert str((1 - col("a")).max_with(lit(2))) == "greatest((1 - a), 2)"
+
+
+def test_a_term_as_deep_as_a_query_may_be_is_moved_stored_and_read() -> None:
+    term: Term = Place(0)
+    for _ in range(600):
+        term = sql_call("negate", pa.int64(), term)
+    assert places_in(moved(term, lambda index: Place(index + 1))) == {1}
+    stored = to_json(term)
+    assert term_of_json(Term, stored) == term

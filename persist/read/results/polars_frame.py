@@ -97,9 +97,8 @@ def pushed_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression
     found: pc.Expression | None = None
     for each in _conjuncts(written):
         try:
-            expression = arrow_filter(_condition(polars, each, schema))
-            schema.empty_table().filter(expression)  # Does Arrow take it?
-        except (_NotUnderstood, pa.ArrowException):
+            expression = arrow_filter(_condition(polars, each, schema), schema)
+        except (_NotUnderstood, InvalidUsage):
             continue
         found = expression if found is None else found & expression
     return found

@@ -6,6 +6,7 @@ Spark and Arrow disagree, this side is the more generous: in Spark NaN equals it
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date, datetime
 from functools import reduce
 from operator import and_
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyspark.sql import datasource as ds
 
+from persist.errors import InvalidUsage
 from persist.expression import Call, Col, Lit, Term, arrow_filter
 
 _COMPARED = ("equal", "less", "less_equal", "greater", "greater_equal")
@@ -42,17 +44,12 @@ def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression
         schema: the key and value columns. `_time` and `_diff` are not among them: filters on them hold for sums, and
             would drop summands.
     """
-    conditions = [arrow_filter(condition) for each in filters if (condition := _condition(each, schema)) is not None]
-    usable = [condition for condition in conditions if _can_be_applied(condition, schema)]
+    usable = []
+    for each in filters:
+        condition = _condition(each, schema)
+        with suppress(InvalidUsage):  # Arrow compares fewer types than Spark.
+            usable += [] if condition is None else [arrow_filter(condition, schema)]
     return reduce(and_, usable) if usable else None
-
-
-def _can_be_applied(condition: pc.Expression, schema: pa.Schema) -> bool:
-    try:
-        schema.empty_table().filter(condition)
-    except pa.ArrowException:
-        return False
-    return True
 
 
 def _condition(each: ds.Filter, schema: pa.Schema) -> Term | None:
