@@ -29,7 +29,6 @@ _TOTAL_OF_ALIKE = (  # Where types differ, Arrow casts, and a cast may raise.
     *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
     *("coalesce", "least", "greatest", "if_else"),
 )
-_TRUE = Lit(pa.scalar(True))
 Kinds = Mapping[Any, pa.DataType]  # The types of columns, by name or number.
 
 
@@ -56,7 +55,8 @@ def factored_conjuncts(condition: Term) -> list[Term]:
             return [condition]
         rest = [[part for part in branch if part not in common] for branch in branches]
         return [*common, sql_call("or", pa.bool_(), *map(all_of, rest))] if all(rest) else common
-    return [] if condition == _TRUE else [condition]
+    is_true = isinstance(condition, Lit) and condition.value.type == pa.bool_() and condition.value.as_py() is True
+    return [] if is_true else [condition]
 
 
 def may_raise(term: Term, kinds: Kinds) -> bool:
