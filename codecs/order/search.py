@@ -239,9 +239,10 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 def _rows_of(keys: Packed, wanted: Packed) -> Rows:
     """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
-    wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
-    if not len(wanted):
-        return NO_ROWS
+    if len(wanted) > 1:  # Most of many may be outside of these keys.
+        wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
+        if not len(wanted):
+            return NO_ROWS
     if len(wanted) > len(keys):
         # More is wanted than there is: look each key up among the wanted ones.
         at = wanted.searchsorted(keys)
@@ -249,6 +250,7 @@ def _rows_of(keys: Packed, wanted: Packed) -> Rows:
         rows: Rows = np.flatnonzero(wanted[at] == keys)
         return rows
     starts = keys.searchsorted(wanted)
+    starts[starts == len(keys)] = 0  # As above.
     is_there = keys[starts] == wanted
     starts, wanted = starts[is_there], wanted[is_there]
     # Mostly a key has one row, and no second search is needed.
