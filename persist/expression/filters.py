@@ -89,13 +89,13 @@ def arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
     Raises:
         InvalidUsage: it compares what Arrow does not compare.
     """
-    found = _expression(condition)
+    filter_ = _expression(condition)
     try:
-        schema.empty_table().filter(found)
+        schema.empty_table().filter(filter_)
     except pa.ArrowException as error:
         written = " ".join(str(condition).split())
         raise InvalidUsage(f"the condition {written!r:.200} compares what cannot be compared: {error}") from error
-    return found
+    return filter_
 
 
 def _expression(term: Term) -> pc.Expression:

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from persist.dataflow import Stream
-from persist.expression import Call, Col, Lit, Place, Term, conjuncts, evaluate, moved, places_in, shifted, sql_call
+from persist.expression import Call, Col, Lit, Place, Term, conjuncts, evaluate, moved, shifted, sql_call
 from persist.sql.algebra import Join
-from persist.sql.prune import has_one_partner
+from persist.sql.prune import by_side, has_one_partner
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,13 @@ def joined(join: Join, left: Stream, right: Stream) -> Stream:
     """Return a join, with the columns c0, c1, … of the left and then those of the right."""
     width = len(left.columns)
     conditions = conjuncts(join.condition)
-    lefts = [each for each in conditions if places_in(each) and max(places_in(each)) < width]
-    rights = [each for each in conditions if places_in(each) and min(places_in(each)) >= width]
-    rest = [each for each in conditions if each not in lefts and each not in rights]
+    lefts, rights, rest = by_side(conditions, width)
     pairs = [*((one, other, False) for one, other in join.equal), *((one, other, True) for one, other in join.same)]
     if join.how in ("mark", "unless"):
         # Unknown is not false there, so all conditions are looked at together.
         return _marked(join, left, right, pairs, conditions, width)
     on = On(tuple((lowered(one), lowered(other), nulls) for one, other, nulls in pairs), tuple(map(lowered, rest)))
-    ours = _filtered(left, lefts, 0)
-    theirs = _filtered(right, rights, width)
+    ours, theirs = _filtered(left, lefts), _filtered(right, rights)
     has_one = has_one_partner(join)
     if join.how == "semi":
         return semi(ours, theirs, on, has_one=has_one)
@@ -108,9 +105,9 @@ def joined(join: Join, left: Stream, right: Stream) -> Stream:
     return found
 
 
-def _filtered(stream: Stream, conditions: Sequence[Term], shift: int) -> Stream:
-    for each in conditions:
-        stream = stream.filter(lowered(shifted(each, -shift)))
+def _filtered(stream: Stream, conditions: Sequence[Term]) -> Stream:
+    for condition in conditions:
+        stream = stream.filter(lowered(condition))
     return stream
 
 
@@ -174,10 +171,10 @@ def inner(left: Stream, right: Stream, on: On) -> Stream:
     else:
         pairs = sides.left.cross(sides.right)
     outputs = [Col(column(at)) for at in range(width)] + [Col(name) for name in sides.names]
-    found = numbered(pairs, outputs)
-    for each in on.rest:
-        found = found.filter(each)
-    return found
+    partners = numbered(pairs, outputs)
+    for condition in on.rest:
+        partners = partners.filter(condition)
+    return partners
 
 
 def semi(left: Stream, right: Stream, on: On, *, has_one: bool = False) -> Stream:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from persist.expression import Place, Term, moved, placed, places_in
+from persist.expression import Place, Term, moved, placed, places_in, shifted
 from persist.sql.algebra import (
     Aggregate,
     Distinct,
@@ -60,6 +60,20 @@ def types_of(node: Node) -> tuple[str, ...]:
 def types_in(expressions: Iterable[Term], given: Sequence[str]) -> tuple[str, ...]:
     """Return the types of expressions over columns of given types."""
     return tuple(given[term.index] if isinstance(term, Place) else kind_of(kind_in(term)) for term in expressions)
+
+
+def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
+    """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
+    lefts, rights, both = [], [], []
+    for part in conditions:
+        reads = places_in(part)
+        if reads and max(reads) < width:
+            lefts.append(part)
+        elif reads and min(reads) >= width:
+            rights.append(shifted(part, -width))
+        else:
+            both.append(part)
+    return lefts, rights, both
 
 
 def pruned(plan: Node) -> Node:

@@ -57,7 +57,7 @@ from persist.sql.algebra import (
     replaced,
 )
 from persist.sql.order import NOTHING, Known, ordered
-from persist.sql.prune import has_one_partner, pruned, types_of, width_of
+from persist.sql.prune import by_side, has_one_partner, pruned, types_of, width_of
 from persist.sql.types import to_arrow
 
 # Functions that are NULL, and no error, where an argument is: a condition that is one of NULL keeps no row.
@@ -85,41 +85,41 @@ def _pushed(node: Node, conditions: list[Term]) -> Node:
         return _pushed(msgspec.structs.replace(node, condition=None), [*here, *conditions])
     if conditions and not isinstance(node, Filter | Project):
         types = dict(enumerate(map(to_arrow, types_of(node))))
-        raising = [each for each in conditions if may_raise(each, types)]
+        raising = [part for part in conditions if may_raise(part, types)]
         if raising:
-            found = _pushed(node, [each for each in conditions if each not in raising])
-            first = max((at for at, each in enumerate(raising, 1) if _wants_key(found, each)), default=0)
-            return filtered(_keyed(found, raising[:first]), raising[first:])
+            pushed = _pushed(node, [part for part in conditions if part not in raising])
+            first = max((at for at, part in enumerate(raising, 1) if _wants_key(pushed, part)), default=0)
+            return filtered(_keyed(pushed, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
             return _pushed(input_, [*factored_conjuncts(condition), *conditions])
         case Temporal(input_, lower, upper):
             return _sunk(_pushed(input_, conditions), lower, upper)
         case Project(input_, outputs):
-            down = [moved(each, outputs.__getitem__) for each in conditions]
+            down = [moved(part, outputs.__getitem__) for part in conditions]
             return Project(_pushed(input_, down), outputs)
         case Join():
             return _pushed_into_join(node, conditions)
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
-            below = [each for each in conditions if places_in(each) and max(places_in(each)) < len(keys)]
-            above = [each for each in conditions if each not in below]
-            down = [moved(each, keys.__getitem__) for each in below]
+            below = [part for part in conditions if places_in(part) and max(places_in(part)) < len(keys)]
+            above = [part for part in conditions if part not in below]
+            down = [moved(part, keys.__getitem__) for part in below]
             return filtered(replaced(node, lambda _: _pushed(input_, down)), above)
         case Distinct() | SetOperation():
-            return replaced(node, lambda each: _pushed(each, conditions))
+            return replaced(node, lambda below: _pushed(below, conditions))
         case Let(number, value, body):
             return Let(number, _pushed(value, []), _pushed(body, conditions))
         case Window(input_, calls):
             fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
-            below = [each for each in conditions if places_in(each) <= fixed and places_in(each)]
-            above = [each for each in conditions if each not in below]
+            below = [part for part in conditions if places_in(part) <= fixed and places_in(part)]
+            above = [part for part in conditions if part not in below]
             return filtered(Window(_pushed(input_, below), calls), above)
-    return filtered(replaced(node, lambda each: _pushed(each, [])), conditions)
+    return filtered(replaced(node, lambda below: _pushed(below, [])), conditions)
 
 
 def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
     """Return a relation at times that its rows say, which are kept as far down as can be: less is arranged then."""
-    bounds = [each for each in (lower, upper) if each is not None]
+    bounds = [bound for bound in (lower, upper) if bound is not None]
     reads = set().union(*map(places_in, bounds))
     if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
         width = width_of(node.left)
@@ -133,29 +133,22 @@ def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
 
 def _pushed_into_join(join: Join, conditions: list[Term]) -> Node:
     width = width_of(join.left)
-    lefts = [each for each in conditions if places_in(each) and max(places_in(each)) < width]
-    rest = [each for each in conditions if each not in lefts]
+    lefts = [part for part in conditions if places_in(part) and max(places_in(part)) < width]
+    rest = [part for part in conditions if part not in lefts]
     if join.how == "inner":
         return _pushed_into_inner(join, conditions, width)
     if join.how == "mark":
         return _pushed_into_mark(join, lefts, rest, width)
     if join.how in ("right", "full"):
         lefts, rest = [], conditions
-    found = Join(
-        join.how,
-        _pushed(join.left, lefts),
-        _pushed(join.right, []),
-        join.equal,
-        join.same,
-        join.condition,
-    )
-    return filtered(found, rest)
+    node = Join(join.how, _pushed(join.left, lefts), _pushed(join.right, []), join.equal, join.same, join.condition)
+    return filtered(node, rest)
 
 
 def _pushed_into_inner(join: Join, conditions: list[Term], width: int) -> Node:
-    lefts, rights, both = _by_side(conditions, width)
-    pairs = [_equality(each, width) for each in both]
-    rest = [each for each, pair in zip(both, pairs, strict=True) if pair is None]
+    lefts, rights, both = by_side(conditions, width)
+    pairs = [_equality(part, width) for part in both]
+    rest = [part for part, pair in zip(both, pairs, strict=True) if pair is None]
     return Join(
         "inner",
         _pushed(join.left, lefts),
@@ -164,20 +157,6 @@ def _pushed_into_inner(join: Join, conditions: list[Term], width: int) -> Node:
         join.same,
         all_of(rest) if rest else None,
     )
-
-
-def _by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
-    """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
-    lefts, rights, both = [], [], []
-    for each in conditions:
-        reads = places_in(each)
-        if reads and max(reads) < width:
-            lefts.append(each)
-        elif reads and min(reads) >= width:
-            rights.append(shifted(each, -width))
-        else:
-            both.append(each)
-    return lefts, rights, both
 
 
 def _wants_key(node: Node, condition: Term) -> bool:
@@ -190,7 +169,7 @@ def _wants_key(node: Node, condition: Term) -> bool:
         case Let(_, _, body):
             return _wants_key(body, condition)
         case Join(how, left, right, equal, same):
-            lefts, rights, _ = _by_side([condition], width_of(left))
+            lefts, rights, _ = by_side([condition], width_of(left))
             if lefts:
                 return how not in ("right", "full") and _wants_key(left, condition)
             if how != "inner" or rights:
@@ -205,16 +184,16 @@ def _keyed(node: Node, conditions: list[Term]) -> Node:
         return node
     match node:
         case Project(input_, outputs):
-            return Project(_keyed(input_, [moved(each, outputs.__getitem__) for each in conditions]), outputs)
+            return Project(_keyed(input_, [moved(part, outputs.__getitem__) for part in conditions]), outputs)
         case Filter(input_, condition):
             return _keyed(input_, [*factored_conjuncts(condition), *conditions])
         case Let(number, value, body):
             return Let(number, value, _keyed(body, conditions))
         case Join(how, left, right, equal) if how not in ("right", "full"):
             width = width_of(left)
-            lefts, rights, rest = _by_side(conditions, width)
+            lefts, rights, rest = by_side(conditions, width)
             if how != "inner":
-                rest = [each for each in conditions if each not in lefts]
+                rest = [part for part in conditions if part not in lefts]
                 return filtered(msgspec.structs.replace(node, left=_keyed(left, lefts)), rest)
             pair = None
             if not (equal or node.same):
@@ -227,8 +206,8 @@ def _keyed(node: Node, conditions: list[Term]) -> Node:
 
 def _first_equality(conditions: Sequence[Term], width: int) -> tuple[tuple[Term, Term] | None, list[Term]]:
     """Return the first condition that is an equality of both sides, as a pair, and the others."""
-    for at, each in enumerate(conditions):
-        if (pair := _equality(each, width)) is not None:
+    for at, part in enumerate(conditions):
+        if (pair := _equality(part, width)) is not None:
             return pair, [*conditions[:at], *conditions[at + 1 :]]
     return None, [*conditions]
 
@@ -248,14 +227,14 @@ def _equality(condition: Term, width: int) -> tuple[Term, Term] | None:
 
 def _pushed_into_mark(join: Join, lefts: list[Term], rest: list[Term], width: int) -> Node:
     mark = Place(width)
-    negated = [each for each in rest if isinstance(each, Call) and calls(each, "not") and each.arguments == (mark,)]
+    negated = [part for part in rest if isinstance(part, Call) and calls(part, "not") and part.arguments == (mark,)]
     how: Any = "semi" if mark in rest else "unless" if negated else "mark"
     left, right = _pushed(join.left, lefts), _pushed(join.right, [])
     found: Node = Join(how, left, right, join.equal, join.same, join.condition)
     if how == "mark":
         return filtered(found, rest)
     value = Lit(pa.scalar(how == "semi"))
-    above = [each for each in rest if each != mark and each not in negated]
+    above = [part for part in rest if part != mark and part not in negated]
     found = Project(found, (*map(Place, range(width)), value))
     return _pushed(found, above) if above else found
 
@@ -269,9 +248,9 @@ def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Nod
     known = domains or {}
     if isinstance(node, Let):
         value = without_domains(node.value, known)
-        found = {**known, node.number: width_of(value)} if _is_distinct(value) else known
-        return Let(node.number, value, without_domains(node.body, found))
-    made: Node = replaced(node, lambda each: without_domains(each, known))
+        inside = {**known, node.number: width_of(value)} if _is_distinct(value) else known
+        return Let(node.number, value, without_domains(node.body, inside))
+    made: Node = replaced(node, lambda below: without_domains(below, known))
     if isinstance(made, Join) and _adds_nothing(made, known):
         partner = {one.index: other for one, other in made.same if isinstance(one, Place)}
         rest = map(Place, range(width_of(made.right)))
@@ -289,27 +268,26 @@ def with_inner_joins(node: Node, conditions: Sequence[Term] = ()) -> Node:
         case Filter(input_, condition):
             return Filter(with_inner_joins(input_, [*conditions, *factored_conjuncts(condition)]), condition)
         case Project(input_, outputs):
-            below = [moved(each, outputs.__getitem__) for each in conditions]
+            below = [moved(part, outputs.__getitem__) for part in conditions]
             return Project(with_inner_joins(input_, below), outputs)
         case Let(number, value, body):
             return Let(number, with_inner_joins(value), with_inner_joins(body, conditions))
         case Join(how, left, right) if how not in ("right", "full"):
             width = width_of(left)
-            is_asked_for = any(_rejects_nulls(each, width) for each in conditions)
+            is_asked_for = any(_rejects_nulls(part, width) for part in conditions)
             if is_asked_for and (how == "left" or (how == "single" and has_one_partner(node))):
                 node = msgspec.structs.replace(node, how="inner")
-            lefts = [each for each in conditions if places_in(each) and max(places_in(each)) < width]
+            lefts = [part for part in conditions if places_in(part) and max(places_in(part)) < width]
             left, right = with_inner_joins(left, lefts), with_inner_joins(right)
             return msgspec.structs.replace(node, left=left, right=right)
-    found: Node = replaced(node, with_inner_joins)
-    return found
+    return replaced(node, with_inner_joins)
 
 
 def _rejects_nulls(condition: Term, first: int) -> bool:
     """Return whether a condition is not true of a row whose columns from a number on are NULL."""
     if isinstance(condition, Call) and calls(condition, "and", "or"):
-        found = [_rejects_nulls(each, first) for each in condition.arguments]
-        return any(found) if calls(condition, "and") else all(found)
+        rejecting = [_rejects_nulls(part, first) for part in condition.arguments]
+        return any(rejecting) if calls(condition, "and") else all(rejecting)
     return _is_null(condition, first)
 
 
@@ -317,7 +295,7 @@ def _is_null(value: Term, first: int) -> bool:
     """Return whether a value is NULL of such a row: of NULL AND false, for one, it is not."""
     if not isinstance(value, Call):
         return isinstance(value, Place) and value.index >= first
-    return calls(value, *_STRICT) and any(_is_null(each, first) for each in value.arguments[:2])
+    return calls(value, *_STRICT) and any(_is_null(part, first) for part in value.arguments[:2])
 
 
 def _is_distinct(node: Node) -> bool:
@@ -331,13 +309,13 @@ def _adds_nothing(join: Join, domains: Mapping[int, int]) -> bool:
         return False
     if not isinstance(left, Ref) or left.number not in domains:
         return False
-    found = {}
+    origins = {}
     for one, other in join.same:
         origin = _origin(join.right, other.index) if isinstance(other, Place) else None
         if not isinstance(one, Place) or origin is None or origin[1:] != (left.number, one.index):
             return False
-        found[one.index] = origin[0]
-    return len(found) == domains[left.number] == len(join.same) and len(set(found.values())) == 1
+        origins[one.index] = origin[0]
+    return len(origins) == domains[left.number] == len(join.same) and len(set(origins.values())) == 1
 
 
 def _origin(node: Node, index: int) -> Origin | None:
@@ -361,5 +339,5 @@ def _origin(node: Node, index: int) -> Origin | None:
 
 
 def _below(where: str, node: Node, expression: Term) -> Origin | None:
-    found = _origin(node, expression.index) if isinstance(expression, Place) else None
-    return None if found is None else ((where, *found[0]), *found[1:])
+    origin = _origin(node, expression.index) if isinstance(expression, Place) else None
+    return None if origin is None else ((where, *origin[0]), *origin[1:])
