@@ -175,6 +175,11 @@ class Adapter:
         node, _ = self._child(plan)
         keys = self._of.every(plan.get("groups"))
         aggregates = tuple(map(self._of.aggregation, plan.get("expressions") or ()))
+        if not keys and not aggregates:
+            raise InvalidUsage(
+                "a HAVING without a GROUP BY and without an aggregate in the query makes one row of no column, which "
+                "is not supported in a view: say count(*) >= 0 AND what you ask, or use WHERE"
+            )
         sets = plan.get("grouping_sets") or [list(range(len(keys)))]
         groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
         found = Aggregate(node, keys, aggregates, tuple(tuple(sorted(each)) for each in sets), groupings)

@@ -100,10 +100,11 @@ class Expressions:
 
     def check(self, node: Json) -> None:
         """Refuse an expression that says something that is not understood here."""
-        if (node.get("return_type") or {}).get("id") == "STRUCT":
+        if (node.get("return_type") or {}).get("id") in ("STRUCT", "TUPLE"):
             self.refuse(
-                "a struct is not supported in a view, neither {'name': value} nor the name of a table as a value. "
-                "Select its fields as columns of their own: value AS name, or t.* in place of t",
+                "a struct is not supported in a view, neither {'name': value} nor row(a, b), (a, b) or the name of a "
+                "table as a value. Select its fields as columns of their own: value AS name, or t.* in place of t; and "
+                "compare them each: a = 1 AND b = 2",
                 node,
             )
         try:
