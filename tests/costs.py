@@ -48,23 +48,29 @@ def used_s() -> float:
 
 def _descendants(pid: int) -> Iterator[int]:
     """Yield the processes that descend from one and run. There are none where the system does not list them."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:  # The thread has ended.
-            continue
-        for child in children:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # The process has ended.
+        return
+    for thread in threads:
+        for child in _read(f"/proc/{pid}/task/{thread}/children").split():
             yield int(child)
             yield from _descendants(int(child))
 
 
 def _ticks(pid: int) -> int:
     """Return what a process and its children that ended have used, in ticks of the clock; 0 if it has ended itself."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
+    stat = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return sum(map(int, stat[11:15]))
+
+
+def _read(path: str) -> str:
+    """Return what stands in a file of /proc; nothing if that has gone."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 class Costs:

@@ -8,7 +8,8 @@ import pytest
 TESTS = Path(__file__).parent
 JUDGES = [
     TESTS / "model.py",
-    *(TESTS / "simulator" / f"{name}.py" for name in ("chain", "history", "judge", "physical", "versions")),
+    *(TESTS / "simulator" / f"{name}.py" for name in ("chain", "history", "physical", "versions")),
+    *(TESTS / "simulator" / f"{name}.py" for name in ("effects", "expectations", "judge", "judgement", "replay")),
 ]
 
 

@@ -2,12 +2,14 @@
 
 One language     `language.py` draws steps from a seed. A step is plain data: which client makes which call, what
                  storage does to its requests, at which request it is stopped or dies. Any part of a list of steps can
-                 be run. `players.py` turns steps into calls of the library.
+                 be run. `players.py` turns steps into calls of the library; `calls.py` makes them and notes how they
+                 end, and `spelling.py` turns what they take and give into plain data.
 One history      `history.py`: what was called and answered, and each record of the log with the moment it came. It is
                  plain data; nothing of the library is in it. `log_reader.py` reads records as `docs/format.md` says.
-One judge        `judge.py`, with `versions.py` and `physical.py`, replays the log in the model of all suites
-                 (`tests/model.py`) and says what is wrong: something acknowledged is missing, something refused is
-                 there, a doubtful call happened in part, a sealed time reads differently, a hold was passed, a blob
+One judge        `judge.py` replays the log in the model of all suites (`tests/model.py`), by `replay.py`, with
+                 `versions.py` and `physical.py`. `effects.py` says what calls want to have done, `expectations.py`
+                 what they may be answered. It says what is wrong: something acknowledged is missing, something refused
+                 is there, a doubtful call happened in part, a sealed time reads differently, a hold was passed, a blob
                  was deleted under a reader. It shares no code with the library.
 Invariants       After every request that can change it: what the newest checkpoint names exists
                  (`tests/invariants.py`), and the log is one chain (`chain.py`).
