@@ -5,9 +5,10 @@ each test cost. A test of the first tier that takes more than three seconds has 
 
     @pytest.mark.costly("starts three processes, and each imports Arrow")
 
-One that does not say it fails. It counts what pytest and its children used while the test was set up and run. What sets
-up a fixture of many tests counts for the module alone. What a grandchild used is missed if its own parent never waited
-for it, as with some workers of Spark.
+One that does not say it fails, unless it needs Java: what the virtual machine compiles and cleans up at moments of its
+own counts for whichever test runs then. It counts what pytest and its children used while the test was set up and run.
+What sets up a fixture of many tests counts for the module alone. What a grandchild used is missed if its own parent
+never waited for it, as with some workers of Spark.
 
 `python -m tests.costs FILE …` prints the costliest modules of several runs together.
 """
@@ -112,7 +113,7 @@ class Costs:
         if call.when == "call":
             cost_s = max(0.0, used_s() - self.began_s - self.shared_s)
             self.tests[item.nodeid] += cost_s
-            is_allowed = item.get_closest_marker("costly") is not None or item.stash.get(IS_THOROUGH, False)
+            is_allowed = item.stash.get(IS_THOROUGH, False) or any(map(item.get_closest_marker, ("costly", "spark")))
             if cost_s > LIMIT_S * NOISE and report.passed and not is_allowed:
                 report.outcome = "failed"
                 report.longrepr = (

@@ -59,6 +59,7 @@ with persist.open("memory://there") as client:
     assert loaded_after(code) & OPTIONAL == set()
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("first", ["persist.client", "persist.fsck", "persist.fsck.examination", "persist.public"])
 def test_a_public_name_is_not_hidden_by_a_room_of_the_same_name(first: str) -> None:
     code = f"import {first}, persist; assert callable(persist.fsck) and persist.fsck.__name__ == 'fsck'"

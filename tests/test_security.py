@@ -133,7 +133,7 @@ def collect(place: Place) -> None:
         assert ("delete", key) in [(repair.action, repair.blob) for repair in report.repairs_done]
 
 
-@pytest.mark.costly("it takes each line of each policy away once")
+@pytest.mark.thorough
 def test_the_policies_of_the_manual_are_enough_and_no_line_of_them_is_spare(
     gate: Gate, s3_options: dict[str, Any]
 ) -> None:

@@ -70,6 +70,5 @@ def test_the_first_tier_makes_the_same_few_examples_each_time(tmp_path: Path) ->
     assert 1 < len(examples[0]) <= 5
 
 
-@pytest.mark.parametrize("share", ["-0.1", "20"])
-def test_a_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
-    assert f"--thorough {share}: the share must be from 0 to 1" in run(tmp_path, f"--thorough={share}")
+def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert "--thorough 20: the share must be from 0 to 1" in run(tmp_path, "--thorough=20")

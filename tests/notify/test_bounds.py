@@ -75,6 +75,7 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the memory of a process is read from /proc")
 @pytest.mark.parametrize("token", ["wrong", TOKEN])
 def test_no_size_of_message_raises_the_memory_of_a_server(tmp_path: Path, token: str) -> None:

@@ -99,7 +99,7 @@ PREDICATES = [
 ]
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("predicate", PREDICATES, ids=str)
 @pytest.mark.parametrize("form", ["rows", "diff", "changes"])
 def test_a_lazy_frame_gives_what_the_whole_frame_gives(
@@ -298,6 +298,7 @@ def test_moments_that_python_cannot_hold_are_read_otherwise() -> None:
         assert c.changes(0).to_pylist() == [{"k": 1, "_time": 2**60, "_diff": 1}]
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     "call",
     [

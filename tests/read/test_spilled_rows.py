@@ -172,7 +172,7 @@ def a_folder(path: Path, chance: random.Random) -> None:
 DAMAGES = [flipped, cut, lengthened, emptied, exchanged, a_pipe, a_link, a_folder]
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_noticed_and_passed_over(
     tmp_path: Path, damage: Callable[[Path, random.Random], None]

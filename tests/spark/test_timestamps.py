@@ -79,7 +79,7 @@ def check(frame: DataFrame, *, keys: tuple[int, ...] = (-1, 0, 1), local: dt.dat
     assert found <= wanted | {expected(k, FIRST) for k in keys}
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 def test_every_way_of_reading_a_collection_keeps_its_timestamps(session: SparkSession, path: str) -> None:
     source = session.read.format("persist").option("collection", "times")
     check(source.load(path))

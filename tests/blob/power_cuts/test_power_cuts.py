@@ -51,6 +51,7 @@ def test_whatever_a_power_cut_leaves_holds_all_that_was_acknowledged_and_nothing
     assert cuts.states > cuts.points > 50
 
 
+@pytest.mark.thorough
 def test_a_power_cut_does_not_take_back_what_a_process_found_that_another_had_not_finished(
     folders: Iterator[str],
 ) -> None:

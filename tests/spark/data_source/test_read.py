@@ -210,6 +210,7 @@ def test_an_empty_collection_reads_as_no_rows(spark: SparkSession, location: str
     assert (found.columns, found.count()) == (["k"], 0)
 
 
+@pytest.mark.thorough
 def test_spark_reads_and_writes_s3(spark: SparkSession, s3_location: tuple[str, dict[str, str]]) -> None:
     url, storage = s3_location
     with persist.open(url, storage_options=storage) as client:

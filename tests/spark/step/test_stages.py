@@ -96,7 +96,7 @@ def check(client: persist.Client, queries: list[str], seed: int, *, looks_up: bo
     return done, less
 
 
-@pytest.mark.thorough(except_every=6)
+@pytest.mark.thorough
 @pytest.mark.parametrize("block", range(6))
 def test_a_query_gives_the_same_in_stages(client: persist.Client, block: int) -> None:
     done, less = check(client, QUERIES[block::6], block, looks_up=block % 3 > 0)
@@ -104,6 +104,7 @@ def test_a_query_gives_the_same_in_stages(client: persist.Client, block: int) ->
     assert not block % 3 or less >= 5
 
 
+@pytest.mark.costly("it makes random queries, each embedded and in stages")
 @pytest.mark.thorough(except_every=10)
 @pytest.mark.parametrize("block", range(10))
 def test_random_queries_give_the_same_in_stages(client: persist.Client, block: int) -> None:

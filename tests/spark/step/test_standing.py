@@ -18,6 +18,7 @@ from persist.dataflow import OperatorFailed
 from persist.spark.step.planning import Place, StepPlan
 from tests.spark.step.emulated import stepped
 from tests.spark.step.test_stages import QUIET, held
+from tests.tiers import examples
 
 ALL = (
     "SELECT g, count(*) AS n, sum(x) AS s, count(x) AS c, sum(m) AS m, count(m) AS cm"
@@ -93,7 +94,7 @@ def check(by_tasks: View, embedded: View) -> int | None:
     return saved
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 2**32), query=st.sampled_from([ALL, FEW, MEANS, ENDS]), is_keyed=st.booleans())
 def test_a_step_goes_on_from_what_a_view_holds(
     tmp_path_factory: pytest.TempPathFactory, seed: int, query: str, is_keyed: bool
