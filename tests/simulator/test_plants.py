@@ -35,6 +35,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 LATE = "a late collector believes what it listed"
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("fault", [fault for fault in PLANTS if fault != LATE])
 def test_a_planted_fault_is_found_by_its_seed(fault: str) -> None:
     first, rules = FOUND_BY[fault]

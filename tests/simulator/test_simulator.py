@@ -103,6 +103,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert one == other
 
 
+@pytest.mark.thorough
 def test_every_operation_is_issued_and_every_fault_met() -> None:
     operations: set[str] = set()
     faults: set[str] = set()
@@ -116,6 +117,7 @@ def test_every_operation_is_issued_and_every_fault_met() -> None:
     assert faults == {"NONE", "UNAVAILABLE", "NOT_HAPPENED_DOUBTFUL", "HAPPENED_BUT_FAILED", "SLOW"}
 
 
+@pytest.mark.thorough
 def test_any_part_of_the_steps_can_be_executed() -> None:
     steps = generate(3, 200, features())
     for part in (steps[::2], steps[1::3], steps[100:], []):
@@ -131,6 +133,7 @@ class ForgetfulBlob(MemoryBlob):
         return super().create(key, value)
 
 
+@pytest.mark.thorough
 def test_a_store_that_loses_an_acknowledged_write_is_found_out_and_the_history_made_short() -> None:
     steps = generate(1, 26, features())
 
