@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.model import EMPTY, ORDERED, TOMBSTONE
 from tests.simulator.expectations import BAD_WRITES, KEYED_WRITE
+from tests.simulator.weights import COLLECTORS_WEIGHTS, FEATURE_WEIGHTS, FLAT_OUT_WEIGHTS, KEYED_WEIGHTS, WEIGHTS
 
 Step = dict[str, Any]
 
@@ -28,70 +29,7 @@ OUTAGE_REQUESTS = 120  # More than a commit tries within its deadline.
 FAULTS = ("UNAVAILABLE", "NOT_HAPPENED_DOUBTFUL", "HAPPENED_BUT_FAILED", "SLOW")
 REQUESTS = ("create", "get", "list", "set", "delete")
 WEATHER = {"clear": 0.0, "showers": 0.12, "storm": 0.5}
-
-WEIGHTS = {
-    "write": 22,
-    "write_bad": 1,
-    "seal": 10,
-    "allow_compaction": 4,
-    "multi": 6,
-    "destroy": 1.2,
-    "evolve": 4,
-    "snapshot": 9,
-    "read": 8,
-    "close_snapshot": 3,
-    "changes": 4,
-    "listen": 2,
-    "subscribe": 2,
-    "poll": 10,
-    "close_feed": 1,
-    "upper": 2,
-    "since": 2,
-    "collections": 1,
-    "load": 2,
-    "create_or_load": 4,
-    "settle": 4,
-    "open": 3,
-    "close": 0.8,
-    "crash": 0.8,
-    "deliver": 1,
-    "down": 0.5,
-    "up": 2,
-    "pass": 4,
-    "hold": 3,
-    "advance": 3,
-    "release": 2,
-    "holds": 1,
-    "gc": 1.5,
-    "maintain": 3,
-}
-FEATURE_WEIGHTS = {"compact": {"compact": 6.0}}
-# Since must move on for history to be forgotten, and reads are closed for since to move on.
-FLAT_OUT_WEIGHTS = {
-    "allow_compaction": 9,
-    "seal": 14,
-    "close_snapshot": 9,
-    "close_feed": 3,
-    "release": 4,
-    "destroy": 0.4,
-}
 SKEW_MAX_S = 10
-KEYED_WEIGHTS = {"resolve": 4, "multi": 1}
-# Many records, so that there are many checkpoints, and several who collect what the older ones name.
-COLLECTORS_WEIGHTS = {
-    "write": 40,
-    "seal": 14,
-    "gc": 9,
-    "compact": 6,
-    "evolve": 1,
-    "open": 1.5,
-    "poll": 2,
-    "changes": 1,
-    "snapshot": 4,
-    "hold": 1,
-    "advance": 1,
-    "pass": 5,
-}
 STOPS_S = (1, 100, 1000, 8000, 20_000)
 PART_BYTES = (64 << 10, 4 << 10, 1)  # For compaction; with 1, each key is a part of its own.
 

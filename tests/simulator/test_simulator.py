@@ -9,9 +9,10 @@ import pytest
 
 from persist.blob import MemoryBlob
 from tests.simulator.campaign import Episode, Report, execute, explain
-from tests.simulator.language import WEIGHTS, Step, generate
+from tests.simulator.language import Step, generate
 from tests.simulator.players import features
 from tests.simulator.shrink import shrink
+from tests.simulator.weights import WEIGHTS
 
 
 @pytest.fixture(autouse=True)
