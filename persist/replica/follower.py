@@ -346,7 +346,7 @@ class Follower:
         while newest.seqno < self._state.seqno:
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
             if record is None:
-                self._verify_newest()
+                self.sees(self._state)  # If it went with the past, one of these is gone, too: LogReplaced.
                 raise MissingBlob(record_key(newest.seqno + 1), "it is missing, and later ones have been read")
             try:
                 newest = apply(newest, record)

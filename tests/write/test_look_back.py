@@ -16,7 +16,9 @@ from persist.blob import Blob, FileBlob, Indeterminate, MemoryBlob, MeteredBlob,
 from persist.cli.main import main
 from persist.errors import LogInterrupted, LogReplaced
 from persist.log import record_key, record_seqno
+from persist.replica import INTERVAL
 from tests.blob.conftest import place_of
+from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.rollback import KEY, QUIET, Copy, opened, restore, write
 from tests.servers.fixtures import make_bucket
@@ -320,20 +322,24 @@ def test_a_create_that_took_long_is_looked_after_again(clock: ImpatientClock) ->
             write(made(client), range(4, 5))
 
 
+class Blind(Stepped):
+    """A store that does not answer whoever looks back."""
+
+    def __init__(self, inner: MemoryBlob, error: Exception) -> None:
+        super().__init__(inner)
+        self.is_blind, self.error, self.is_remote = False, error, getattr(inner, "is_remote", False)
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        if self.is_blind and range is not None and key.startswith("log/"):
+            raise self.error
+        return super().get(key, range)
+
+
 @pytest.mark.parametrize("error", [Unavailable("no answer"), Indeterminate("no answer")])
 def test_a_commit_whose_past_cannot_be_looked_at_is_in_doubt(
     memory: MemoryBlob, clock: ImpatientClock, error: Exception
 ) -> None:
-    class Blind(Stepped):
-        is_blind = False
-        is_remote = getattr(memory, "is_remote", False)
-
-        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-            if self.is_blind and range is not None and key.startswith("log/"):
-                raise error
-            return super().get(key, range)
-
-    store = Blind(memory)
+    store = Blind(memory, error)
     with opened(store, clock) as client:
         write(made(client), range(2))
         store.is_blind = True
@@ -343,6 +349,29 @@ def test_a_commit_whose_past_cannot_be_looked_at_is_in_doubt(
         assert client["c"].upper.time == 3
         write(made(client), range(3, 4))
     assert upper(memory, clock) == 4
+
+
+def test_a_client_whose_own_record_lies_beyond_the_hole_is_told_that_the_log_was_replaced(
+    memory: MemoryBlob, clock: ImpatientClock
+) -> None:
+    """Its record is there, so what it follows is looked for when a newer checkpoint does not lead to it."""
+    store = Blind(memory, Unavailable("no answer"))
+    with opened(memory, clock) as other:
+        write(made(other), range(INTERVAL))
+        wait_for_checkpoint(other)
+        copy = copied(memory)
+        write(made(other), range(INTERVAL, 2 * INTERVAL + 2))
+        wait_for_checkpoint(other)
+        with opened(store, clock) as client:
+            write(made(client), range(2 * INTERVAL + 2, 2 * INTERVAL + 3))
+            restore(memory, copy)
+            store.is_blind = True
+            with pytest.raises(Indeterminate):
+                write(made(client), range(2 * INTERVAL + 3, 2 * INTERVAL + 4))
+            store.is_blind = False
+            assert client.seqno == log(memory)[-1]
+            with pytest.raises(LogReplaced):
+                client.engine.follower.restart()
 
 
 def test_a_look_costs_one_read_of_few_bytes_for_each_commit(clock: ImpatientClock) -> None:
