@@ -40,11 +40,9 @@ from persist.names import check_free_name
 from persist.notify import Notify
 from persist.read import JointListen
 from persist.replica import LAST
-from persist.retention import Retention, retention_times
-from persist.settings import Settings
+from persist.settings import Location, Settings
 from persist.shown import html_table
-from persist.storage import Location
-from persist.timeline import Moment, Times, timeline_of
+from persist.timeline import Moment, Retention, Times, retention_times, timeline_of
 from persist.upkeep import Deleted, GarbageReport
 from persist.upsert import Keyed, form_of
 from persist.view import View

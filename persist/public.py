@@ -76,7 +76,6 @@ from persist.importing import ImportedVersion
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.notify import Notify
-from persist.progress_bars import Work, progress
 from persist.read import Changes, Explanation, JointListen, JointProgress, Listen, Progress, Snapshot
 from persist.settings import Settings
 from persist.state import Unsealed
@@ -84,6 +83,7 @@ from persist.timeline import Timeline
 from persist.upkeep import GarbageReport
 from persist.upsert import Behind, Keyed
 from persist.view import View
+from persist.work import Work, progress
 from persist.write import CommitFuture
 
 __all__: list[str] = [

@@ -24,8 +24,7 @@ LADDER: list[tuple[str, ...]] = [
 # Two rooms have no folder of their own: their modules are at the root of the package.
 AT_ROOT = {
     "words": (
-        "antichain", "error_json", "errors", "late_names", "metrics", "names", "progress_bars", "retention", "settings",
-        "shown", "storage", "timeline", "version", "work",
+        "antichain", "errors", "late_names", "metrics", "names", "settings", "shown", "timeline", "version", "work",
     ),
     "face": ("client", "collection", "follow", "importing", "listing", "multi_write", "public", "view"),
     "cli": ("__main__",),

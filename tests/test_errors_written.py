@@ -10,8 +10,8 @@ import pytest
 
 import persist
 from persist import errors
-from persist.error_json import error_from_json, error_to_json
 from persist.errors import PersistError, Superseded, UnsealedWrites, with_timeline
+from persist.write.relay import error_from_json, error_to_json
 
 SEVEN = persist.Antichain(7)
 VALUES: dict[str, Any] = {

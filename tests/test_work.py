@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist
-from persist.progress_bars import Bars
+from persist.work import Bars
 
 LONG = 40_000
 

@@ -142,7 +142,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
         **asked: Any,
     ) -> int:
         place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, timeout)
-        from persist.progress_bars import progress  # Here, because it loads what the help of a command does without.
+        from persist.work import progress  # Here, because it loads what the help of a command does without.
 
         try:
             with progress():

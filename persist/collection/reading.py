@@ -29,8 +29,7 @@ from persist.engine import (
 from persist.follow import Following
 from persist.hold import Hold, HoldInfo
 from persist.read import Changes, Form, Listen, Snapshot, Upserts
-from persist.retention import Retention
-from persist.timeline import Moment, Times
+from persist.timeline import Moment, Retention, Times
 from persist.write import CommitFuture
 
 

@@ -20,7 +20,7 @@ from persist.metrics import Metrics, register
 from persist.names import OWN_PREFIX
 from persist.read import Folds, PartCaches, PartReader, SpilledRows
 from persist.replica import Follower, PinnedFollower, log_table
-from persist.storage import Storage
+from persist.settings import Storage
 from persist.work import commit_span
 from persist.write import CommitFuture, Step, Unclosed
 
@@ -205,7 +205,7 @@ class Engine:
         return [no_claim(each.collection) for each in wanted]
 
     def history(self, last: int | None, collection: str | None = None) -> pa.Table:
-        """Return the last records of the log as a table; see `persist.replica.history`."""
+        """Return the last records of the log as a table; see `persist.replica.log_queries`."""
         self.check_open("history")
         return log_table(self.blob, self.follower.refresh(), last, collection, self.pool.map)
 

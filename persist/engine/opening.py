@@ -11,8 +11,8 @@ from persist.engine.writer import OpenOptions
 from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
 from persist.log import KeyedForm, kinds
 from persist.names import check_name, view_hold
+from persist.settings import Location, open_storage
 from persist.state import CollectionState, reconciled
-from persist.storage import Location, open_storage
 from persist.upsert import Machine, check_same, machine_of
 from persist.write import CommitFuture, Step
 

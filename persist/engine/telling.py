@@ -12,11 +12,10 @@ from persist.errors import HoldMoved, HoldNotFound, InvalidUsage, TagNotFound
 from persist.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.log import Words, kinds
 from persist.names import check_hold_name, check_tag_name, is_text
-from persist.retention import Retention, retention_text, retention_times
 from persist.shown import Shown
 from persist.state import About as StoredAbout
 from persist.state import CollectionState, check_readable, since_max
-from persist.timeline import Moment, Timeline, is_moment, shown_time
+from persist.timeline import Moment, Retention, Timeline, is_moment, retention_text, retention_times, shown_time
 from persist.write import CommitFuture
 
 

@@ -24,12 +24,13 @@ from persist.blob import (
     Unavailable,
 )
 from persist.codecs import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
-from persist.errors.beyond_upper import UnsealedWrites, UpdatesBeyondUpper
 from persist.errors.conflicts import (
     CollectionExists,
     DescriptionMoved,
     LeaseExpired,
     Locked,
+    LogInterrupted,
+    LogReplaced,
     QueryMismatch,
     SchemaMoved,
     UploadExpired,
@@ -37,7 +38,6 @@ from persist.errors.conflicts import (
     WriterFenced,
 )
 from persist.errors.conflicts import Superseded as Superseded  # Never leaves the library, nor does what follows.
-from persist.errors.log import LogInterrupted, LogReplaced
 from persist.errors.times import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -45,7 +45,9 @@ from persist.errors.times import (
     HoldMoved,
     PendingEvents,
     TagMoved,
+    UnsealedWrites,
     UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
     UpperMismatch,
 )
 from persist.errors.times import with_timeline as with_timeline

@@ -30,12 +30,9 @@ from typing import Any
 
 from persist.blob import Blob, BlobEntry, Clock, InvalidUsage, SystemClock
 from persist.fsck.checkpoint import Renewal
-from persist.fsck.findings import CountedBlob, Findings
-from persist.fsck.keyed import examine_values
-from persist.fsck.keyframes import examine_keyframes
 from persist.fsck.log import LogExamination
-from persist.fsck.parts import PartExamination
-from persist.fsck.report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
+from persist.fsck.parts import PartExamination, examine_keyframes, examine_values
+from persist.fsck.report import CountedBlob, Findings, FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
 from persist.fsck.set_aside import LOST, SettingAside
 from persist.log import (
     CHECKPOINTS,
@@ -51,9 +48,8 @@ from persist.log import (
     uploaded_seqno,
 )
 from persist.replica import INTERVAL, Follower
-from persist.settings import Settings
+from persist.settings import Location, Settings, open_storage
 from persist.state import State
-from persist.storage import Location, open_storage
 from persist.upkeep import OBJECTS, Deleted, Garbage, void_floor
 from persist.work import task
 from persist.write import Committer

@@ -25,7 +25,7 @@ from persist.blob import (
     MissingBlob,
 )
 from persist.codecs import Part
-from persist.fsck.findings import Findings
+from persist.fsck.report import Findings
 from persist.log import (
     CHECKPOINTS,
     LOG,

@@ -1,7 +1,13 @@
-"""The part of an examination that reads parts: each is verified against its descriptor, and with the others of its run.
+"""The examination of what collections hold: their parts, what keyframes make of the history, and values per key.
 
-One part is in memory at a time. What is found missing is looked for again by `PartExamination.finish`, because the
-collection may have been destroyed, or the part replaced, and its blob collected, while the examination went on.
+- Each part is verified against its descriptor, and with the others of its run. One part is in memory at a time. What is
+  missing is looked for again by `PartExamination.finish`, because the collection may have been destroyed, or the part
+  replaced, and its blob collected, while the examination went on.
+- Each keyframe must be the one before it and the updates between, added up. No checksum tells whether compaction put
+  the right rows into blobs that are themselves intact. The first keyframe can only be checked if the history reaches
+  back to the beginning. Cost: each keyframe is read twice, and the history once. Memory: a slice of the key space.
+- A keyed collection must have at most one value per key at every time that can be told apart: a resolution may be made
+  of something else than its record says. Cost: see `persist.read.keyed.over_time`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,18 +20,21 @@ import pyarrow as pa
 from persist.blob import SMALL_BYTES, Blob, CorruptBlob, InvalidUsage, get_at_most
 from persist.codecs import (
     CollectionSchema,
+    DiffOverflow,
     Part,
     check_part,
     checksum_of,
+    consolidate,
     described_bounds,
     overlaps,
     versions,
 )
-from persist.fsck.findings import Findings
 from persist.fsck.log import Loose
-from persist.log import KeyedForm, kinds
+from persist.fsck.report import Findings
+from persist.log import PARTS, KeyedForm, Keyframe, kinds
+from persist.read import PartReader, Scan, keys_with_several, negated
 from persist.state import CollectionState, State
-from persist.upsert import event_fields, events_schema
+from persist.upsert import event_fields, events_schema, machine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +183,57 @@ def _owner_of(state: State | None, checksum: str) -> str | None:
 
 def _name(part: Part) -> str:
     return part.blob or f"inline part {part.checksum}"
+
+
+SLICE_BYTES = 32 << 20
+
+
+def examine_keyframes(blob: Blob, contents: CollectionState, findings: Findings) -> None:
+    """Add a problem for each keyframe that is not what it should be; one that cannot be read is for others to tell."""
+    reader, before = PartReader(blob), None
+    for keyframe in contents.keyframes:
+        try:
+            if before is not None or contents.history_from == 0:
+                _compare(reader, contents, before, keyframe, findings)
+        except (CorruptBlob, DiffOverflow):
+            pass
+        before = keyframe
+
+
+def _compare(
+    reader: PartReader, contents: CollectionState, before: Keyframe | None, keyframe: Keyframe, findings: Findings
+) -> None:
+    schema = contents.schema
+    base = contents.parts_of(before.parts) if before is not None else ()
+    lower = before.as_of + 1 if before is not None else 0
+    expected = Scan(schema, contents.history_parts, lower, keyframe.as_of + 1, schema.names, base=base).pruned()
+    made = replace(expected, parts=(), base=contents.parts_of(keyframe.parts))
+    columns, differing = [*schema.names, "_diff"], 0
+    for each in replace(expected, base=(*expected.base, *made.base)).slices_within(SLICE_BYTES):
+        one, other = (replace(scan, keys=each.keys).pruned() for scan in (expected, made))
+        tables = [each.empty(columns), *one.base_rows(reader, columns), *one.updates(reader, columns)]
+        tables += map(negated, other.base_rows(reader, columns))
+        differing += len(consolidate(pa.concat_tables(tables), schema.names))
+    if differing:
+        start = "the history" if before is None else f"the keyframe as of {before.as_of} and the history after it"
+        what = f"the keyframe as of {keyframe.as_of} differs in {differing} records from what {start} come to"
+        blob = next((part.blob for part in made.base), f"{PARTS}{contents.id}/")
+        findings.add("disagrees", blob, what, collection=contents.name)
+
+
+def examine_values(blob: Blob, contents: CollectionState, findings: Findings) -> None:
+    """Add a problem if a key has more than one value, or less than none, at some time."""
+    if contents.keyed is None:
+        return
+    machine = machine_of(contents.keyed, None, contents.name)
+    if machine is None or not machine.has_one_value:
+        return  # What is not known here may have any number of them.
+    count, first = 0, None
+    try:
+        for key, _ in keys_with_several(contents, PartReader(blob)):
+            count, first = count + 1, key if first is None else first
+    except (CorruptBlob, DiffOverflow):
+        return  # What cannot be read is for others to tell.
+    if first is not None:
+        what = f"{count} keys have more than one value, or less than none, at some time; one is {first}"
+        findings.add("rule", f"{PARTS}{contents.id}/", what, collection=contents.name)

@@ -11,7 +11,7 @@ Fields:
     writer      free text naming the client, for people
     epoch       the seqno at which the writer opened the location exclusively, null if it did not
     written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
-    submitted   whose operations these are that were committed for others (`persist.replica.submissions`)
+    submitted   whose operations these are that were committed for others (`persist.replica.log_queries`)
 
 Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
 A long list of parts is stored outside the record (`parts_in`); `persist.log.commits` fills it in before anybody sees

@@ -6,7 +6,7 @@ clients are committed together, like those of one (`persist.write.committer`).
 
 What is in doubt here is never more than one of: the store gave the server no clear answer, the server ends, the client
 has gone on without it, or the request is not one that can be understood here. None of these lets an operation be
-committed twice, because each has an id in the log (`persist.replica.submissions`).
+committed twice, because each has an id in the log (`persist.replica.log_queries`).
 """
 
 import threading

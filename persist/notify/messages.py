@@ -11,7 +11,7 @@
     action "commits"    {}                      answers {"location"} if the server commits for others
 
     exchange            its descriptor has the command {"commit": bytes}. The metadata of its messages are the pieces of
-                        a request of so many bytes (`persist.write.requests`); those of one message are its answers
+                        a request of so many bytes (`persist.write.relay`); those of one message are its answers
 
 Batches of a subscription come with the columns, `_time` and `_diff`; an empty one with the metadata {"upper": [n]} ends
 each step.

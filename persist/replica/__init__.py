@@ -21,10 +21,9 @@ from persist.replica.checkpoint import (
 )
 from persist.replica.directory import Directory, KnownLevels, NewDirectory, new_directory
 from persist.replica.follower import STALE_AFTER_S, Follower
-from persist.replica.history import LAST, log_table
+from persist.replica.log_queries import LAST, log_table, say_whose
 from persist.replica.past import fate_of
 from persist.replica.pinned import PinnedFollower
-from persist.replica.unsealed_writes import say_whose
 
 __all__ = [
     "INTERVAL",

@@ -36,8 +36,8 @@ from persist.log import (
 )
 from persist.replica.checkpoint import beyond_the_log, load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
+from persist.replica.log_queries import Submissions
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past, fate_of
-from persist.replica.submissions import Submissions
 from persist.state import PENDING_MAX, CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")

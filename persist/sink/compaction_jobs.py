@@ -21,8 +21,7 @@ from persist.blob import CorruptBlob, InvalidUsage, MissingBlob, PersistError, P
 from persist.codecs import DiffOverflow, Part
 from persist.compact import LocalPartMaker, Rewrite, RunPiece
 from persist.read import PartReader, Scan, memory_within
-from persist.settings import Settings
-from persist.storage import open_storage
+from persist.settings import Settings, open_storage
 from persist.write import PartWriter
 
 ROOM = 1.1  # A part may become this much larger than the target, rather than leave a small one behind it.

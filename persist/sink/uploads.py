@@ -18,8 +18,7 @@ from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, RunStream, di
 from persist.engine import CollectionHandle, Engine, OpenOptions, open_engine
 from persist.log import KeyedForm
 from persist.read import PartCaches
-from persist.settings import Settings
-from persist.storage import open_storage
+from persist.settings import Settings, open_storage
 from persist.write import PartWriter
 
 BUFFER_BYTES_MAX = 64 << 20

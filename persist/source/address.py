@@ -9,7 +9,7 @@ from persist.blob import MissingBlob
 from persist.engine import loaded, read_engine
 from persist.errors import CollectionNotFound
 from persist.read import collected
-from persist.storage import Storage, open_storage
+from persist.settings import Storage, open_storage
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from persist.read import (
     repeated,
     with_moments,
 )
+from persist.settings import Storage
 from persist.source import CollectionAddress
 from persist.spark.tasks import surfaced_errors, tell
 from persist.spark.types import as_spark_expects
-from persist.storage import Storage
 from persist.timeline import timeline_of
 
 What = Literal["all", "touched", "keys", "changes"]

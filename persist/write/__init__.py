@@ -22,9 +22,9 @@ from persist.write.operations import (
     with_token,
 )
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter, group_bytes_max
-from persist.write.relay import Answer
-from persist.write.requests import (
+from persist.write.relay import (
     REQUEST_BYTES_MAX,
+    Answer,
     Asking,
     Request,
     answers_bytes,

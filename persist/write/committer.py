@@ -21,10 +21,8 @@ from persist.blob import Blob, Clock
 from persist.errors import ClientClosed, InvalidUsage
 from persist.log import COMMIT_DEADLINE_S
 from persist.replica import Follower
-from persist.write.checkpointing import Checkpointing
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.group_commit import GroupCommit
-from persist.write.look_back import LookBack
 from persist.write.operations import Operation, Step, Submission, Write
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
 from persist.write.write_steps import WriteSteps
@@ -50,9 +48,7 @@ class Committer:
         self.writer_name = writer_name
         self.unobserved = UnobservedErrors(blob.url)
         parts = PartWriter(blob, follower.next_seqno, memory_budget)
-        checkpointing = Checkpointing(blob, follower, pool)
-        look = LookBack(blob, follower, clock, is_wanted=look_back)
-        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, checkpointing, look, deadline_s)
+        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, pool, deadline_s, look_back=look_back)
         self.write_steps = WriteSteps(parts, pool)
         self._in_flight_bytes_max = memory_budget
         self._changed = threading.Condition()
@@ -63,7 +59,7 @@ class Committer:
         self._pid = os.getpid()
         self._submitted = self._resolved = 0
         self._committing: tuple[str, ...] = ()  # What people call the collections of the group under way.
-        self._ended: list[Callable[[], object]] = [look.close]
+        self._ended: list[Callable[[], object]] = [self.groups.close]
         self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
         self._thread.start()
 

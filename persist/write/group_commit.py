@@ -12,14 +12,18 @@ For one group:
 With a `relay`, another client is asked first to commit a group with those of others (`persist.write.relay`); what it
 does not answer is settled here.
 
+Every so many records, the pool makes a checkpoint of them (`Checkpointing`), one at a time.
+
 A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
 an indeterminate commit they are left, because the record may yet appear.
 """
 
 import itertools
+import logging
+import threading
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -32,6 +36,7 @@ from persist.codecs import Part
 from persist.errors import (
     CollectionNotFound,
     Conflict,
+    CorruptBlob,
     Corruption,
     Indeterminate,
     InvalidUsage,
@@ -39,15 +44,24 @@ from persist.errors import (
     Unavailable,
     UpdatesBeyondUpper,
 )
-from persist.log import BringsParts, Mutation, Record, Submitted, create_record, is_upload, kinds, move_out, record_key
-from persist.replica import Follower, checkpoint_due, say_whose
+from persist.log import (
+    BringsParts,
+    Mutation,
+    Record,
+    Submitted,
+    create_record,
+    is_upload,
+    kinds,
+    move_out,
+    record_key,
+    record_seqno,
+)
+from persist.replica import Follower, checkpoint_due, say_whose, write_checkpoint
 from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded
-from persist.write.checkpointing import Checkpointing
-from persist.write.look_back import LookBack
 from persist.write.operations import Operation, Step, Submission, Write, merge
 from persist.write.part_writer import PartWriter
-from persist.write.proof import StoreProof
 from persist.write.relay import Relay, doubt, is_in_doubt, is_plain, may_be_relayed, submitted
+from persist.write.store_checks import LookBack, StoreProof
 
 COUNTS = ("records", "operations", "repeated", "rejected", "lost_races", "relayed", "in_doubt")
 
@@ -64,15 +78,16 @@ class GroupCommit:
         clock: Clock,
         writer_name: str,
         parts: PartWriter,
-        checkpointing: Checkpointing,
-        look_back: LookBack,
+        pool: Executor,
         deadline_s: float,
+        *,
+        look_back: bool,
     ) -> None:
         self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
         self.relay: Relay | None = None  # Set once, before anything is submitted.
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
-        self.checkpointing = checkpointing
-        self._look_back = look_back
+        self.checkpointing = Checkpointing(blob, follower, pool)
+        self._look_back = LookBack(blob, follower, clock, is_wanted=look_back)
         self._blob = blob
         self._follower = follower
         self._clock = clock
@@ -92,6 +107,10 @@ class GroupCommit:
         that another client committed or rejected for this one, and those that it was asked for and did not answer.
         """
         return self._counts | {"checkpoints": self.checkpointing.made}
+
+    def close(self) -> None:
+        """End the threads that look back, which may have a request under way; idempotent."""
+        self._look_back.close()
 
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""
@@ -438,3 +457,51 @@ class GroupCommit:
 
 def _moved_out(blob: Blob, location: str, seqno: int, mutations: Sequence[B]) -> list[B]:
     return [move_out(blob, location, each, seqno) for each in mutations]
+
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointing:
+    """Makes checkpoints in the pool; every method may be called from any thread."""
+
+    def __init__(self, blob: Blob, follower: Follower, pool: Executor) -> None:
+        self.made = 0
+        self.least_seqno: int | None = None  # Of the checkpoint that is being made, None if there is none.
+        self._blob = blob
+        self._follower = follower
+        self._pool = pool
+        self._is_making = threading.Lock()
+
+    def begin(self, seqno: int) -> None:
+        """Have a checkpoint made at seqno or later, unless one is being made."""
+        if self._is_making.acquire(blocking=False):
+            self.least_seqno = seqno
+            try:
+                self._pool.submit(self._make)
+            except RuntimeError:  # The client was closed by a callback: the next one makes it.
+                self._end()
+
+    def wait(self) -> None:
+        """Wait until none is being made."""
+        with self._is_making:
+            pass
+
+    def _make(self) -> None:
+        """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
+        state, recent, levels = self._follower.recent()
+        try:
+            self._follower.prove_now()
+            self.made += write_checkpoint(self._blob, state, recent, levels)
+        except PersistError as error:
+            logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
+            seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
+            if seqno is not None:
+                with suppress(PersistError):  # Whoever asks for something next is told.
+                    self._follower.doubt(seqno)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.least_seqno = None
+        self._is_making.release()

@@ -1,22 +1,60 @@
-"""Having operations committed by another client, and finding out what became of those that got no answer.
+"""Committing through another client: which operations may be sent, requests and answers as bytes, and doubt.
 
-The committer of a client that has a `Relay` offers it each group first. Whoever takes it validates and commits the
-operations together with those of others, and answers each: by its seqno, or by why it was rejected. An operation that
-gets no answer may or may not be in the log, now or later. The log tells (`persist.replica.submissions`), and what it
-does not hold is committed here, in a record that says that it will not come in another way.
+The committer of a client that has a `Relay` offers it each group first. The other client validates and commits the
+operations together with those of others. It answers each operation with its seqno, or with the error that rejected it.
+An operation without an answer may or may not be in the log, now or later. The log tells
+(`persist.replica.log_queries`). What the log does not hold is committed here, in a record which says that the
+operation will not come in another way.
+
+    message = checksum (16 bytes, xxh3_128 of the rest, most significant byte first), JSON
+    request = {"format", "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
+    step    = a mutation of the log (docs/format.md) | write | condition
+    write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?}
+    answers = {"format", "answers": [{"seqno"} | {"error"} | {}, …]}
+    error   = {"kind": name of the class, "args": [value, …], "more": {attribute: value}} | {"kind", "text"}
+    value   = null | bool | int | float | text | [value, …] (a tuple) | {"frontier": [time, …]}
+            | {"unsealed": [the fields of an UnsealedWrites]} | {"items": [[key, value], …]} (a dict)
+
+The rows of a small write are one record batch of Arrow (`persist.write.sent_rows`), in base64, so that they are encoded
+once, with those of others. The asking client stores larger writes itself and sends only their descriptors. An error
+that holds other values, or whose kind is not known here, is sent as its text and the next more general kind. Only
+classes of this package are made from an error, from values of these types: nothing that is read is executed.
+
+A client believes a request as little as it can: it checks rows as if a user had given them, and steps against the
+state like all others. It cannot check whether parts hold what their descriptors say without reading them. Clients that
+may commit are trusted with that, as is every client that may write to the store.
 
 Rejected: to let a server answer for what it has merely taken (it may die before it commits); to make one record of each
 doubtful operation's own (a group is in doubt together, and is settled together).
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import astuple
+from functools import reduce
+from importlib import import_module
+from itertools import groupby, pairwise
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
-from persist.blob import Indeterminate, PersistError
-from persist.log import Mutation, Submitted, kinds
-from persist.state import Condition
-from persist.write.operations import Asked, Operation, Write
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from persist.antichain import Antichain
+from persist.blob import Conflict, Indeterminate, InvalidUsage, PersistError
+from persist.codecs import CollectionSchema, Part, SmallUpdates, gathered
+from persist.errors import SchemaMismatch, Superseded, UnsealedWrites
+from persist.log import FORMAT, KINDS, Mutation, Submitted, Watermarks, decoder_of, kinds
+from persist.state import (
+    CollectionState,
+    Condition,
+    PlannedPend,
+    version_of,
+)
+from persist.upsert import event_fields, events_schema
+from persist.write.operations import Asked, Operation, Step, Write
+from persist.write.sent_rows import check_sent_rows, rows_from, sent_rows
 
 Answer = int | PersistError | None
 
@@ -93,3 +131,263 @@ def doubt(operations: Iterable[Operation], error: BaseException) -> None:
             )
             told.__cause__ = error
             operation.future.fail(told)
+
+
+REQUEST_BYTES_MAX = 64 << 20
+CHECKSUM_BYTES = 16
+
+
+class _Write(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="write"
+):
+    """A `Write`; events are (time_max, watermarks) if it adds some to a keyed collection."""
+
+    collection: str
+    schema: dict[str, Any]
+    time_min: int
+    rows: bytes = b""
+    parts: tuple[Part, ...] = ()
+    events: tuple[int, Watermarks | None] | None = None
+
+
+if TYPE_CHECKING:
+    Sent = _Write | Condition | Mutation
+else:
+    Sent = reduce(or_, (_Write, *Condition.__subclasses__(), *(kind for kind in KINDS.values() if kind.is_sent)))
+Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class Asking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One operation of a request."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 2)]
+    names: dict[str, str]
+    steps: tuple[Sent, ...]
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for operations, in their order; see `persist.write.operations.Submission`."""
+
+    format: int
+    location: Id
+    submitter: Id
+    after: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    operations: tuple[Asking, ...]
+
+
+class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    seqno: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class _Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    answers: tuple[_Answer, ...]
+
+
+T = TypeVar("T", Request, _Answers)
+
+
+def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
+    """Return the request for operations that have submissions of one client."""
+    ids = [each.submission for each in operations if each.submission is not None]
+    assert len(ids) == len(operations) > 0, "what is asked for has an id"
+    asked = tuple(
+        Asking(
+            id_.number,
+            each.names,
+            tuple(
+                _sent_write(step) if isinstance(step, Write) else step
+                for step in each.steps
+                if not isinstance(step, Asked)
+            ),
+        )
+        for id_, each in zip(ids, operations, strict=True)
+    )
+    return _message(Request(FORMAT, location, ids[0].submitter, ids[0].after, asked))
+
+
+def request_from(data: bytes) -> Request:
+    """Return a request. Raises ValueError if it is none, of another format, or has rows larger than they look."""
+    request = _read(data, Request)
+    for write in (step for asking in request.operations for step in asking.steps if isinstance(step, _Write)):
+        if not write.parts:
+            check_sent_rows(write.rows)
+    numbers = [each.number for each in request.operations]
+    if not numbers or any(late <= early for early, late in pairwise(numbers)):
+        raise ValueError("its operations are none, or not in the order of their numbers")
+    return request
+
+
+def answers_bytes(answers: Sequence[Answer]) -> bytes:
+    """Return answers in the order of the operations."""
+    return _message(_Answers(FORMAT, tuple(map(_answer, answers))))
+
+
+def answers_from(data: bytes, count: int) -> list[Answer]:
+    """Return the answers to so many operations. Raises ValueError if these are none."""
+    answers = _read(data, _Answers).answers
+    if len(answers) != count:
+        raise ValueError(f"it has {len(answers)} answers, and {count} were asked for")
+    return [each.seqno if each.error is None else error_from_json(each.error) for each in answers]
+
+
+def steps_from(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
+    """Return the steps of an operation, checked as far as they can be by themselves.
+
+    Args:
+        contents_of: returns a collection as it is known here, None if it is not.
+
+    Raises:
+        ValueError: a step is none that a client would send.
+        InvalidUsage: rows do not fit.
+    """
+    made = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
+    return [
+        _write(step, made.get(step.collection), contents_of(step.collection)) if isinstance(step, _Write) else step
+        for step in asking.steps
+    ]
+
+
+def _answer(answer: Answer) -> _Answer:
+    if isinstance(answer, PersistError):
+        return _Answer(error=error_to_json(answer))
+    return _Answer(seqno=answer)
+
+
+def _message(value: Request | _Answers) -> bytes:
+    body = msgspec.json.encode(value)
+    return xxhash.xxh3_128_digest(body) + body
+
+
+def _read(data: bytes, kind: type[T]) -> T:
+    if len(data) > REQUEST_BYTES_MAX:
+        raise ValueError(f"a request has {len(data)} bytes, and at most {REQUEST_BYTES_MAX} are read")
+    body = data[CHECKSUM_BYTES:]
+    if xxhash.xxh3_128_digest(body) != data[:CHECKSUM_BYTES]:
+        raise ValueError("its checksum is another one: it was damaged on the way")
+    try:
+        found = decoder_of(kind).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is not understood: {error}") from error
+    if found.format != FORMAT:
+        raise ValueError(f"it is of format {found.format}, and this is {FORMAT}: use the same release on both sides")
+    return found
+
+
+def _sent_write(write: Write) -> _Write:
+    events = None if write.events is None else (write.events.time_max, write.events.watermarks)
+    schema = write.schema.to_json()
+    if isinstance(write.data, Future):
+        return _Write(write.collection, schema, write.time_min, parts=write.data.result(), events=events)
+    table = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
+    return _Write(write.collection, schema, write.time_min, rows=sent_rows(table), events=events)
+
+
+def _write(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> Write:
+    schema = _schema(step, create, contents)
+    planned = None
+    if step.events is not None:
+        planned = PlannedPend(step.collection, step.time_min, *step.events, schema.version)
+    data: pa.Table | Future[tuple[Part, ...]]
+    if step.parts:
+        data = Future()
+        data.set_result(step.parts)
+    else:
+        data = rows_from(step.rows, schema)
+        times = data["_time"].to_numpy()
+        if len(times) == 0 or int(times.min()) != step.time_min or (planned and int(times.max()) != planned.time_max):
+            raise ValueError("its times are not those that it says")
+    # Whoever asks keeps what it has stored until it knows what became of it.
+    return Write(step.collection, schema, step.time_min, len(step.rows), data, is_kept=True, events=planned)
+
+
+def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:
+    """Return the schema that the rows of a write have, which must be the one that they are sent with.
+
+    Raises:
+        ValueError: it is another one, or the collection is not known here.
+    """
+    given = CollectionSchema.from_json(step.schema)
+    form, base = None, given
+    if contents is not None:
+        form, base = contents.keyed, version_of(contents, given.version)
+    elif create is not None:
+        form, base = create.keyed, CollectionSchema.from_json(create.schema)
+    else:
+        raise ValueError(f"there is no collection {step.collection}")
+    if step.events is not None:
+        if form is None:
+            raise SchemaMismatch("events were sent for a collection that is not keyed: load the collection again")
+        fields = event_fields(base, form) if base.version == 1 else base.value.fields
+        base = events_schema(base, fields)
+    if base.to_json() != step.schema:
+        raise ValueError("its rows have another schema than the collection")
+    return base
+
+
+_all = import_module("persist.errors")
+_KINDS: dict[str, type[PersistError]] = {name: getattr(_all, name) for name in _all.__all__} | {
+    "Superseded": Superseded
+}
+_GENERAL = (InvalidUsage, Conflict)
+_SCALARS = (type(None), bool, int, float, str)
+
+
+def error_to_json(error: PersistError) -> dict[str, Any]:
+    """Return what `error_from_json` makes an equal error of."""
+    kind = type(error)
+    if _KINDS.get(kind.__name__) is kind:
+        try:
+            more = {name: _value_to_json(value) for name, value in vars(error).items() if not name.startswith("__")}
+            written = {"kind": kind.__name__, "args": [*map(_value_to_json, error.args)], "more": more}
+            error_from_json(written)
+            return written
+        except (TypeError, ValueError):
+            pass
+    general = next((each.__name__ for each in _GENERAL if isinstance(error, each)), "PersistError")
+    return {"kind": general, "text": str(error)}
+
+
+def error_from_json(written: dict[str, Any]) -> PersistError:
+    """Return an error. Raises ValueError if what is written is none."""
+    match written:
+        case {"kind": str(kind), "text": str(text), **rest} if kind in _KINDS and not rest:
+            return _KINDS[kind](text)
+        case {"kind": str(kind), "args": list(args), "more": dict(more), **rest} if kind in _KINDS and not rest:
+            try:
+                error = _KINDS[kind](*map(_value_from, args))
+                vars(error).update({name: _value_from(value) for name, value in more.items()})
+            except (TypeError, AttributeError) as cause:
+                raise ValueError(f"an error of kind {kind} is not made of what it says: {cause}") from cause
+            return error
+    raise ValueError(f"{written!r:.200} is not an error that is known here")
+
+
+def _value_to_json(value: Any) -> Any:
+    if isinstance(value, Antichain):
+        return {"frontier": [*value.elements]}
+    if isinstance(value, UnsealedWrites):
+        return {"unsealed": [_value_to_json(each) for each in astuple(value)]}
+    if isinstance(value, tuple | list):
+        return [_value_to_json(each) for each in value]
+    if isinstance(value, Mapping):
+        return {"items": [[_value_to_json(each), _value_to_json(held)] for each, held in value.items()]}
+    if type(value) not in _SCALARS:
+        raise TypeError(f"{type(value)} has no written form")
+    return value
+
+
+def _value_from(value: Any) -> Any:
+    match value:
+        case {"frontier": list(times), **rest} if not rest and len(times) <= 1:
+            return Antichain(*times)
+        case {"unsealed": list(given), **rest} if not rest:
+            return UnsealedWrites(*map(_value_from, given))
+        case {"items": list(items), **rest} if not rest:
+            return {_value_from(each): _value_from(held) for each, held in items}
+        case list():
+            return tuple(map(_value_from, value))
+        case dict():
+            raise ValueError(f"{value!r:.200} is no value of an error")
+    return value

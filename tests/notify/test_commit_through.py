@@ -17,7 +17,7 @@ from persist.blob import Blob, MemoryBlob
 from persist.client import Client
 from persist.log import KINDS, Record, kinds, read_record
 from persist.notify import Server, asking
-from persist.write.requests import Sent
+from persist.write.relay import Sent
 from tests.clocks import ImpatientClock
 from tests.notify.line import line_to
 from tests.notify.test_serve import made_certificate

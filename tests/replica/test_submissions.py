@@ -5,8 +5,8 @@ import pytest
 import persist
 from persist.blob import Blob, MemoryBlob, SystemClock
 from persist.log import Record, Submitted, read_record, record_bytes, record_key
-from persist.replica import Follower, submissions
-from persist.replica.submissions import Submissions
+from persist.replica import Follower, log_queries
+from persist.replica.log_queries import Submissions
 
 WHO, OTHER = "a" * 32, "b" * 32
 
@@ -49,7 +49,7 @@ def test_an_operation_is_found_by_its_number_and_what_was_skipped_is_past() -> N
 
 
 def test_what_was_not_read_or_was_forgotten_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submissions, "SUBMITTERS_MAX", 1)
+    monkeypatch.setattr(log_queries, "SUBMITTERS_MAX", 1)
     known = Submissions(4)
     assert [known.knows(after) for after in (3, 4)] == [False, True]
     known.note(record(5, Submitted(WHO, 1, 1)))
