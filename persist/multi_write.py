@@ -112,13 +112,11 @@ class MultiWrite:
 
     def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:
         """Let since advance, as `Collection.allow_compaction` does."""
-        self._commit.check(collection.handle)
         frontier = collection.handle.frontier("since", since)
         self._commit.add(collection.handle, [kinds.AllowCompaction(collection.id, frontier.elements)])
 
     def describe(self, collection: Collection, *, properties: Mapping[str, str | None]) -> None:
         """Change properties of a collection in the commit, as `Collection.describe`; None removes one."""
-        self._commit.check(collection.handle)
         self._commit.add(collection.handle, [describe_step(collection.handle, None, properties, None, None)])
 
     def ack(self, following: Following) -> None:
@@ -127,7 +125,6 @@ class MultiWrite:
         The commit is rejected with `HoldMoved` if another consumer of that name acknowledged it meanwhile: what is
         written with it is then written once, by one of the two.
         """
-        self._commit.check(following.handle)
         step, acked = following.ack_step()
         self._commit.add(following.handle, [step])
         self._commit.when_committed(acked)
@@ -137,7 +134,6 @@ class MultiWrite:
 
         The commit is rejected with `HoldMoved` if it is elsewhere, or not there, when the commit comes.
         """
-        self._commit.check(collection.handle)
         to = collection.handle.as_time("hold time", time)
         self._commit.add(collection.handle, [kinds.SetHold(collection.id, check_hold_name(name), to, None, expected)])
 
@@ -154,7 +150,6 @@ class MultiWrite:
             digest: of what the parts hold, to be compared if the commit has a token: the sum of those of
                 `persist.codecs.digest_of`, by the columns of key and value, and `_time`.
         """
-        self._commit.check(collection.handle)
         self._commit.add_parts(collection.handle, parts, keep=keep, digest=digest)
 
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
@@ -185,7 +180,6 @@ class MultiWrite:
         Args:
             number: of the definition by which what is written was computed.
         """
-        self._commit.check(view.handle)
         self._commit.add(view.handle, [ExpectDefinition(view.id, number)])
 
     def mark_batch(self, collection: Collection, query: str, batch: int, run: str, *, again: bool = False) -> None:
@@ -197,7 +191,6 @@ class MultiWrite:
 
         The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.state.remembered`).
         """
-        self._commit.check(collection.handle)
         mark = kinds.Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)
         self._commit.add(collection.handle, [mark])
 

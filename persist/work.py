@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from persist.errors import InvalidUsage
@@ -200,21 +200,16 @@ class _Told:
         self._known: dict[Done, Work] = {}
 
     def begun(self, what: str, total: int | None, unit: str) -> Done:
-        count = 0
-
         def done(amount: int) -> None:
-            nonlocal count
-            count += amount
-            self._known[done] = Work(what, count, total, unit)
-            self._tell(self._known[done])
+            self._known[done] = work = replace(self._known[done], done=self._known[done].done + amount)
+            self._tell(work)
 
         self._known[done] = Work(what, 0, total, unit)
-        self._tell(self._known[done])
+        done(0)
         return done
 
     def ended(self, done: Done) -> None:
-        last = self._known.pop(done)
-        self._tell(Work(last.what, last.done, last.total, last.unit, is_over=True))
+        self._tell(replace(self._known.pop(done), is_over=True))
 
 
 class Bars:

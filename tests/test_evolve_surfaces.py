@@ -13,7 +13,7 @@ import persist
 from persist.blob import Fault, UnreliableBlob
 from persist.codecs import decode_part
 from persist.log import kinds
-from persist.state import after_step, check_versions
+from persist.state import after_step, check_contents
 
 QUIET = persist.Settings(background=False)
 ROWS = 5_000
@@ -128,6 +128,6 @@ def test_a_part_of_a_version_that_there_is_not_is_refused_by_the_log_and_by_read
             after_step(contents, kinds.Append(rows.id, (late,)))
         forged = msgspec.structs.replace(contents, numbered={0: msgspec.structs.replace(part, schema=2)})
         with pytest.raises(ValueError, match="later schema version"):
-            check_versions(forged)
+            check_contents(forged)
         with pytest.raises(persist.CorruptBlob, match="schema version 2"):
             decode_part(part.inline, msgspec.structs.replace(part, schema=2), rows.schema)

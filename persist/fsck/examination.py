@@ -135,24 +135,16 @@ def examine(
         )
     if set_aside and not repair:
         raise InvalidUsage("set_aside=True goes with repair=True, which says that the location may be changed")
-    report = _repaired(blob, settings, clock, collect, repair=repair, dry_run=dry_run, set_aside=set_aside, deep=deep)
+    examination = _Examination(blob, settings, clock, deep)
+    report = _repaired(blob, examination, collect, repair=repair, dry_run=dry_run, set_aside=set_aside)
     is_changed = bool(report.problems and report.repairs_done)
     left = _Examination(blob, settings, clock, deep).run().problems if is_changed else report.problems
     return replace(report, problems_left=left)
 
 
 def _repaired(
-    blob: Blob,
-    settings: Settings,
-    clock: Clock,
-    collect: Collect,
-    *,
-    repair: bool,
-    dry_run: bool,
-    set_aside: bool,
-    deep: bool,
+    blob: Blob, examination: "_Examination", collect: Collect, *, repair: bool, dry_run: bool, set_aside: bool
 ) -> FsckReport:
-    examination = _Examination(blob, settings, clock, deep)
     report = examination.run()
     renewal = Renewal.of(blob, examination.log, report.problems)
     if renewal is not None or not examination.log.is_complete:
@@ -329,8 +321,8 @@ class _Examination:
     def _void_floor(self) -> int:
         state = self.log.state
         assert state is not None
-        listed = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self.inventory.values())
-        marks = ((seqno, modified_s) for seqno, modified_s in listed if seqno is not None)
+        entries = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self.inventory.values())
+        marks = ((seqno, modified_s) for seqno, modified_s in entries if seqno is not None)
         return void_floor(state, marks, self._now_s, self._settings.orphan_grace_s)
 
     def _is_doomed(self, found: Unreferenced, state: State, upload_floor: int) -> bool:

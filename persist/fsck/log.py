@@ -12,6 +12,7 @@ when the end of the log has been read again: see `LogExamination.finish`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -27,18 +28,16 @@ from persist.blob import (
 from persist.codecs import Part
 from persist.fsck.report import Findings
 from persist.log import (
-    CHECKPOINTS,
-    LOG,
     BlobRef,
     BringsParts,
     Mutation,
     as_read,
     checkpoint_key,
-    checkpoint_seqno,
     kinds,
+    listed_checkpoints,
+    listed_records,
     read_record,
     record_key,
-    record_seqno,
 )
 from persist.replica import Checkpoint, KnownLevels, beyond_the_log, checkpoint_state, load_base, read_checkpoint
 from persist.state import (
@@ -47,9 +46,7 @@ from persist.state import (
     DoesNotFollow,
     State,
     apply,
-    check_pending,
-    check_runs,
-    check_versions,
+    check_contents,
 )
 
 
@@ -227,11 +224,9 @@ class LogExamination:
     def _following(self) -> int | None:
         """Return the least seqno after `at` that has a record, or could have one because all before it had."""
         self._list_checkpoints()
-        keys = (entry.key for entry in self._blob.list(LOG, start_after=record_key(self.at)))
-        later = (seqno for key in keys if (seqno := record_seqno(key)) is not None and seqno > self.at)
-        found = [seqno for seqno in (next(later, None),) if seqno is not None]
-        found += [seqno + 1 for seqno in self._waiting if seqno >= self.at][:1]
-        return min(found, default=None)
+        later = [seqno for seqno, _ in islice(listed_records(self._blob, self.at), 1)]
+        later += [seqno + 1 for seqno in self._waiting if seqno >= self.at][:1]
+        return min(later, default=None)
 
     def _note(self, mutations: Iterable[Mutation]) -> None:
         for mutation in mutations:
@@ -246,8 +241,7 @@ class LogExamination:
 
     def _list_checkpoints(self) -> None:
         """Find checkpoints that were not examined yet."""
-        found = (checkpoint_seqno(entry.key) for entry in self._blob.list(CHECKPOINTS))
-        listed = {seqno for seqno in found if seqno is not None}
+        listed = {seqno for seqno, _ in listed_checkpoints(self._blob)}
         self._doubtful = beyond_the_log(self._blob)
         self._waiting = sorted(listed - self._examined - {*self._doubtful})
 
@@ -395,9 +389,7 @@ def _examine_state(state: State, findings: Findings) -> None:
             what = f"inline_bytes is {contents.inline_bytes}, and the inline parts have {inline} bytes"
             findings.add("rule", key, what, collection=entry.name)
         try:
-            check_runs(contents)
-            check_versions(contents)
-            check_pending(contents)
+            check_contents(contents)
         except ValueError as error:
             findings.add("rule", key, str(error), collection=entry.name)
 

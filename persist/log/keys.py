@@ -17,8 +17,9 @@ delete a blob outside the collection it belongs to.
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from persist.blob import Blob, BlobEntry
 from persist.codecs import Part
 from persist.log.kinds import BringsParts, Replace, Resolve
 
@@ -105,6 +106,12 @@ def record_seqno(key: str) -> int | None:
     return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
 
 
+def listed_records(blob: Blob, after: int = -1) -> Iterator[tuple[int, BlobEntry]]:
+    """Yield the records after a seqno that the store lists, the oldest first."""
+    start_after = record_key(after) if after >= 0 else None
+    return ((seqno, entry) for entry in blob.list(LOG, start_after) if (seqno := record_seqno(entry.key)) is not None)
+
+
 def checkpoint_key(seqno: int) -> str:
     """Return the key of the checkpoint after the record at seqno."""
     return f"{CHECKPOINTS}{_SEQNO_LAST - seqno:020d}-{seqno:020d}.json"
@@ -114,6 +121,14 @@ def checkpoint_seqno(key: str) -> int | None:
     """Return the seqno in the key of a checkpoint; None if it is not such a key."""
     digits = key.removeprefix(CHECKPOINTS)[21:41]
     return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
+
+
+def listed_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
+    """Yield the checkpoints that the store lists, each with its seqno, the newest first.
+
+    Other names there are not ours: perhaps those of another location below this one.
+    """
+    return ((seqno, entry) for entry in blob.list(CHECKPOINTS) if (seqno := checkpoint_seqno(entry.key)) is not None)
 
 
 def part_key(collection: str, seqno: int) -> str:

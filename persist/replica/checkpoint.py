@@ -40,7 +40,6 @@ from persist.blob import (
 )
 from persist.codecs import CollectionSchema
 from persist.log import (
-    CHECKPOINTS,
     LOG,
     BlobRef,
     BringsParts,
@@ -56,12 +55,13 @@ from persist.log import (
     get_framed,
     is_upload,
     kinds,
+    listed_checkpoints,
+    listed_records,
     pointer_to,
     put_framed,
     read_commit_id,
     read_record,
     record_key,
-    record_seqno,
     state_prefix,
 )
 from persist.names import is_id
@@ -85,9 +85,7 @@ from persist.state import (
     State,
     TakenOver,
     apply,
-    check_pending,
-    check_runs,
-    check_versions,
+    check_contents,
 )
 
 INTERVAL = 16
@@ -225,15 +223,15 @@ def checkpoint_of(
     )
 
 
-def read_newest_checkpoint(blob: Blob, *, known: KnownLevels | None = None, skip_damaged: bool = False) -> State:
+def read_newest_checkpoint(blob: Blob, known: KnownLevels | None = None) -> State:
     """Return the state of the newest checkpoint, or the empty one.
 
     Cost: one page of LIST, a GET, and one for each directory object that is not known.
 
     Raises:
-        CorruptBlob: it is damaged, unless those are to be skipped; or there is none and the log does not begin at 0.
+        CorruptBlob: it is damaged; or there is none and the log does not begin at 0.
     """
-    return _newest(blob, known, skip_damaged=skip_damaged)[0]
+    return _newest(blob, known, skip_damaged=False)[0]
 
 
 def beyond_the_log(blob: Blob) -> list[int]:
@@ -246,19 +244,16 @@ def beyond_the_log(blob: Blob) -> list[int]:
     def is_there(seqno: int) -> bool:
         return blob.get(record_key(seqno), range=(0, 0)) is not None
 
-    def listed() -> Iterator[int]:
-        return (seqno for entry in blob.list(CHECKPOINTS) if (seqno := checkpoint_seqno(entry.key)) is not None)
-
     while True:
         beyond: list[int] = []
-        for seqno in listed():
+        for seqno, _ in listed_checkpoints(blob):
             if is_there(seqno) or is_there(seqno + 1):
                 break
             beyond.append(seqno)
         else:
             beyond = beyond if is_there(0) else []
         # If there is a newer one by now, the log may have been truncated beyond those that were listed.
-        if not beyond or beyond[0] == next(listed(), None):
+        if not beyond or beyond[0] == next((seqno for seqno, _ in listed_checkpoints(blob)), None):
             return beyond
 
 
@@ -321,9 +316,9 @@ def stored_checkpoints(blob: Blob, *, skip_damaged: bool = False) -> Iterator[St
     is_any = is_whole = False
     while not is_whole:
         is_whole = True
-        for entry in blob.list(CHECKPOINTS):
-            if checkpoint_seqno(entry.key) is None or entry.key in gone:
-                continue  # The first is not ours: perhaps of another location below this one.
+        for _, entry in listed_checkpoints(blob):
+            if entry.key in gone:
+                continue
             try:
                 stored = stored_checkpoint(blob, entry.key)
             except Corruption as error:
@@ -339,7 +334,7 @@ def stored_checkpoints(blob: Blob, *, skip_damaged: bool = False) -> Iterator[St
             yield stored
     if is_any:
         return
-    first = next((found.key for found in blob.list(LOG) if record_seqno(found.key) is not None), record_key(0))
+    first = next((entry.key for _, entry in listed_records(blob)), record_key(0))
     if first != record_key(0):
         raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first}")
 
@@ -461,9 +456,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
         for name, time in contents.tags.items():
             as_time(f"the time of tag {name[:200]!r}", time)
         check_parts(entry.id, contents.stored_parts)
-        check_runs(contents)
-        check_versions(contents)
-        check_pending(contents)
+        check_contents(contents)
     except ValueError as error:
         raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error
 

@@ -25,14 +25,13 @@ from persist.blob import Blob, Clock, Conflict, CorruptBlob, Indeterminate, Inva
 from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.log import (
     CHECKPOINTS,
-    LOG,
     Record,
     begins_as,
     checkpoint_key,
+    listed_records,
     read_commit_id,
     read_record,
     record_key,
-    record_seqno,
 )
 from persist.replica.checkpoint import beyond_the_log, load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
@@ -121,8 +120,7 @@ class Follower:
     def _check_not_beyond(self, newest: State) -> None:
         """Raise LogInterrupted if a checkpoint lies beyond the end of the log."""
         if newest.seqno in beyond_the_log(self._blob):
-            listed = (seqno for e in self._blob.list(LOG) if (seqno := record_seqno(e.key)) is not None)
-            end = max((seqno for seqno in listed if seqno < newest.seqno), default=-1)
+            end = max((seqno for seqno, _ in listed_records(self._blob) if seqno < newest.seqno), default=-1)
             raise LogInterrupted(self._blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
 
     def _look_beyond(self) -> None:
@@ -131,12 +129,11 @@ class Follower:
         They may be what an open client wrote after a backup was restored in place, or what is left of a log that has
         lost a record. The first `BEYOND_MAX` of them are looked at.
         """
-        listed = islice(self._blob.list(LOG, start_after=record_key(max(self._state.seqno, 0))), BEYOND_MAX)
-        found = [seqno for entry in listed if (seqno := record_seqno(entry.key)) is not None]
-        if not found:
+        later = [seqno for seqno, _ in islice(listed_records(self._blob, max(self._state.seqno, 0)), BEYOND_MAX)]
+        if not later:
             return
         end = self.refresh().seqno  # Most often they have been created since the log was read.
-        beyond = [seqno for seqno in found if seqno > end]
+        beyond = [seqno for seqno in later if seqno > end]
         if beyond:
             self._interrupted = LogInterrupted(self._blob.url, end, beyond[0], beyond[-1])
             logger.warning("%s", self._interrupted)
@@ -329,7 +326,7 @@ class Follower:
             self._restart(self._newest_checkpoint())
 
     def _newest_checkpoint(self) -> State:
-        return read_newest_checkpoint(self._blob, known=self._levels)
+        return read_newest_checkpoint(self._blob, self._levels)
 
     def _restart(self, newest: State) -> None:
         """Take over the state of a checkpoint, and the records after it, unless what is known is newer.

@@ -18,6 +18,7 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -158,15 +159,11 @@ def _of_record(record: Record, contents: CollectionState, own: str) -> UnsealedW
 
 
 def _both(later: UnsealedWrites, earlier: UnsealedWrites) -> UnsealedWrites:
-    return UnsealedWrites(
-        writer=later.writer,
-        is_own=later.is_own,
-        epoch=later.epoch,
+    return replace(
+        later,
         updates=later.updates + earlier.updates,
         first=min(later.first, earlier.first),
         last=max(later.last, earlier.last),
-        seqno=later.seqno,
-        written_ms=later.written_ms,
         tokens=(*later.tokens, *earlier.tokens),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from persist.blob import Blob, Clock, CorruptBlob, InvalidUsage, MissingBlob
-from persist.log import CHECKPOINTS, checkpoint_seqno, read_record, record_key
+from persist.log import listed_checkpoints, read_record, record_key
 from persist.replica.checkpoint import checkpoint_state, read_checkpoint
 from persist.replica.follower import Follower
 from persist.state import CollectionState, DoesNotFollow, State, apply
@@ -61,13 +61,12 @@ class PinnedFollower(Follower):
 
 def _state_at(blob: Blob, seqno: int) -> State:
     state = State()
-    for found in blob.list(CHECKPOINTS):
-        at = checkpoint_seqno(found.key)
-        if at is not None and at <= seqno and (checkpoint := read_checkpoint(blob, found.key)) is not None:
+    for at, entry in listed_checkpoints(blob):
+        if at <= seqno and (checkpoint := read_checkpoint(blob, entry.key)) is not None:
             try:
                 state = checkpoint_state(blob, checkpoint)
             except MissingBlob:
-                if blob.get(found.key) is not None:
+                if blob.get(entry.key) is not None:
                     raise
                 raise _gone(blob, seqno) from None  # It was collected meanwhile, and its directory after it.
             break

@@ -40,12 +40,14 @@ from persist.state.contents import (
     appended,
     check_beyond_upper,
     check_plain,
+    check_runs,
     definition_number,
     replaced,
     unsealed,
 )
 from persist.state.keyed_rules import (
     PlannedPend,
+    check_pending,
     created,
     pended,
     planned,
@@ -55,7 +57,7 @@ from persist.state.keyed_rules import (
     with_late_bound,
 )
 from persist.state.remembered import check_note, described, with_batch, with_tokens
-from persist.state.schemas import check_columns_there, check_written, evolved, redefined
+from persist.state.schemas import check_columns_there, check_versions, check_written, evolved, redefined
 
 TAGS_MAX = 1024
 
@@ -338,3 +340,10 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     kinds.Redefine: redefined,
     kinds.Rename: lambda before, step: _change(before, name=step.name),
 }
+
+
+def check_contents(contents: CollectionState) -> None:
+    """Raise ValueError if contents that were read break an invariant, as far as the descriptors of parts tell."""
+    check_runs(contents)
+    check_versions(contents)
+    check_pending(contents)

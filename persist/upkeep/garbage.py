@@ -63,12 +63,12 @@ from persist.log import (
     PARTS,
     LocationMutation,
     checkpoint_key,
-    checkpoint_seqno,
     collection_part,
     get_framed,
     is_upload,
     kinds,
-    record_seqno,
+    listed_checkpoints,
+    listed_records,
     uploaded_seqno,
 )
 from persist.replica import (
@@ -181,8 +181,7 @@ class Garbage:
             if state.location is None:
                 return GarbageReport()
             with task("collect", self._blob.url, unit="blobs") as done:
-                report = _Round(self._blob, self._follower, self._committer, self._settings, done=done).run(before)
-            return report
+                return self._round(done=done).run(before)
 
     def shorten_log(self) -> None:
         """Do what `collect` does about records and checkpoints, if there are far more records than there should be.
@@ -193,7 +192,7 @@ class Garbage:
             state = self._follower.state
             if state.seqno + 1 - state.control.log_floor > LONG * self._settings.tuning.log_records_max:
                 self._follower.refresh()
-                _Round(self._blob, self._follower, self._committer, self._settings).run_log()
+                self._round().run_log()
 
     def plan(self) -> GarbageReport:
         """Return what `collect` would delete now, changing nothing. Cost: its reads.
@@ -206,7 +205,7 @@ class Garbage:
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
                 return GarbageReport()
-            return _Round(self._blob, self._follower, self._committer, self._settings, is_dry=True).run(lambda: None)
+            return self._round(is_dry=True).run(lambda: None)
 
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
         """Delete those of keys that `collect` would delete as uploads, lists, states or records nobody refers to.
@@ -216,7 +215,10 @@ class Garbage:
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
                 return Deleted()
-            return _Round(self._blob, self._follower, self._committer, self._settings, frozenset(keys)).run_only()
+            return self._round(frozenset(keys)).run_only()
+
+    def _round(self, *only: frozenset[str], is_dry: bool = False, done: Done = lambda count: None) -> "_Round":
+        return _Round(self._blob, self._follower, self._committer, self._settings, *only, is_dry=is_dry, done=done)
 
 
 class _Round:
@@ -345,18 +347,15 @@ class _Round:
 
     def _dated_records(self) -> list[_Mark]:
         """Return when each record was created, which is not before those that precede it."""
-        found = ((record_seqno(entry.key), entry.modified_s) for entry in self._blob.list(LOG))
-        return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
+        return [_Mark(seqno, entry.modified_s) for seqno, entry in listed_records(self._blob)]
 
     def _checkpoint(self) -> None:
         write_checkpoint(self._blob, *self._follower.recent())
 
     def _checkpoints(self) -> list[_Mark]:
-        self._being_made = (
-            self._committer.groups.checkpointing.least_seqno
-        )  # First: it may be there when the listing has passed it.
-        found = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self._blob.list(CHECKPOINTS))
-        return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
+        # First, because it may be there when the listing has passed it.
+        self._being_made = self._committer.groups.checkpointing.least_seqno
+        return [_Mark(seqno, entry.modified_s) for seqno, entry in listed_checkpoints(self._blob)]
 
     def _seqno_before(self, age_s: float) -> int:
         """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
@@ -453,11 +452,9 @@ class _Round:
 
     def _floor_of_size(self) -> int:
         """Return the first of the newest records that are not too many, by number or bytes."""
-        records = ((record_seqno(entry.key), entry.bytes) for entry in self._blob.list(LOG))
-        sizes = [(seqno, size) for seqno, size in records if seqno is not None]
         left = self._settings.tuning.log_bytes_max
-        for number, (seqno, size) in enumerate(reversed(sizes)):
-            left -= size
+        for number, (seqno, entry) in enumerate(reversed([*listed_records(self._blob)])):
+            left -= entry.bytes
             if number == self._settings.tuning.log_records_max or left < 0:
                 return seqno + 1
         return 0
@@ -472,9 +469,8 @@ class _Round:
 
     def _collect_records(self) -> None:
         end = self._known_floor()
-        records = ((entry, record_seqno(entry.key)) for entry in self._blob.list(LOG))
-        old = takewhile(lambda found: found[1] is None or found[1] < end, records)
-        self._delete("records", (entry for entry, seqno in old if seqno is not None))
+        old = takewhile(lambda listed: listed[0] < end, listed_records(self._blob))
+        self._delete("records", (entry for _, entry in old))
 
     def _collect_checkpoints(self) -> None:
         floor = self._known_floor()

@@ -166,9 +166,13 @@ class LookBack:
             except LogReplaced:
                 raise
             except PersistError as error:
-                if record is not None:
-                    raise _in_doubt(record, error) from error
-                return True
+                if record is None:
+                    return True
+                raise Indeterminate(
+                    f"a record was created at seqno {record.seqno}, and whether the one before it is still there could "
+                    f"not be found out: {error}. So this may or may not be in the log. Read back before writing it "
+                    "again."
+                ) from error
 
         return end
 
@@ -184,10 +188,3 @@ class LookBack:
             Unavailable, Corruption: that could not be found out.
         """
         return not self._is_wanted or self._follower.sees(before)
-
-
-def _in_doubt(record: Record, error: PersistError) -> Indeterminate:
-    return Indeterminate(
-        f"a record was created at seqno {record.seqno}, and whether the one before it is still there could not be "
-        f"found out: {error}. So this may or may not be in the log. Read back before writing it again."
-    )

@@ -16,7 +16,7 @@ from persist.errors import (
     UpdateNotBeyondUpper,
 )
 from persist.log import KeyedForm, MachineForm, kinds
-from persist.state import CollectionState, PlannedPend, after_step, check_pending, due
+from persist.state import CollectionState, PlannedPend, after_step, check_contents, due
 from persist.state.collection_rules import CollectionStep
 
 ID = "c" * 32
@@ -48,7 +48,7 @@ def keyed(*steps: CollectionStep, **declared: Any) -> CollectionState:
 def after(state: CollectionState, *steps: CollectionStep) -> CollectionState:
     for step in steps:
         state = after_step(state, step)
-        check_pending(state)
+        check_contents(state)
     return state
 
 
