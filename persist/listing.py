@@ -11,7 +11,7 @@ import pyarrow as pa
 from persist.engine import Engine
 from persist.errors import CollectionNotFound, PersistError
 from persist.read import record_count
-from persist.shown import html_rows, plain
+from persist.shown import aligned, html_rows, plain
 from persist.state import CollectionState
 from persist.timeline import shown_time, timeline_of
 
@@ -50,31 +50,24 @@ class Collections(list[str]):
         """
         self._engine.check_open("collections")
         state = self._engine.follower.refresh()
-        found = []
+        rows = []
         for name in self:
             if (id_ := state.ids.get(name)) is not None:
                 try:
                     contents = self._engine.follower.known(id_, name)
                 except CollectionNotFound:
                     continue  # It was destroyed just now.
-                rows = record_count(contents)
-                size = sum(part.bytes for part in contents.stored_parts)
-                found.append(
-                    dict(zip(COLUMNS.names, (name, rows, size, contents.since.time, contents.upper.time), strict=True))
-                )
-        return pa.Table.from_pylist(found, schema=COLUMNS)
+                count, size = record_count(contents), sum(part.bytes for part in contents.stored_parts)
+                cells = (name, count, size, contents.since.time, contents.upper.time)
+                rows.append(dict(zip(COLUMNS.names, cells, strict=True)))
+        return pa.Table.from_pylist(rows, schema=COLUMNS)
 
     def __repr__(self) -> str:
         """Say what this client knows of each, without asking the store for news."""
         head, *rows = (tuple(map(plain, row)) for row in self._shown())
         if not rows:
             return "no collections"
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) if at == 1 else cell.ljust(width) for at, (cell, width) in enumerate(cells))
-            for cells in (zip(row, widths, strict=True) for row in (head, *rows))
-        ]
-        return "\n".join(line.rstrip() for line in (*lines, *self._left_out()))
+        return "\n".join((*aligned((head, *rows), right=(1,)), *self._left_out()))
 
     def _repr_html_(self) -> str:
         """Do what the representation does, as a table."""
@@ -87,19 +80,19 @@ class Collections(list[str]):
     def _shown(self) -> list[tuple[str, str, str, str]]:
         """Return the head of a table and a row for each collection: name, rows, what is sealed, comment."""
         entries, ids = self._engine.follower.state.entries, self._engine.follower.state.ids
-        found = [("name", "rows", "sealed before", "comment")]
+        rows = [("name", "rows", "sealed before", "comment")]
         for name in self[:SHOWN_MAX]:
             entry = entries.get(ids.get(name) or "")
             contents = None if entry is None else entry.contents
-            told = ("", "", "")
+            cells = ("", "", "")
             if contents is not None:
                 with suppress(PersistError):
-                    told = _told(contents)
-            found.append((name, *told))
-        return found
+                    cells = _cells_of(contents)
+            rows.append((name, *cells))
+        return rows
 
 
-def _told(contents: CollectionState) -> tuple[str, str, str]:
+def _cells_of(contents: CollectionState) -> tuple[str, str, str]:
     rows, upper = record_count(contents), contents.upper.time
     sealed = "for ever" if upper is None else "-" if upper == 0 else shown_time(upper, timeline_of(contents.schema))
     return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

@@ -5,7 +5,7 @@ that no terminal obeys them, and HTML gets everything escaped.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
@@ -20,6 +20,17 @@ def counted(number: int, noun: str) -> str:
     """Return a number of things, such as 1 row, 2 rows or 3 directories."""
     nouns = noun if number == 1 else f"{noun[:-1]}ies" if noun.endswith("ory") else f"{noun}s"
     return f"{number:,} {nouns}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Return the lines of a table with aligned columns, some of them at their right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return [*map(line, rows)]
 
 
 def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:

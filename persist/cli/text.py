@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from persist.shown import aligned
+
 CELL_CHARS_MAX = 120  # Of a table on a terminal; a longer value is cut, and says so by an ellipsis.
 COLUMN_CHARS_MIN = 8  # What a column of longer values gets on a terminal at least.
 
@@ -46,12 +48,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right:
     cells, to_right = [[cell(each) for each in row] for row in rows], frozenset(right)
     names = [cell(each) for each in head]
     if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-        for row in (names, *cells):
-            padded = [
-                c.rjust(w) if i in to_right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-            ]
-            print("  ".join(padded).rstrip())
+        print(*aligned((names, *cells), to_right), sep="\n")
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

@@ -252,50 +252,35 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
                 f"this client writes updates at times beyond upper={self.shown(self.upper)} in the same commit, "
                 "without a seal; nothing of this was applied. Wait for that write and seal it, then try again."
             )
+        updates = f"updates at times until {self.shown(self.time)}"
+        if self.first is not None and self.updates is not None:
+            updates = self._counted(self.updates, self.first, self.time)
+        are, their = ("is", "its") if self.updates == 1 else ("are", "their")
         return (
-            f"{self._what} beyond upper={self.shown(self.upper)} {self._are} not sealed, so what is there is not known "
-            f"yet; nothing of this was applied.{self._whose} Let {'its' if self._is_one else 'their'} writer finish "
-            f"and seal({self.time + 1}), or seal that far yourself if that is all; then try again at time "
-            f"{self.shown(self.time + 1)} or later."
+            f"{updates} beyond upper={self.shown(self.upper)} {are} not sealed, so what is there is not known yet; "
+            f"nothing of this was applied.{self._written_by()} Let {their} writer finish and seal({self.time + 1}), or "
+            f"seal that far yourself if that is all; then try again at time {self.shown(self.time + 1)} or later."
         )
 
-    @property
-    def _is_one(self) -> bool:
-        return self.updates == 1
-
-    @property
-    def _are(self) -> str:
-        return "is" if self._is_one else "are"
-
-    @property
-    def _what(self) -> str:
-        if self.first is None or self.updates is None:
-            return f"updates at times until {self.shown(self.time)}"
-        return _updates(self, self.updates, self.first, self.time or 0)
-
-    @property
-    def _whose(self) -> str:
+    def _written_by(self) -> str:
         if not self.writes:
             return ""
-        said = "; ".join(_said(self, each, only=len(self.writes) == 1) for each in self.writes[:WRITERS_SHOWN])
-        more = len(self.writes) - WRITERS_SHOWN
-        return f" Written by {said}{f'; and by {more} more' if more > 0 else ''}."
+        writers, more = [*map(self._writer, self.writes[:WRITERS_SHOWN])], len(self.writes) - WRITERS_SHOWN
+        return f" Written by {'; '.join(writers)}{f'; and by {more} more' if more > 0 else ''}."
 
+    def _writer(self, writes: UnsealedWrites) -> str:
+        who = f"this client ({writes.writer})" if writes.is_own else writes.writer
+        if len(self.writes) > 1:
+            who += f": {self._counted(writes.updates, writes.first, writes.last)}"
+        moment = datetime.fromtimestamp(writes.written_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        details = [f"last in record {writes.seqno} at {moment}"]
+        if writes.epoch is not None:
+            details.append(f"writing exclusively since record {writes.epoch}")
+        if tokens := writes.tokens:
+            named, more = ", ".join(map(repr, tokens[:TOKENS_SHOWN])), len(tokens) - TOKENS_SHOWN
+            details.append(f"token{'s' if len(tokens) > 1 else ''} {named}{f' and {more} more' if more > 0 else ''}")
+        return f"{who} ({', '.join(details)})"
 
-def _updates(error: AboutTimes, count: int, first: int, last: int) -> str:
-    at = f"time {error.shown(first)}" if first == last else f"times {error.shown(first)} to {error.shown(last)}"
-    return f"{count:,} update{'' if count == 1 else 's'} at {at}"
-
-
-def _said(error: AboutTimes, each: UnsealedWrites, *, only: bool) -> str:
-    who = f"this client ({each.writer})" if each.is_own else each.writer
-    what = "" if only else f": {_updates(error, each.updates, each.first, each.last)}"
-    moment = datetime.fromtimestamp(each.written_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    details = [f"last in record {each.seqno} at {moment}"]
-    if each.epoch is not None:
-        details.append(f"writing exclusively since record {each.epoch}")
-    if each.tokens:
-        more = len(each.tokens) - TOKENS_SHOWN
-        named = ", ".join(map(repr, each.tokens[:TOKENS_SHOWN]))
-        details.append(f"token{'s' if len(each.tokens) > 1 else ''} {named}{f' and {more} more' if more > 0 else ''}")
-    return f"{who}{what} ({', '.join(details)})"
+    def _counted(self, count: int, first: int, last: int) -> str:
+        at = f"time {self.shown(first)}" if first == last else f"times {self.shown(first)} to {self.shown(last)}"
+        return f"{count:,} update{'' if count == 1 else 's'} at {at}"

@@ -205,8 +205,10 @@ class HoldNotFound(InvalidUsage):
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
-        return f"this collection has no named hold {self.name!r}: {has}. Make it with hold(time, name={self.name!r})."
+        return (
+            f"this collection has no named hold {self.name!r}: {_known(self.known)}. Make it with "
+            f"hold(time, name={self.name!r})."
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -217,8 +219,11 @@ class TagNotFound(InvalidUsage):
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
         advice = f"Make one with tag({self.name!r}, time)."
         if is_time_word(self.name):  # Which may be no tag.
             advice = "Leave the time out for the latest sealed one; give others as numbers, days or moments."
-        return f"{self.name!r} is no time, no moment, and no tag of this collection: {has}. {advice}"
+        return f"{self.name!r} is no time, no moment, and no tag of this collection: {_known(self.known)}. {advice}"
+
+
+def _known(names: Sequence[str]) -> str:
+    return f"it has {', '.join(map(repr, names[:8]))}" if names else "it has none"

@@ -33,7 +33,7 @@ from persist.blob import (
     get_at_most,
 )
 from persist.log import intact_kind
-from persist.shown import Shown
+from persist.shown import Shown, aligned
 
 ProblemKind = Literal[
     "beyond",
@@ -185,18 +185,6 @@ class FsckReport(Shown):
         return "\n".join(lines)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of a table with aligned columns, those of the numbers right aligned at their right."""
-    shown = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        return "  ".join(cells).rstrip()
-
-    return [line(row) for row in shown]
-
-
 def _problems(title: str, problems: Sequence[Problem]) -> list[str]:
     rows = [(p.kind, p.blob, p.collection or "", p.what, p.advice) for p in problems]
     return _section(title, ("kind", "blob", "collection", "what is wrong", "what to do"), rows)
@@ -204,7 +192,8 @@ def _problems(title: str, problems: Sequence[Problem]) -> list[str]:
 
 def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
     """Return the lines of a table under a title; none without rows."""
-    return ["", title, *(f"  {line}" for line in table(head, rows, right=right))] if rows else []
+    cells = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
+    return ["", title, *(f"  {line}" for line in aligned(cells, right))] if rows else []
 
 
 def _count(n: int, noun: str) -> str:
