@@ -108,8 +108,9 @@ def record_seqno(key: str) -> int | None:
 
 def listed_records(blob: Blob, after: int = -1) -> Iterator[tuple[int, BlobEntry]]:
     """Yield the records after a seqno that the store lists, the oldest first."""
-    start_after = record_key(after) if after >= 0 else None
-    return ((seqno, entry) for entry in blob.list(LOG, start_after) if (seqno := record_seqno(entry.key)) is not None)
+    listed = blob.list(LOG, record_key(after) if after >= 0 else None)
+    # A seqno of more than 20 digits is listed in another place than it has among numbers.
+    return ((seqno, entry) for entry in listed if (seqno := record_seqno(entry.key)) is not None and seqno > after)
 
 
 def checkpoint_key(seqno: int) -> str:
