@@ -528,13 +528,13 @@ class Client(Described):
         """Say what this client knows, without asking the store for news."""
         control = self.engine.follower.state.control
         names = self.engine.follower.state.names()
-        told = [("mode", self.mode), ("seqno", f"{self.engine.follower.state.seqno:,}")]
-        told += [("comment", control.about.comment)] if control.about.comment else []
-        told += [*control.about.properties.items()]
-        told.append(
+        shown_rows = [("mode", self.mode), ("seqno", f"{self.engine.follower.state.seqno:,}")]
+        shown_rows += [("comment", control.about.comment)] if control.about.comment else []
+        shown_rows += [*control.about.properties.items()]
+        shown_rows.append(
             (f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + (" …" if names[NAMES_SHOWN:] else ""))
         )
-        return html_table(f"Client of {self.url}{', closed' if self.engine.is_closed else ''}", told)
+        return html_table(f"Client of {self.url}{', closed' if self.engine.is_closed else ''}", shown_rows)
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"

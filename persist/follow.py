@@ -45,8 +45,8 @@ class Following(ShownByRepr, Steps[Progress]):
         handle.engine.writer("follow")
         self.handle = handle
         self.name = check_hold_name(name)
-        found = handle.contents().holds.get(name)
-        self.held = found.time if found is not None else None
+        hold = handle.contents().holds.get(name)
+        self.held = hold.time if hold is not None else None
         self._given: int | None = None  # The last time that was given out.
         self._listen = start(self.held)
 

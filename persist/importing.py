@@ -137,8 +137,8 @@ def _imported(
 def _last_imported(handle: CollectionHandle, table: str) -> ImportedVersion | None:
     """Return the last version of a Delta table that a collection has, as far as its tokens tell."""
     marks = [token.split(" ") for token in handle.contents().tokens if token.startswith(f"delta {table} ")]
-    found = [ImportedVersion(int(version), int(time)) for *_, version, time in marks]
-    return max(found, key=lambda each: each.version, default=None)
+    versions = [ImportedVersion(int(version), int(time)) for *_, version, time in marks]
+    return max(versions, key=lambda each: each.version, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,17 +272,17 @@ def _opened(source: Any) -> tuple[Any, str | None]:
             is_url = "://" in text and not os.path.exists(text)
             files, path = fs.FileSystem.from_uri(text) if is_url else (fs.LocalFileSystem(), os.path.abspath(text))
             base = path.rstrip("/") if files.get_file_info(path).type == fs.FileType.Directory else None
-            found = ds.dataset(path, filesystem=files, format="parquet", partitioning="hive")
+            dataset = ds.dataset(path, filesystem=files, format="parquet", partitioning="hive")
         elif isinstance(source, (list, tuple)):
             local = [os.path.abspath(each) if isinstance(each, (str, os.PathLike)) else each for each in source]
-            found = ds.dataset(local, format="parquet", partitioning="hive")
+            dataset = ds.dataset(local, format="parquet", partitioning="hive")
         else:
-            found = source
+            dataset = source
     except (OSError, TypeError, ValueError) as error:
         raise InvalidUsage(f"{source!r} is neither files of Parquet nor a folder of them: {error}") from error
-    if not isinstance(found, ds.FileSystemDataset):
+    if not isinstance(dataset, ds.FileSystemDataset):
         raise InvalidUsage(f"{source!r} is neither files of Parquet nor a folder of them, nor a dataset of files")
-    return found, base
+    return dataset, base
 
 
 def _check_whole(source: Any, filesystem: Any, folders: Collection[str]) -> None:

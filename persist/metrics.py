@@ -116,8 +116,8 @@ class _Exporter:
         method = weakref.WeakMethod(metrics, lambda _: self._remove(number))
 
         def call() -> Metrics | None:
-            found = method()
-            return None if found is None else found()
+            bound_method = method()
+            return None if bound_method is None else bound_method()
 
         return call
 
@@ -129,8 +129,8 @@ class _Exporter:
         with self._lock:
             sources = [*self._sources.values()]
         for metrics, attributes in sources:
-            found = metrics()
-            for each in readings(found) if found is not None else ():
+            numbers = metrics()
+            for each in readings(numbers) if numbers is not None else ():
                 if each.name == name:
                     yield observation(each.value, {**attributes, **each.attributes})
 

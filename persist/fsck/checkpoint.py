@@ -52,9 +52,9 @@ class Renewal:
         """Yield what `run` will do."""
         if self._makes_one:
             for pointer, data in self._objects():
-                found = _present(self._blob, pointer)
-                if found != data:
-                    yield self._made(pointer.blob, found is not None)
+                present = _present(self._blob, pointer)
+                if present != data:
+                    yield self._made(pointer.blob, present is not None)
             yield self._made(self._key, self._key in self._bad)
         for key in self._bad:
             if not (self._makes_one and key == self._key):
@@ -64,8 +64,8 @@ class Renewal:
         """Do it; yield each thing that was done."""
         if self._makes_one:
             yield from self._make()
-            found = read_checkpoint(self._blob, self._key)
-            if found is None or _is_bad(self._blob, self._key):
+            made = read_checkpoint(self._blob, self._key)
+            if made is None or _is_bad(self._blob, self._key):
                 return  # What was written cannot be read: then nothing may be deleted.
         for key in self._bad:
             if key != self._key and _is_bad(self._blob, key):
@@ -78,10 +78,10 @@ class Renewal:
         assert state.commit is not None
         was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
         for pointer, data in self._objects():
-            found = _present(self._blob, pointer)
-            if found != data:
+            present = _present(self._blob, pointer)
+            if present != data:
                 self._blob.set(pointer.blob, data)
-                yield self._made(pointer.blob, found is not None)
+                yield self._made(pointer.blob, present is not None)
         assert self._directory is not None, "it is made with the objects"
         data = encode_framed(checkpoint_of(state.location, state.seqno, state.commit, state.control, self._directory))
         if self._blob.create(self._key, data):

@@ -227,7 +227,7 @@ class _Examination:
         state = self.log.state
         assert state is not None
         floor = max(state.control.upload_floor, min(self._void_floor(), state.seqno + 1))
-        return [found.blob for found in self.unreferenced if self._is_doomed(found, state, floor)]
+        return [leak.blob for leak in self.unreferenced if self._is_doomed(leak, state, floor)]
 
     def deletions(self, doomed: list[str]) -> tuple[Repair, ...]:
         """Return what is done to delete these keys, in order."""
@@ -325,19 +325,19 @@ class _Examination:
         marks = ((seqno, modified_s) for seqno, modified_s in entries if seqno is not None)
         return void_floor(state, marks, self._now_s, self._settings.orphan_grace_s)
 
-    def _is_doomed(self, found: Unreferenced, state: State, upload_floor: int) -> bool:
+    def _is_doomed(self, leak: Unreferenced, state: State, upload_floor: int) -> bool:
         """Whether `persist.upkeep.garbage` deletes a blob once its rules are told of upload_floor."""
-        if found.kind == "record":
+        if leak.kind == "record":
             return True
-        if found.kind in ("foreign", "lost") or found.age_s < self._settings.orphan_grace_s:
+        if leak.kind in ("foreign", "lost") or leak.age_s < self._settings.orphan_grace_s:
             return False
-        seqno, collection = uploaded_seqno(found.blob), collection_of(found.blob)
-        if found.kind == "part":
+        seqno, collection = uploaded_seqno(leak.blob), collection_of(leak.blob)
+        if leak.kind == "part":
             waits = any(
-                d.collection == collection and (d.is_destroyed or found.blob in d.blobs) for d in state.control.dropped
+                d.collection == collection and (d.is_destroyed or leak.blob in d.blobs) for d in state.control.dropped
             )
             return seqno is not None and seqno < upload_floor and not waits
-        return found.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)
+        return leak.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)
 
 
 def _declaration(seqno: int, what: str) -> Repair:

@@ -274,46 +274,50 @@ class LogExamination:
         seqno, key = checkpoint.seqno, checkpoint_key(checkpoint.seqno)
         self.named.update(pointer.blob for pointer in checkpoint.directory)
         try:
-            found = checkpoint_state(self._blob, checkpoint, self._levels)
+            checkpointed = checkpoint_state(self._blob, checkpoint, self._levels)
         except Corruption as error:
             # Perhaps the checkpoint was collected meanwhile, and its directory after it.
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
                 self.bad_checkpoints.add(key)
                 self._findings.corruption(error)
             return
-        for _, entry in found.entries.each():
+        for _, entry in checkpointed.entries.each():
             self._note(entry.pending)
             if isinstance(entry.base, BlobRef):
                 self.named.add(entry.base.blob)
-            contents = self._contents(found, entry)
+            contents = self._contents(checkpointed, entry)
             if contents is not None:
                 # Like a state that was replayed: so that records are applied to the contents, and checked.
-                found = found.with_entry(replace(entry, base=contents, pending=(), contents=contents))
+                checkpointed = checkpointed.with_entry(replace(entry, base=contents, pending=(), contents=contents))
             else:
                 self.bad_checkpoints.add(key)
                 self._note_loose(entry.pending, None)
         if key not in self.bad_checkpoints:
             self.newest = max(self.newest, seqno)
         if self.state is not None and self.state.seqno == seqno:
-            self._compare(checkpoint, found)
+            self._compare(checkpoint, checkpointed)
         elif self.state is None or self.state.seqno < seqno:
             for id_, before in self.state.entries.items() if self.state is not None else ():
-                if before.contents is not None and id_ in found.entries and found.entries[id_].contents is None:
+                if (
+                    before.contents is not None
+                    and id_ in checkpointed.entries
+                    and checkpointed.entries[id_].contents is None
+                ):
                     self.loose += [Loose(id_, part, False) for part in before.contents.parts]
                     self.loose += [Loose(id_, part, True) for part in before.contents.pending.values()]
-            self.state = found
+            self.state = checkpointed
 
-    def _contents(self, found: State, entry: CollectionEntry) -> CollectionState | None:
+    def _contents(self, checkpointed: State, entry: CollectionEntry) -> CollectionState | None:
         """Return the contents that a checkpoint gives a collection, None if they cannot be had."""
-        assert found.location is not None
-        key = checkpoint_key(found.seqno)
+        assert checkpointed.location is not None
+        key = checkpoint_key(checkpointed.seqno)
         try:
             base = None
             if isinstance(entry.base, BlobRef):
-                base = self._base(found.location, entry, entry.base)
+                base = self._base(checkpointed.location, entry, entry.base)
                 if base is None:
                     return None
-            pending = tuple(as_read(self._blob, found.location, mutation) for mutation in entry.pending)
+            pending = tuple(as_read(self._blob, checkpointed.location, mutation) for mutation in entry.pending)
             contents = replace(entry, pending=pending).with_contents(base).contents
         except Corruption as error:
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
@@ -337,7 +341,7 @@ class LogExamination:
             self._bases[entry.id] = (pointer, base)
         return self._bases[entry.id][1]
 
-    def _compare(self, checkpoint: Checkpoint, found: State) -> None:
+    def _compare(self, checkpoint: Checkpoint, checkpointed: State) -> None:
         """Add how a checkpoint differs from the replay."""
         state, key = self.state, checkpoint_key(checkpoint.seqno)
         assert state is not None
@@ -345,15 +349,15 @@ class LogExamination:
         def disagrees(what: str, collection: str | None = None) -> None:
             self._findings.add("disagrees", key, f"{what} than the log up to it", collection=collection)
 
-        if found.location != state.location:
+        if checkpointed.location != state.location:
             disagrees("it names another location")
-        if found.commit != state.commit:
+        if checkpointed.commit != state.commit:
             disagrees("it was made after another commit")
-        if found.control != state.control:
-            disagrees(f"it says something else of {_differences(found.control, state.control)}")
-        if found.ids != state.ids or len(found.entries) != len(state.entries):
+        if checkpointed.control != state.control:
+            disagrees(f"it says something else of {_differences(checkpointed.control, state.control)}")
+        if checkpointed.ids != state.ids or len(checkpointed.entries) != len(state.entries):
             disagrees("it has other collections")
-        for id_, entry in found.entries.items():
+        for id_, entry in checkpointed.entries.items():
             known = state.entries.get(id_)
             if known is not None and known.leased != entry.leased:
                 disagrees("it says something else of the leases of its holds", entry.name)

@@ -112,9 +112,9 @@ class PartExamination:
     def _examine_run(self, run: "list[tuple[Part, pa.Table | None]]", owner: "_Owner") -> None:
         bounds: list[tuple[Part, pa.Table]] = []
         for part, bound in run if len(run) > 1 else ():
-            found = described_bounds(part, owner.schema) if bound is None else bound
-            if found is not None:
-                bounds.append((part, found))
+            known = described_bounds(part, owner.schema) if bound is None else bound
+            if known is not None:
+                bounds.append((part, known))
         for one, other in overlaps([table for _, table in bounds], owner.schema):
             what = f"it overlaps in key with {_name(bounds[one][0])}, and both are in one run"
             self._findings.add("overlap", _name(bounds[other][0]), what, collection=owner.name)
@@ -136,8 +136,8 @@ class PartExamination:
         except CorruptBlob as error:
             self._findings.add("descriptor", _name(part), error.reason, collection=owner.name)
             return None
-        found, bounds = check_part(data, part, owner.schema if lifted is None else lifted.stored)
-        for finding in found:
+        findings, bounds = check_part(data, part, owner.schema if lifted is None else lifted.stored)
+        for finding in findings:
             self._findings.add(finding.kind, _name(part), finding.what, collection=owner.name)
         return bounds if lifted is None or bounds is None else lifted.table(bounds, owner.schema.key_names)
 

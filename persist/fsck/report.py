@@ -254,10 +254,10 @@ class Findings:
             data = get_at_most(self._blob, error.key, OBJECT_BYTES_MAX)
         except CorruptBlob:
             return "damaged"  # It is no plain file, or larger than anything that belongs into a location.
-        found = None if data is None else intact_kind(data)
-        if found is None:
+        kind_of_object = None if data is None else intact_kind(data)
+        if kind_of_object is None:
             return "damaged"
-        is_its_place = found == KINDS.get(error.key.partition("/")[0])
+        is_its_place = kind_of_object == KINDS.get(error.key.partition("/")[0])
         return "rule" if is_its_place and error.reason.startswith(_BREAKS_A_RULE) else "exchanged"
 
 

@@ -138,22 +138,22 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     location, known = state.location, known or KnownLevels()
     # A damaged one is passed over: the log says the same, and what is made here takes its place.
     taken = state.control.taken_over
-    found, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=taken)
-    if found.seqno >= state.seqno:
+    replayed, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=taken)
+    if replayed.seqno >= state.seqno:
         return False
-    is_new = found.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
-    found = _vouched_for(blob, state) if is_new else _replayed(blob, found, state, recent)
-    assert found.commit is not None, "a record was applied"
-    levels = taken_over(levels, found.control.log_floor)
+    is_new = replayed.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
+    replayed = _vouched_for(blob, state) if is_new else _replayed(blob, replayed, state, recent)
+    assert replayed.commit is not None, "a record was applied"
+    levels = taken_over(levels, replayed.control.log_floor)
     before = levels[-1].directory if levels else EMPTY
     rebased: dict[str, CollectionEntry | None] = {}
-    for id_, entry in found.entries.changes_since(before.entries).items():
+    for id_, entry in replayed.entries.changes_since(before.entries).items():
         if entry is not None:
             entry = replace(entry, contents=state.entries[id_].contents)
             rebased[id_] = _with_new_base(blob, location, entry, state.seqno, always=is_new)
-    directory = Directory(found.entries.with_changes(rebased), found.ids)
+    directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
     new = new_directory(location, state.seqno, directory, levels)
-    data = encode_framed(checkpoint_of(location, state.seqno, found.commit, found.control, new))
+    data = encode_framed(checkpoint_of(location, state.seqno, replayed.commit, replayed.control, new))
     size = len(data) + sum(level.pointer.bytes for level in new.levels)
     if size > CHECKPOINT_BYTES_MAX:
         raise InvalidUsage(f"a checkpoint would have {size:,} bytes, and at most {CHECKPOINT_BYTES_MAX:,} are read")
@@ -165,29 +165,31 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     return True
 
 
-def _replayed(blob: Blob, found: State, state: State, recent: Mapping[int, Record]) -> State:
+def _replayed(blob: Blob, replayed: State, state: State, recent: Mapping[int, Record]) -> State:
     """Return state as the records after an earlier one give it."""
     # Memory must not bridge what a roll-back of the location took away: all of them must be there, whoever wrote the
     # first ones beyond the hole, and one of them is read although it is known, because another may be in its place.
-    _check_present(blob, found.seqno + 1, state.seqno)
-    probed = min(found.seqno + INTERVAL, state.seqno)
-    for seqno in range(found.seqno + 1, state.seqno + 1):
+    _check_present(blob, replayed.seqno + 1, state.seqno)
+    probed = min(replayed.seqno + INTERVAL, state.seqno)
+    for seqno in range(replayed.seqno + 1, state.seqno + 1):
         record = (recent.get(seqno) if seqno != probed else None) or read_record(blob, seqno)
         if record is None:
             raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {state.seqno} needs it")
         try:
-            found = apply(found, record)
+            replayed = apply(replayed, record)
         except DoesNotFollow as error:
             raise CorruptBlob(record_key(seqno), f"it breaks a rule of the log: {error}") from error
-    if found.commit != state.commit:
-        raise CorruptBlob(record_key(state.seqno), f"its commit is {found.commit}, and {state.commit} was read there")
-    return found
+    if replayed.commit != state.commit:
+        raise CorruptBlob(
+            record_key(state.seqno), f"its commit is {replayed.commit}, and {state.commit} was read there"
+        )
+    return replayed
 
 
 def _vouched_for(blob: Blob, state: State) -> State:
     """Return state, if the log still has its record."""
-    if (found := read_commit_id(blob, state.seqno)) != state.commit:
-        raise CorruptBlob(record_key(state.seqno), f"its commit is {found}, and {state.commit} was read there")
+    if (present := read_commit_id(blob, state.seqno)) != state.commit:
+        raise CorruptBlob(record_key(state.seqno), f"its commit is {present}, and {state.commit} was read there")
     return state
 
 
@@ -436,13 +438,13 @@ def load_base(blob: Blob, location: str, entry: CollectionEntry) -> CollectionSt
     if not isinstance(entry.base, BlobRef):
         return None
     stored = get_framed(blob, entry.base, StateObject)
-    found = stored.collection
+    base = stored.collection
     # What it was called before it was renamed, the entry does not say.
     is_renamed = any(isinstance(mutation, kinds.Rename) for mutation in entry.pending)
-    if (stored.location, found.id) != (location, entry.id) or (found.name != entry.name and not is_renamed):
+    if (stored.location, base.id) != (location, entry.id) or (base.name != entry.name and not is_renamed):
         raise CorruptBlob(entry.base.blob, "it belongs to another collection, so blobs were exchanged")
-    _check_contents(found, entry)
-    return found
+    _check_contents(base, entry)
+    return base
 
 
 def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:

@@ -455,10 +455,10 @@ class Follower:
         seqno, commit = self._state.seqno, self._state.commit
         if commit is None:
             return CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: it follows {record.previous}")
-        found = commit if self._is_opening else read_commit_id(self._blob, seqno)
-        if found == commit:
+        present = commit if self._is_opening else read_commit_id(self._blob, seqno)
+        if present == commit:
             return LogInterrupted(self._blob.url, seqno, record.seqno, record.seqno)
-        return self._past.stop(seqno, commit, found)
+        return self._past.stop(seqno, commit, present)
 
     def load(self, id_: str) -> CollectionState | None:
         """Return the contents of a collection in the newest known state, or None if it does not exist (any more)."""

@@ -73,7 +73,7 @@ def log_table(blob: Blob, state: State, last: int | None, collection: str | None
             return None
         return _row(record, names, collection)
 
-    rows = [found for found in map_all(row, range(first, state.seqno + 1)) if found is not None]
+    rows = [cells for cells in map_all(row, range(first, state.seqno + 1)) if cells is not None]
     return pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
@@ -113,17 +113,17 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
     hidden = None if contents is None else unsealed(contents)
     if contents is None or hidden is None or error.time is None:
         return
-    found: dict[tuple[str, int | None], UnsealedWrites] = {}
+    by_writer: dict[tuple[str, int | None], UnsealedWrites] = {}
     left = hidden.updates
     for record in _backwards(blob, state):
-        each = _of_record(record, contents, own)
-        if each is not None:
-            before = found.get((each.writer, each.epoch))
-            found[each.writer, each.epoch] = each if before is None else _both(before, each)
-            left -= each.updates
+        writes = _of_record(record, contents, own)
+        if writes is not None:
+            later = by_writer.get((writes.writer, writes.epoch))
+            by_writer[writes.writer, writes.epoch] = writes if later is None else _both(later, writes)
+            left -= writes.updates
         if left <= 0:
             break
-    error.with_writes([*found.values()])
+    error.with_writes([*by_writer.values()])
 
 
 def _backwards(blob: Blob, state: State) -> Iterator[Record]:

@@ -126,10 +126,10 @@ def fate_of(blob: Blob, mark: Mark) -> Fate:
     seqno, commit = mark
     if begins_as(blob, seqno, commit):
         return "there"
-    found = read_commit_id(blob, seqno)
-    if found == commit:
+    present = read_commit_id(blob, seqno)
+    if present == commit:
         return "there"
-    return "truncated" if found is None and _is_truncated(blob, seqno) else (seqno, commit, found)
+    return "truncated" if present is None and _is_truncated(blob, seqno) else (seqno, commit, present)
 
 
 def _is_truncated(blob: Blob, seqno: int) -> bool:

@@ -124,10 +124,10 @@ class GarbageReport(Shown):
 
     def sentence(self, did: str) -> str:
         """Return what was deleted as a person reads it; `did` is what became of it, such as "would delete"."""
-        told = [counted(self.collections, "destroyed collection")] if self.collections else []
+        deleted = [counted(self.collections, "destroyed collection")] if self.collections else []
         for kind, noun in _NOUNS.items():
-            told += [counted(getattr(self, kind), noun)] if getattr(self, kind) else []
-        return f"{did} {', '.join(told)}: {self.bytes:,} bytes" if told else "nothing to delete"
+            deleted += [counted(getattr(self, kind), noun)] if getattr(self, kind) else []
+        return f"{did} {', '.join(deleted)}: {self.bytes:,} bytes" if deleted else "nothing to delete"
 
     @property
     def blobs(self) -> int:
@@ -375,9 +375,9 @@ class _Round:
             # Its part lists stay as long as the log records that name them, because following the log reads them; its
             # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
             id_ = dropped.collection
-            found = (entry for entry in self._blob.list(f"{PARTS}{id_}/") if is_upload(entry.key, id_))
+            uploads = (entry for entry in self._blob.list(f"{PARTS}{id_}/") if is_upload(entry.key, id_))
             unused = frozenset(dropped.blobs)
-            self._delete("parts", (entry for entry in found if dropped.is_destroyed or entry.key in unused))
+            self._delete("parts", (entry for entry in uploads if dropped.is_destroyed or entry.key in unused))
         if due:
             self._with_room(lambda: self._forget(due))
             self._collections += self._is_dry * sum(dropped.is_destroyed for dropped in due)

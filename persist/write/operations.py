@@ -285,14 +285,14 @@ def note_steps(message: str | None, metadata: Mapping[str, str] | None, collecti
     """
     if message is None and not metadata:
         return []
-    said, named = "" if message is None else message, {} if metadata is None else metadata
-    if not is_text(said) or not isinstance(named, Mapping):
+    text_of_note, texts_by_name = "" if message is None else message, {} if metadata is None else metadata
+    if not is_text(text_of_note) or not isinstance(texts_by_name, Mapping):
         raise InvalidUsage(
             f"message={message!r:.200} and metadata={metadata!r:.200} are not a text and a dict of texts"
         )
-    if not all(is_text(text) for item in named.items() for text in item):
+    if not all(is_text(text) for item in texts_by_name.items() for text in item):
         raise InvalidUsage(f"metadata={metadata!r:.200} is not a dict of texts: give each value as a str")
-    notes = [kinds.Note(id_, said, dict(named)) for id_ in dict.fromkeys(collections)]
+    notes = [kinds.Note(id_, text_of_note, dict(texts_by_name)) for id_ in dict.fromkeys(collections)]
     for note in notes[:1]:
         check_note(note)
     return notes

@@ -112,8 +112,8 @@ def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) ->
 
 def _ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
     for _, run in groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0]):
-        found = [number for _, number in run]
-        yield found[0], found[-1]
+        consecutive = [number for _, number in run]
+        yield consecutive[0], consecutive[-1]
 
 
 def is_in_doubt(operation: Operation) -> bool:
@@ -125,12 +125,12 @@ def doubt(operations: Iterable[Operation], error: BaseException) -> None:
     """Fail those that another client may have committed, or may commit yet, because that was not found out."""
     for operation in operations:
         if is_in_doubt(operation) and not operation.future.done():
-            told = Indeterminate(
+            unknown_outcome = Indeterminate(
                 f"another process was asked to commit this and gave no answer, and what became of it could not be "
                 f"found out: {error}. It may or may not be there. Read back before writing it again."
             )
-            told.__cause__ = error
-            operation.future.fail(told)
+            unknown_outcome.__cause__ = error
+            operation.future.fail(unknown_outcome)
 
 
 REQUEST_BYTES_MAX = 64 << 20
@@ -267,12 +267,12 @@ def _read(data: bytes, kind: type[T]) -> T:
     if xxhash.xxh3_128_digest(body) != data[:CHECKSUM_BYTES]:
         raise ValueError("its checksum is another one: it was damaged on the way")
     try:
-        found = decoder_of(kind).decode(body)
+        message = decoder_of(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not understood: {error}") from error
-    if found.format != FORMAT:
-        raise ValueError(f"it is of format {found.format}, and this is {FORMAT}: use the same release on both sides")
-    return found
+    if message.format != FORMAT:
+        raise ValueError(f"it is of format {message.format}, and this is {FORMAT}: use the same release on both sides")
+    return message
 
 
 def _sent_write(write: Write) -> _Write:
