@@ -28,7 +28,7 @@ from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.lru import AdmittingCache, ByteBoundedLru
 from persist.blob.options import check_fields
-from persist.blob.protocol import Blob, BlobEntry, check_key, delete_all, get_at_most, is_remote, turn_at
+from persist.blob.protocol import Blob, BlobEntry, delete_all, get_at_most, is_remote, turn_at
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.stores.memory import MemoryBlob
@@ -36,54 +36,5 @@ from persist.blob.stores.s3 import S3Blob, S3Options
 from persist.blob.threads import DaemonThreads, Pool
 from persist.blob.url import open_blob
 
-__all__ = [
-    "SMALL_BYTES",
-    "AdmittingCache",
-    "Backoff",
-    "Blob",
-    "BlobEntry",
-    "BoundedFolder",
-    "ByteBoundedLru",
-    "CacheCount",
-    "CachedBlob",
-    "Clock",
-    "Conflict",
-    "CorruptBlob",
-    "Corruption",
-    "Count",
-    "DaemonThreads",
-    "Fault",
-    "FileBlob",
-    "FsspecBlob",
-    "IncompatibleVersion",
-    "Indeterminate",
-    "InvalidUsage",
-    "LatencyHistogram",
-    "MemoryBlob",
-    "MeteredBlob",
-    "MissingBlob",
-    "NotDeleted",
-    "PersistError",
-    "Pool",
-    "ReadOnlyStore",
-    "RetryBlob",
-    "RetryCount",
-    "RetryPolicy",
-    "S3Blob",
-    "S3Options",
-    "StoreFull",
-    "StoreMisconfigured",
-    "SystemClock",
-    "Throttled",
-    "Unavailable",
-    "UnreliableBlob",
-    "check_fields",
-    "check_key",
-    "delete_all",
-    "get_at_most",
-    "get_checked",
-    "get_range_checked",
-    "is_remote",
-    "open_blob",
-    "turn_at",
-]
+# What users import from here, to configure a store or to write one.
+__all__ = ["Fault", "LatencyHistogram", "NotDeleted", "S3Options", "Throttled", "UnreliableBlob"]

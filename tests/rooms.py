@@ -47,12 +47,14 @@ class Import:
 
     Attributes:
         kind: "top" of the module, "late" in a function, "typing" for type checkers, or named in a "string".
+        name: what it takes from that module; nothing if it takes the module.
     """
 
     module: str
     target: str
     kind: Kind
     line: int
+    name: str = ""
 
     def __str__(self) -> str:
         return f"{self.module}:{self.line} imports {self.target} ({self.kind})"
@@ -208,7 +210,8 @@ class _Reader:
         if not target:
             self._module.foreign.append((line, name))
         elif target != self._module.name and not (kind == "string" and target == "persist"):
-            self._module.imports.append(Import(self._module.name, target, kind, line))
+            taken = name.removeprefix(target).lstrip(".")
+            self._module.imports.append(Import(self._module.name, target, kind, line, taken))
 
     def _relative(self, level: int, module: str | None) -> str:
         if not level:

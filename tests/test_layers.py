@@ -1,6 +1,8 @@
 """What holds the house together: imports point down the ladder of rooms and go in no circle, whichever way they are
 written, and modules keep their privates to themselves. `tests/rooms.py` has the ladder, and reads the imports."""
 
+from importlib import import_module
+
 from tests.rooms import (
     LADDER,
     ROOT,
@@ -65,6 +67,17 @@ def test_a_room_is_entered_by_its_door() -> None:
     ]
     assert not past, f"{len(past)} imports go past a door:\n" + "\n".join(past)
     assert len(PAST_DOORS) <= 10
+
+
+def test_a_door_exports_nothing_that_nobody_uses() -> None:
+    """Besides what users import from it, which its `__all__` has."""
+    doors = {f"persist.{room}" for row in LADDER for room in row} & modules().keys()
+    between_rooms = [each for each in all_imports() if room_of(each.module) != room_of(each.target)]
+    used = {(each.target, each.name) for each in between_rooms}
+    for_users = {(door, name) for door in doors for name in getattr(import_module(door), "__all__", ())}
+    own = [each for door in doors for each in modules()[door].imports if room_of(each.target) == room_of(door)]
+    exported = {(each.module, each.name) for each in own if each.name}
+    assert not sorted(exported - used - for_users)
 
 
 def test_what_is_imported_is_named_where_it_is_imported() -> None:

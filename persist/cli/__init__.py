@@ -6,6 +6,4 @@ line and an exit status, never a traceback. Modules that name commands load noth
 
 from persist.cli.main import entry
 
-__all__ = [
-    "entry",
-]
+__all__ = ["entry"]  # What the script `persist` calls.

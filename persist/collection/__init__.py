@@ -9,8 +9,6 @@ from persist.collection.describing import DescribingCalls
 from persist.collection.reading import KeepingCalls, ReadingCalls
 from persist.collection.writing import WritingCalls
 
-__all__ = ["Collection"]
-
 
 class Collection(ReadingCalls, WritingCalls, KeepingCalls, DescribingCalls):
     """A handle on one collection; make it with `Client.create_or_load` or `Client.load`.

@@ -7,15 +7,3 @@ work one finds that it came second, and throws its work away.
 from persist.compact.compactor import CompactionReport, Compactor
 from persist.compact.planner import LEVEL_BYTES, must_destroy
 from persist.compact.rewriter import LocalPartMaker, MadeRun, PartMaker, Rewrite, RunPiece
-
-__all__ = [
-    "LEVEL_BYTES",
-    "CompactionReport",
-    "Compactor",
-    "LocalPartMaker",
-    "MadeRun",
-    "PartMaker",
-    "Rewrite",
-    "RunPiece",
-    "must_destroy",
-]

@@ -34,42 +34,6 @@ if TYPE_CHECKING:
     from persist.expression.sql_numbers import of_unscaled, unscaled
     from persist.expression.sql_text_casts import of_text
 
-__all__ = [
-    "SQL",
-    "Aggregate",
-    "Call",
-    "Col",
-    "Expression",
-    "Lit",
-    "Place",
-    "Term",
-    "all_of",
-    "arrow_filter",
-    "as_array",
-    "calls",
-    "col",
-    "columns_of",
-    "conjuncts",
-    "evaluate",
-    "factored_conjuncts",
-    "leaves",
-    "lit",
-    "may_raise",
-    "moved",
-    "of_text",
-    "of_unscaled",
-    "parse_where",
-    "placed",
-    "places_in",
-    "replaced_columns",
-    "shifted",
-    "sql_call",
-    "term_of",
-    "type_of",
-    "unscaled",
-    "when",
-    "why_not_cast",
-]
 __getattr__ = late_names(
     __name__,
     {

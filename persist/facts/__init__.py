@@ -21,21 +21,5 @@ if TYPE_CHECKING:
         survey,
     )
 
-__all__ = [
-    "GETS_1000",
-    "Facts",
-    "Portrait",
-    "difference",
-    "hold_for_people",
-    "monthly_dollars",
-    "names_by_id",
-    "portrait",
-    "survey",
-    "time_of",
-    "times_of",
-    "written_time_of",
-]
-
-__getattr__ = late_names(
-    __name__, {"surveys": [name for name in __all__ if not name.endswith(("time_of", "times_of"))]}
-)
+_SURVEYS = ("GETS_1000", "Facts", "Portrait", "difference", "hold_for_people", "monthly_dollars", "names_by_id")
+__getattr__ = late_names(__name__, {"surveys": [*_SURVEYS, "portrait", "survey"]})

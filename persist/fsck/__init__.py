@@ -5,13 +5,3 @@ Promises: an examination changes nothing; a repair touches only what the log imp
 
 from persist.fsck.examination import examine, fsck
 from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced
-
-__all__ = [
-    "Checked",
-    "FsckReport",
-    "Problem",
-    "Repair",
-    "Unreferenced",
-    "examine",
-    "fsck",
-]

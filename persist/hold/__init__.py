@@ -6,15 +6,3 @@ lease ran out is told so before it is given anything.
 
 from persist.hold.holds import ConsumerLeases, Hold, HoldInfo, LeasedHold, NamedHold
 from persist.hold.leases import Claim, Leases, WantedClaim, no_claim
-
-__all__ = [
-    "Claim",
-    "ConsumerLeases",
-    "Hold",
-    "HoldInfo",
-    "LeasedHold",
-    "Leases",
-    "NamedHold",
-    "WantedClaim",
-    "no_claim",
-]

@@ -13,14 +13,5 @@ if TYPE_CHECKING:
     from persist.notify.asking import FlightRelay, Listener
     from persist.notify.server import Server
 
-__all__ = [
-    "FlightRelay",
-    "Listener",
-    "Notify",
-    "Server",
-    "host_of",
-    "is_loopback",
-    "listening",
-]
 
 __getattr__ = late_names(__name__, {"asking": ["FlightRelay", "Listener"], "server": ["Server"]})

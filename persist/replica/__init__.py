@@ -24,30 +24,3 @@ from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.replica.log_queries import LAST, log_table, say_whose
 from persist.replica.past import fate_of
 from persist.replica.pinned import PinnedFollower
-
-__all__ = [
-    "INTERVAL",
-    "LAST",
-    "STALE_AFTER_S",
-    "Checkpoint",
-    "Directory",
-    "Follower",
-    "KnownLevels",
-    "NewDirectory",
-    "PinnedFollower",
-    "StateObject",
-    "StoredCheckpoint",
-    "beyond_the_log",
-    "checkpoint_due",
-    "checkpoint_of",
-    "checkpoint_state",
-    "fate_of",
-    "load_base",
-    "load_contents",
-    "log_table",
-    "new_directory",
-    "read_checkpoint",
-    "say_whose",
-    "stored_checkpoints",
-    "write_checkpoint",
-]

@@ -9,13 +9,3 @@ from persist.source.address import CollectionAddress, SourceOptions
 from persist.source.hold import NO_HOLD, Offset
 from persist.source.limits import NO_LIMITS, BatchLimits
 from persist.source.source import StreamSource
-
-__all__ = [
-    "NO_HOLD",
-    "NO_LIMITS",
-    "BatchLimits",
-    "CollectionAddress",
-    "Offset",
-    "SourceOptions",
-    "StreamSource",
-]

@@ -29,13 +29,3 @@ __all__ = [
     "open_together",
     "plan_views",
 ]
-# For the rooms above; no part of what users import.
-__all__ += [
-    "Definition",
-    "LiveView",
-    "OnView",
-    "given_options",
-    "live_of",
-    "live_view",
-    "made_view",
-]

@@ -6,13 +6,3 @@ Promises: a blob is deleted only when the log says that nobody may refer to it a
 from persist.upkeep.background import CompactionSchedule, Upkeep
 from persist.upkeep.garbage import Deleted, Garbage, GarbageReport, void_floor
 from persist.upkeep.names import OBJECTS
-
-__all__ = [
-    "OBJECTS",
-    "CompactionSchedule",
-    "Deleted",
-    "Garbage",
-    "GarbageReport",
-    "Upkeep",
-    "void_floor",
-]

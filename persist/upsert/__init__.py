@@ -62,37 +62,6 @@ __all__ = [
     "debezium",
     "maxwell",
 ]
-# For the rooms above; no part of what users import.
-__all__ += [
-    "DELETED",
-    "NAME",
-    "SEQ",
-    "Behind",
-    "EventTable",
-    "Keyed",
-    "Machine",
-    "Prepared",
-    "check_same",
-    "dead_filter",
-    "described",
-    "event_fields",
-    "events_schema",
-    "form_of",
-    "in_order_of_arrival",
-    "is_counted",
-    "is_tombstone",
-    "joined_events",
-    "late_column",
-    "lifted_events",
-    "live_filter",
-    "machine_of",
-    "prepared",
-    "resolved",
-    "to_events",
-    "watermark_below",
-    "watermark_to_int",
-    "watermarks_of",
-]
 __getattr__ = late_names(
     __name__,
     {

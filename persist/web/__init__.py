@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from persist.web.serving import MEMORY_BUDGET, served
 
 __all__ = ["slider"]
-# For the rooms above; no part of what users import.
-__all__ += [
-    "MEMORY_BUDGET",
-    "served",
-]
 
 # Each needs a package of its own: the slider anywidget, and the page uvicorn.
 __getattr__ = late_names(__name__, {"notebook": ["slider"], "serving": ["MEMORY_BUDGET", "served"]})

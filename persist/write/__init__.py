@@ -34,33 +34,3 @@ from persist.write.relay import (
     steps_from,
 )
 from persist.write.unclosed import Unclosed
-
-__all__ = [
-    "MEMORY_BUDGET",
-    "REQUEST_BYTES_MAX",
-    "Answer",
-    "Asked",
-    "Asking",
-    "Commit",
-    "CommitFuture",
-    "Committer",
-    "Operation",
-    "PartWriter",
-    "Request",
-    "Step",
-    "Submission",
-    "Unclosed",
-    "Write",
-    "answers_bytes",
-    "answers_from",
-    "check_token",
-    "delete_digest",
-    "filter_text",
-    "group_bytes_max",
-    "note_steps",
-    "overwrite_digest",
-    "request_bytes",
-    "request_from",
-    "steps_from",
-    "with_token",
-]
