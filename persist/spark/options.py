@@ -25,7 +25,7 @@ from persist.errors import InvalidUsage
 from persist.names import check_hold_name, check_text
 from persist.sink import BatchTimes, SinkOptions, check_late
 from persist.source import NO_HOLD, NO_LIMITS, BatchLimits, SourceOptions
-from persist.timeline import Moment, Times, begins_with_a_day, is_moment, is_tag
+from persist.timeline import Moment, Times, is_moment, is_tag
 
 STORAGE = "storage."
 COUNT_MAX = 2**62
@@ -33,6 +33,8 @@ PARTITIONS_MAX = 100_000
 OF_TIMES = ("changes", "upserts")
 TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
 SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark passes them on to what a stream is written by.
+
+_DAY = re.compile(r"\s*\d{4}-")  # A number that is long begins like a day without dashes.
 
 Form = Literal["rows", "diff", "changes", "upserts"]
 Use = Literal["read", "stream", "write", "streaming write"]
@@ -74,7 +76,7 @@ def number(name: str, text: str, kind: type[int] | type[float], least: int, most
 
 def time_or_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
     """Return a time; or the text, if that is a moment or the name of a tag, for which the collection has the time."""
-    if begins_with_a_day(text) or is_tag(text):
+    if _DAY.match(text) or is_tag(text):
         return text
     try:
         return int(number(name, text, int, 0, most))
@@ -94,7 +96,7 @@ def _frontier(name: str, text: str) -> int | str | Antichain:
 
 
 def _time_or_column(name: str, text: str) -> int | str:
-    return _moment(name, text) if begins_with_a_day(text) or re.fullmatch(r"\s*[-+]?\d+\s*", text) else text
+    return _moment(name, text) if _DAY.match(text) or re.fullmatch(r"\s*[-+]?\d+\s*", text) else text
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:

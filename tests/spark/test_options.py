@@ -57,6 +57,7 @@ def test_options_of_spark_itself_are_taken_where_spark_gives_them() -> None:
     [
         ({"time": "12"}, 12, None),
         ({"time": "2026-11-21T12:00:00Z"}, "2026-11-21T12:00:00Z", None),
+        ({"time": "1795264199999"}, 1795264199999, None),
         ({"time": "at"}, "at", "at"),
         ({}, None, None),
     ],
