@@ -34,7 +34,6 @@ from persist.write import Step, check_token, with_token
 
 BATCH_ROWS = 64 * 1024
 _Refusal = Callable[[object], InvalidUsage]
-_PER_S = {"s": 1, "ms": 1000, "us": 1000**2, "ns": 1000**3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +112,7 @@ def _imported(
 ) -> ImportedVersion:
     """Commit one version, given the one that was imported last."""
     upper = handle.contents().upper.time
-    unit = handle.schema.timeline
-    meant = version if unit is None else timestamp_ms * _PER_S[unit] // 1000
+    meant = version if handle.timeline is None else timestamp_ms * handle.timeline.per_second // 1000
     time = max(meant, upper or 0)  # Versions may be closer to each other than the unit tells apart.
     token = f"delta {table.id} {version} {time}"
     rows = table.rows(version)

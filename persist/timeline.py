@@ -185,7 +185,7 @@ class Timeline:
         """
         try:
             if 0 <= time <= TIME_MAX:
-                return _EPOCH + timedelta(microseconds=time * 1_000_000 // self._per_second)
+                return _EPOCH + timedelta(microseconds=time * 1_000_000 // self.per_second)
         except OverflowError:
             pass
         raise InvalidUsage(
@@ -194,7 +194,7 @@ class Timeline:
 
     def text_of(self, time: int) -> str:
         """Return the moment of a time as ISO 8601 text, exactly; of what is no moment, the number."""
-        seconds, rest = divmod(time, self._per_second)
+        seconds, rest = divmod(time, self.per_second)
         try:
             whole = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
         except OverflowError:
@@ -203,11 +203,12 @@ class Timeline:
         return f"{whole}.{rest:0{digits}d}Z" if rest else f"{whole}Z"
 
     @property
-    def _per_second(self) -> int:
+    def per_second(self) -> int:
+        """How many times a second has."""
         return int(1000 ** TIME_UNITS.index(self.unit))
 
     def _exactly(self, moment: Any) -> Fraction:
-        return _seconds_of(moment) * self._per_second
+        return _seconds_of(moment) * self.per_second
 
     def _checked(self, time: int, moment: Moment) -> int:
         if not 0 <= time <= TIME_MAX:
@@ -308,7 +309,6 @@ Retention = int | str | timedelta
 
 _DIGITS_MAX = 30  # More than any span has that can be kept; of thousands Python makes no number.
 _SPAN = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {
     **dict.fromkeys(("s", "second", "seconds"), 1),
     **dict.fromkeys(("min", "minute", "minutes"), 60),
@@ -333,7 +333,7 @@ def retention_times(given: Retention, timeline: Timeline | None) -> int:
         return given
     if timeline is None:
         raise _unfit(given, "the times of this collection only count, so no span is a number of them")
-    times = _span_seconds(given) * _PER_SECOND[timeline.unit]
+    times = _span_seconds(given) * timeline.per_second
     if times.denominator != 1 or not 1 <= times <= TIME_MAX:
         raise _unfit(given, f"it is {float(times):g} times of a timeline in {timeline.unit}")
     return int(times)
@@ -343,7 +343,7 @@ def retention_text(times: int, timeline: Timeline | None) -> str:
     """Return a retention as people would say it."""
     if timeline is None:
         return f"{times:,} time{'' if times == 1 else 's'}"
-    seconds = Fraction(times, _PER_SECOND[timeline.unit])
+    seconds = Fraction(times, timeline.per_second)
     for name, length in _SHOWN:
         if seconds % length == 0:
             count = int(seconds / length)

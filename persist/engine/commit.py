@@ -16,7 +16,6 @@ planned from the newest contents (`persist.engine.keyed.submit_all`), and all of
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import pyarrow.compute as pc
@@ -175,9 +174,7 @@ class Commit:
         self._is_open = self._was_used = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._is_open = False
         if kind is None:
             notes = note_steps(self._message, self._metadata, self._names)

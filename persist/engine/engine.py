@@ -7,7 +7,6 @@ that belong to one collection are in `CollectionHandle`.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -265,9 +264,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         close_after(error, self.close)
 
 

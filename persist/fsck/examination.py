@@ -257,7 +257,7 @@ class _Examination:
                         examine_keyframes(self._blob, entry.contents, self.findings)
                         examine_values(self._blob, entry.contents, self.findings)
                 done(1)
-        known = {part.checksum for e in entries if e.contents is not None for part in e.contents.stored_parts}
+        known = {part.checksum for part in state.stored_parts()} if state is not None else set()
         for loose in self.log.loose:
             id_, part = loose.collection, loose.part
             is_gone = self.log.is_complete and state is not None and id_ not in state.entries
@@ -284,11 +284,7 @@ class _Examination:
         log, state = self.log, self.log.state
         if state is None:
             return
-        named = set(log.named)
-        for entry in state.entries.values():
-            if entry.contents is not None:
-                named.update(part.blob for part in entry.contents.stored_parts)
-        named.update(loose.part.blob for loose in log.loose)
+        named = {*log.named, *(part.blob for part in state.stored_parts()), *(loose.part.blob for loose in log.loose)}
         destroyed = {each.collection for each in state.control.dropped if each.is_destroyed}
         replaced = {key for each in state.control.dropped for key in each.blobs}
         for key, blob in self.inventory.items():

@@ -176,8 +176,7 @@ def _of_events(owner: _Owner, form: KeyedForm) -> _Owner:
 
 def _owner_of(state: State | None, checksum: str) -> str | None:
     """Return the part that has these bytes, if one has."""
-    entries = state.entries.values() if state is not None else ()
-    parts: Sequence[Part] = [p for e in entries if e.contents is not None for p in e.contents.stored_parts]
+    parts = state.stored_parts() if state is not None else ()
     return next((_name(part) for part in parts if part.checksum == checksum), None)
 
 

@@ -33,7 +33,7 @@ from persist.blob import (
     get_at_most,
 )
 from persist.log import intact_kind
-from persist.shown import Shown, aligned
+from persist.shown import Shown, aligned, counted
 
 ProblemKind = Literal[
     "beyond",
@@ -170,7 +170,8 @@ class FsckReport(Shown):
 
     def __str__(self) -> str:
         depth = "" if self.deep else ", without reading parts"
-        lines = [f"{self.url} up to seqno {self.seqno}{depth}: {_count(len(self.problems), 'problem')}"]
+        count = counted(len(self.problems), "problem") if self.problems else "no problem"
+        lines = [f"{self.url} up to seqno {self.seqno}{depth}: {count}"]
         checked = [(kind, f"{c.blobs:,}", f"{c.bytes:,}") for kind, c in self.checked.items()]
         lines += _section("checked", ("kind", "blobs", "bytes"), checked, right=(1, 2))
         lines += _problems("problems", self.problems)
@@ -194,10 +195,6 @@ def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], rig
     """Return the lines of a table under a title; none without rows."""
     cells = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
     return ["", title, *(f"  {line}" for line in aligned(cells, right))] if rows else []
-
-
-def _count(n: int, noun: str) -> str:
-    return f"no {noun}" if n == 0 else f"{n} {noun}{'s' if n > 1 else ''}"
 
 
 def _age(age_s: float) -> str:

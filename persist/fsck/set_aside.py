@@ -42,8 +42,7 @@ class SettingAside:
         """Return what is to be done, given the keys of all blobs; None if nothing lies beyond the end."""
         if not (log.beyond or log.beyond_checkpoints) or log.state is None:
             return None
-        contents = (entry.contents for entry in log.state.entries.values())
-        kept = {part.blob for each in contents if each is not None for part in each.stored_parts}
+        kept = {part.blob for part in log.state.stored_parts()}
         named = {key for seqno in log.beyond for key in _named_by_record(blob, seqno)}
         named |= {key for seqno in log.beyond_checkpoints for key in _named_by_checkpoint(blob, seqno)} - log.named
         return cls(blob, log.state, log.beyond, named.intersection(inventory) - kept, log.beyond_checkpoints)

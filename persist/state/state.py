@@ -23,12 +23,13 @@ What a commit may do to a collection is in `persist.state.collection_rules`, wha
 `persist.state.contents`, and what concerns the location as a whole in `persist.state.location`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import UNSET
 
+from persist.codecs import Part
 from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, ColumnsNeeded, LeaseExpired
 from persist.log import BlobRef, BringsParts, CollectionMutation, LocationMutation, Mutation, Record, kinds
 from persist.names import VIEW_HOLD, check_name, is_id
@@ -92,6 +93,12 @@ class State:
     def names(self) -> tuple[str, ...]:
         """Return the names of all collections, sorted."""
         return tuple(sorted(self.ids))
+
+    def stored_parts(self) -> Iterator[Part]:
+        """Yield the parts of all collections whose contents are known."""
+        for entry in self.entries.values():
+            if entry.contents is not None:
+                yield from entry.contents.stored_parts
 
     def with_entry(self, entry: CollectionEntry) -> "State":
         """Return this state with an equivalent form of one entry (contents filled in, or another base)."""

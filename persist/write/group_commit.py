@@ -199,7 +199,10 @@ class GroupCommit:
                     continue
             except BaseException:
                 turn.close()
-                self._reject_without(state, rejected, unreadable)
+                for operation, _ in rejected:
+                    if not is_in_doubt(operation):  # Another client may commit those yet.
+                        untried = "it came after others that could not be committed, and was not tried. Try it again."
+                        self._reject_alone(state, operation, unreadable, untried)
                 raise
             turn.close()
             # Only now: what refuses them may be what was asked for before them, and is true only with this record.
@@ -244,30 +247,20 @@ class GroupCommit:
 
     def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
         """Answer an operation that is not in the log, while later ones are: it was rejected, or had nothing to do."""
-        accepted, done, alone = self._validate(state, [operation], unreadable)
+        accepted, done, _ = self._validate(state, [operation], unreadable)
         adds = any(isinstance(step, Write) for step in operation.steps)
         if done or (accepted and not adds and not self._mutations(state, accepted, {})):
             self._succeed(accepted, done, state.seqno)
             return
-        lost = Unavailable("it was refused while others that came after it were not, and why was lost. Try it again.")
-        self._reject(operation, alone[0][1] if alone else lost)
+        lost = "it was refused while others that came after it were not, and why was lost. Try it again."
+        self._reject_alone(state, operation, unreadable, lost)
 
-    def _reject_without(
-        self,
-        state: State,
-        rejected: list[tuple[Operation, PersistError]],
-        unreadable: dict[str, PersistError],
+    def _reject_alone(
+        self, state: State, operation: Operation, unreadable: dict[str, PersistError], otherwise: str
     ) -> None:
-        """Reject operations of a group whose record was not confirmed, with what state alone has against each.
-
-        Those that another client may commit yet are left out.
-        """
-        for operation, _ in rejected:
-            if is_in_doubt(operation):
-                continue
-            _, _, alone = self._validate(state, [operation], unreadable)
-            error = Unavailable("it came after others that could not be committed, and was not tried. Try it again.")
-            self._reject(operation, alone[0][1] if alone else error)
+        """Reject an operation with what state alone has against it, or if that is nothing, as not tried."""
+        _, _, rejected = self._validate(state, [operation], unreadable)
+        self._reject(operation, rejected[0][1] if rejected else Unavailable(otherwise))
 
     def _is_store_proven(self, state: State) -> bool:
         """Have the store show that it refuses what exists, unless it has or the log is empty; False: begin again.

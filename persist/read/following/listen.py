@@ -15,7 +15,6 @@ a task is cancelled it loses nothing: the next step gives out what came meanwhil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import pyarrow as pa
@@ -66,9 +65,7 @@ class Steps(Generic[P]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close()
 
     def __aiter__(self) -> Self:
@@ -91,9 +88,7 @@ class Steps(Generic[P]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         import asyncio
 
         await asyncio.to_thread(self.close)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from copy import copy
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TypeVar
 
 import pyarrow as pa
@@ -419,9 +418,7 @@ class _Explained:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, MissingBlob) and not self._is_needed(error.key):
             raise collected(error) from error
 
