@@ -239,8 +239,9 @@ def read_newest_checkpoint(blob: Blob, known: KnownLevels | None = None) -> Stat
 def beyond_the_log(blob: Blob) -> list[int]:
     """Return the seqnos of the newest checkpoints that were made after records which are not there, the newest first.
 
-    A client whose location was rolled back while it made a checkpoint leaves such a one. None counts if the log does
-    not tell its state without them. Cost: a page of LIST and a GET of nothing, if there is none.
+    A client whose location was rolled back while it made a checkpoint leaves such a one, and perhaps records after it.
+    None counts if the log does not tell its state without them. Cost: a page of LIST and a GET of nothing, if there is
+    none.
     """
 
     def is_there(seqno: int) -> bool:
@@ -249,7 +250,7 @@ def beyond_the_log(blob: Blob) -> list[int]:
     while True:
         beyond: list[int] = []
         for seqno, _ in listed_checkpoints(blob):
-            if is_there(seqno) or is_there(seqno + 1):
+            if is_there(seqno):
                 break
             beyond.append(seqno)
         else:

@@ -84,13 +84,13 @@ class Follower:
         self._seen_end = self.now()
         self._is_opening = True
         self._interrupted: LogInterrupted | None = None
-        self._state = self._newest_checkpoint()
+        self._state = newest = self._newest_checkpoint()
         self.submissions = Submissions(self._state.seqno)
         self._past = Past(blob, self._state, self._seen_end)
-        while not self._is_vouched_for(self._state):
-            self._state = self._newest_checkpoint()
+        while not self._is_vouched_for(newest):
+            self._state = newest = self._newest_checkpoint()
             self.submissions.skip_to(self._state.seqno)
-        self._look_beyond()
+        self._look_beyond(newest)
         self._past = Past(blob, self._state, self._seen_end)
         self._is_opening = False
 
@@ -123,14 +123,19 @@ class Follower:
             end = max((seqno for seqno, _ in listed_records(self._blob) if seqno < newest.seqno), default=-1)
             raise LogInterrupted(self._blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
 
-    def _look_beyond(self) -> None:
+    def _look_beyond(self, newest: State) -> None:
         """Find records beyond the end of the log, rather than take it to end there and write over what follows.
 
         They may be what an open client wrote after a backup was restored in place, or what is left of a log that has
-        lost a record. The first `BEYOND_MAX` of them are looked at.
+        lost a record. The first `BEYOND_MAX` of them are looked at. Such a client may have made the newest checkpoint,
+        too, with records after it: then the record of the checkpoint itself is missing.
         """
-        later = [seqno for seqno, _ in islice(listed_records(self._blob, max(self._state.seqno, 0)), BEYOND_MAX)]
-        if not later:
+        end = self._state.seqno
+        listed = (seqno for seqno, _ in listed_records(self._blob, newest.seqno - 1))
+        later = [*islice(listed, end - newest.seqno + 1 + BEYOND_MAX)]
+        if newest.location is not None and newest.seqno not in later:
+            self._check_not_beyond(newest)
+        if not later or later[-1] <= end:
             return
         end = self.refresh().seqno  # Most often they have been created since the log was read.
         beyond = [seqno for seqno in later if seqno > end]

@@ -15,7 +15,7 @@ import persist
 from persist.blob import Blob, FileBlob, Indeterminate, MemoryBlob, MeteredBlob, Unavailable
 from persist.cli.main import main
 from persist.errors import LogInterrupted, LogReplaced
-from persist.log import record_key, record_seqno
+from persist.log import checkpoint_seqno, record_key, record_seqno
 from persist.replica import INTERVAL
 from tests.blob.conftest import place_of
 from tests.checkpoints import wait_for_checkpoint
@@ -372,6 +372,32 @@ def test_a_client_whose_own_record_lies_beyond_the_hole_is_told_that_the_log_was
             assert client.seqno == log(memory)[-1]
             with pytest.raises(LogReplaced):
                 client.engine.follower.restart()
+
+
+def test_a_checkpoint_and_the_record_after_it_beyond_the_hole_hide_no_acknowledged_write(
+    memory: MemoryBlob, clock: ImpatientClock
+) -> None:
+    """Both were under way when the backup was restored, and come late, after another client has written."""
+    with opened(memory, clock) as client:
+        write(made(client), range(INTERVAL - 6))
+        copy = copied(memory)
+        write(made(client), range(INTERVAL - 6, INTERVAL + 3))
+        wait_for_checkpoint(client)
+        after = copied(memory)
+    made_at = max(seqno for key in after if (seqno := checkpoint_seqno(key)) is not None)
+    restore(memory, copy)
+    with opened(memory, clock) as other:
+        write(made(other), range(50, 53))
+    for key in after.keys() - copy.keys():
+        if record_seqno(key) in (None, made_at + 1):
+            memory.set(key, after[key])
+    with pytest.raises(LogInterrupted, match=f"a checkpoint at seqno {made_at}"):
+        opened(memory, clock)
+    assert {each.kind for each in persist.fsck(memory, clock=clock).problems} == {"missing", "beyond"}
+    assert not persist.fsck(memory, clock=clock, repair=True, set_aside=True).problems_left
+    with opened(memory, clock) as client:
+        assert made(client).snapshot(52).to_arrow()["k"].to_pylist()[-3:] == [50, 51, 52]
+        write(made(client), range(60, 61))
 
 
 def test_a_look_costs_one_read_of_few_bytes_for_each_commit(clock: ImpatientClock) -> None:
