@@ -606,7 +606,7 @@ def test_spark_follows_what_is_written_while_it_runs(
         ({**CHANGES, "from": "2026-11-21"}, "the collection 'orders' has no timeline"),
         ({**CHANGES, "from": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),
         ({**CHANGES, "maxTimesPerTrigger": 0}, "option maxTimesPerTrigger='0' is not a number from 1 to"),
-        ({**CHANGES, "maxTimePerTrigger": 1}, "maxTimesPerTrigger: different times in a micro-batch, at most"),
+        ({**CHANGES, "maxTimePerTrigger": 1}, "maxTimesPerTrigger: at most so many different times in a micro-batch"),
         ({**CHANGES, "from": 9, "until": 12}, "option 'until' is not an option for a stream from"),
         ({**CHANGES, "hold": "a/b"}, "hold name 'a/b' is not allowed"),
         ({**CHANGES, "columns": "k,color"}, "persist.SchemaMismatch: columns ['k', 'color']"),
