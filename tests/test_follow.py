@@ -292,3 +292,19 @@ def test_to_poll_what_was_closed_is_an_error(blob: MemoryBlob) -> None:
                 each.poll()
             assert each.is_finished
             assert [*each] == []  # A loop that somebody else ends just ends.
+
+
+def test_a_hold_that_a_multi_write_moves_is_moved_with_the_commit_or_nothing_happens() -> None:
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        orders = client.create_or_load("orders", key={"k": pa.int64()}, value=None)
+        orders.seal(10).result()
+        orders.hold(2, name="mine")
+        with client.multi_write() as multi:
+            multi.write(orders, [((1, None), 10, 1)])
+            multi.move_hold(orders, "mine", 5, expected=2)
+        with pytest.raises(persist.HoldMoved, match="at 2, and is at 5"), client.multi_write() as multi:
+            multi.write(orders, [((2, None), 10, 1)])
+            multi.move_hold(orders, "mine", 7, expected=2)
+        assert [(hold.name, hold.time) for hold in orders.holds()] == [("mine", 5)]
+        orders.seal(11).result()
+        assert orders.snapshot(10).count() == 1

@@ -27,7 +27,7 @@ THREADS = 16
 AT_ONCE = 256  # States that are kept in memory together.
 GIB = 2**30
 # List prices of S3 Standard in us-east-1, in dollars, for an estimate that says so.
-STORED_GIB_MONTH, GETS_1000, PUTS_1000 = 0.023, 0.0004, 0.005
+STORED_GIB_MONTH, GETS_1000 = 0.023, 0.0004
 
 
 @dataclass(frozen=True)
