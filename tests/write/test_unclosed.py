@@ -229,6 +229,7 @@ def test_a_forked_child_leaves_its_parents_client_alone_and_is_told_so(folder: P
 
 
 @pytest.mark.thorough
+@pytest.mark.costly("forks twenty processes beside four busy threads, which work for as long as that takes")
 def test_a_forked_child_that_ends_while_its_parent_is_busy_neither_hangs_nor_commits(folder: Path) -> None:
     done = run(
         "client, orders = opened(Slow(HERE)); Slow.seconds = 0.01\n"
