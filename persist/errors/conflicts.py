@@ -203,11 +203,12 @@ class LogInterrupted(Corruption):
     def __str__(self) -> str:
         thing = "checkpoint" if self.is_checkpoint else "record"
         what = f"a {thing} at seqno {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
+        where = "beyond that" if self.first > self.end else "beside it"
         hole_end = self.first - (not self.is_checkpoint)
-        hole = "" if hole_end == self.end else f", and those from {self.end + 1} to {hole_end} are missing"
+        hole = "" if hole_end <= self.end else f", and those from {self.end + 1} to {hole_end} are missing"
         readable = f"What was committed up to seqno {self.end} can be read in a newly opened client; nothing can"
         return (
-            f"the log of {self.url} ends at seqno {self.end}, and beyond that lies {what}, made after others than are "
+            f"the log of {self.url} ends at seqno {self.end}, and {where} lies {what}, made after others than are "
             f"here{hole}. {'Nothing can be read, or' if self.is_checkpoint else readable} "
             "be written. If records were lost, restore them from a copy. If a backup was restored in place, close all "
             f"clients, run {_setting_aside(self.url)}, which moves what lies beyond to lost/, and open new ones."

@@ -161,13 +161,14 @@ class LogExamination:
     def _find_beyond(self, end: int) -> None:
         """Note what lies beyond the end of the log, where the replay stopped although nothing there is damaged."""
         self.beyond = tuple(seqno for seqno in self._unapplied if seqno > end)
-        self.beyond_checkpoints = tuple(seqno for seqno in self._doubtful if seqno > end)
-        if self.beyond_checkpoints and not self.beyond:
-            last = self.beyond_checkpoints[0]
+        still = beyond_the_log(self._blob) if self._doubtful else []
+        self.beyond_checkpoints = tuple(seqno for seqno in self._doubtful if seqno in still)
+        last = max(self.beyond_checkpoints, default=end)
+        if last > end and not self.beyond:
             what = f"the {last - end} records of seqnos {end + 1} to {last} are missing, and a checkpoint is later"
             self._findings.add("missing", record_key(end + 1), what)
         for seqno in self.beyond_checkpoints:
-            what = f"the log ends at seqno {end}, and this checkpoint was made after records beyond that"
+            what = f"the log ends at seqno {end}, and this checkpoint was made after records that it does not have"
             self._findings.add("beyond", checkpoint_key(seqno), what)
         if self.beyond:
             first, last = self.beyond[0], self.beyond[-1]

@@ -23,6 +23,7 @@ checkpoint, which costs 200 PUTs each time when 200 collections are sealed toget
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -237,15 +238,20 @@ def read_newest_checkpoint(blob: Blob, known: KnownLevels | None = None) -> Stat
 
 
 def beyond_the_log(blob: Blob) -> list[int]:
-    """Return the seqnos of the newest checkpoints that were made after records which are not there, the newest first.
+    """Return the seqnos of the newest checkpoints that were made after records which are not in the log, newest first.
 
     A client whose location was rolled back while it made a checkpoint leaves such a one, and perhaps records after it.
-    None counts if the log does not tell its state without them. Cost: a page of LIST and a GET of nothing, if there is
+    None counts if the log does not tell its state without them. Cost: a page of LIST and three GETs, if there is
     none.
     """
 
     def is_there(seqno: int) -> bool:
-        return blob.get(record_key(seqno), range=(0, 0)) is not None
+        if blob.get(record_key(seqno), range=(0, 0)) is None:
+            return False
+        with suppress(Corruption):  # What is damaged is for others to say.
+            checkpoint, commit = read_checkpoint(blob, checkpoint_key(seqno)), read_commit_id(blob, seqno)
+            return checkpoint is None or commit is None or checkpoint.commit == commit
+        return True
 
     while True:
         beyond: list[int] = []
@@ -254,7 +260,7 @@ def beyond_the_log(blob: Blob) -> list[int]:
                 break
             beyond.append(seqno)
         else:
-            beyond = beyond if is_there(0) else []
+            beyond = beyond if blob.get(record_key(0), range=(0, 0)) is not None else []
         # If there is a newer one by now, the log may have been truncated beyond those that were listed.
         if not beyond or beyond[0] == next((seqno for seqno, _ in listed_checkpoints(blob)), None):
             return beyond

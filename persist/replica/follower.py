@@ -107,6 +107,7 @@ class Follower:
             if record.location != newest.location:
                 raise _misplaced(record, newest)
             if record.commit != newest.commit:
+                self._check_not_beyond(newest)
                 raise _contradicted(record, newest)
             self._recent[record.seqno] = record
             return True
@@ -120,7 +121,8 @@ class Follower:
     def _check_not_beyond(self, newest: State) -> None:
         """Raise LogInterrupted if a checkpoint lies beyond the end of the log."""
         if newest.seqno in beyond_the_log(self._blob):
-            end = max((seqno for seqno, _ in listed_records(self._blob) if seqno < newest.seqno), default=-1)
+            seqnos = [seqno for seqno, _ in listed_records(self._blob)]
+            end = max((seqno for seqno in seqnos if newest.seqno in seqnos or seqno < newest.seqno), default=-1)
             raise LogInterrupted(self._blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
 
     def _look_beyond(self, newest: State) -> None:
