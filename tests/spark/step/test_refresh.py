@@ -195,7 +195,7 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
     assert sum(count for _, count in rows(found)) == sum(
         status == "paid" for _, status, _ in rows(client.load("orders"))
     )
-    with pytest.raises(persist.InvalidUsage, match="is not a time"):
+    with pytest.raises(persist.InvalidUsage, match="is not a whole number"):
         persist.spark.run_program(spark, client, program, until=-1)
     with pytest.raises(persist.AsOfNotSealed):
         persist.spark.run_program(spark, client, program, until=50, timeout_s=0.0)
