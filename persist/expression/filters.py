@@ -48,6 +48,7 @@ _FILTERS: dict[str, Callable[..., pc.Expression]] = {
     "is_valid": operator.methodcaller("is_valid"),
     "is_nan": pc.is_nan,
     "among": lambda value, values: value.isin(values),
+    "null_if_null": lambda value: pc.if_else(value.is_valid(), False, pa.scalar(None, pa.bool_())),
     "like": pc.match_like,
     "starts_with": pc.starts_with,
     "ends_with": pc.ends_with,
@@ -148,7 +149,7 @@ class _Parser:
             raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
         try:
             if self._took("not"):
-                return _called("not", self._factor())
+                return _negated(self._factor())
             if self._took("("):
                 condition = self._condition()
                 self._need(")")
@@ -174,7 +175,7 @@ class _Parser:
             if is_not:
                 raise self._unexpected("in, between or like")
             return self._flag(left)
-        return _called("not", test) if is_not else test
+        return _negated(test) if is_not else test
 
     def _member(self, left: _Operand) -> Term | None:
         if self._took("in"):
@@ -183,8 +184,10 @@ class _Parser:
             while self._took(","):
                 values.append(self._literal(left))
             self._need(")")
-            among = pa.array([value.as_py() for value in values], values[0].type)
-            return Call("among", (self._term(left),), (among,))
+            known = [value.as_py() for value in values if value.is_valid]
+            among = Call("among", (self._term(left),), (pa.array(known, values[0].type),))
+            # What is none of the values may still be the one that is NULL.
+            return among if len(known) == len(values) else _called("or", among, Lit(pa.scalar(None, pa.bool_())))
         if self._took("between"):
             low = self._literal(left)
             self._need("and")
@@ -302,6 +305,21 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 def _called(function: str, *arguments: Term) -> Term:
     return Call(function, arguments)
+
+
+def _negated(condition: Term) -> Term:
+    """Return a condition that is true where another one is false, and not where it is NULL."""
+    return _called("not", _with_nulls(condition))
+
+
+def _with_nulls(condition: Term) -> Term:
+    """Return a condition that is NULL where SQL has NULL: Arrow's test of membership is false of NULL."""
+    assert isinstance(condition, Call | Col)
+    if isinstance(condition, Col) or condition.function not in ("and", "or", "among"):
+        return condition
+    if condition.function == "among":
+        return _called("or", condition, _called("null_if_null", *condition.arguments))
+    return _called(condition.function, *(x if isinstance(x, Lit) else _with_nulls(x) for x in condition.arguments))
 
 
 def _unquoted(text: str) -> str:
