@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from persist.codecs import CollectionSchema, decode_part, encode_parts
 from persist.codecs.part.lending import lent_buffer, wait_for_returns
@@ -16,6 +17,7 @@ CHILDREN = """
 import collections, os, sys
 import numpy as np, pyarrow as pa, pyarrow.parquet
 from persist.codecs import CollectionSchema, decode_part, encode_parts
+from tests.codecs.part.test_lending import SCHEMA, rows
 [(data, part)] = encode_parts(rows(50_000), SCHEMA)
 ends = collections.Counter()
 for _ in range(15):
@@ -58,6 +60,7 @@ def test_a_read_gives_all_back() -> None:
     assert wait_for_returns(30)
 
 
+@pytest.mark.costly("it starts several processes, and each imports Arrow")
 def test_processes_that_end_right_after_a_read_end_well() -> None:
     done = subprocess.run([sys.executable, "-c", CHILDREN], capture_output=True, text=True)
     assert done.stdout.strip() == "{0: 15}", done.stderr[-2000:]
