@@ -90,10 +90,10 @@ def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
     rows, slots, amounts = [], [], []
     for slot, where in ((NAN, np.isnan(values)), (INFINITE, values == np.inf), (MINUS_INFINITE, values == -np.inf)):
         if where.any():
-            found = np.flatnonzero(where)
-            rows.append(found)
-            slots.append(np.full(len(found), slot))
-            amounts.append(np.ones(len(found), np.int64))
+            contributing = np.flatnonzero(where)
+            rows.append(contributing)
+            slots.append(np.full(len(contributing), slot))
+            amounts.append(np.ones(len(contributing), np.int64))
     finite = np.where(np.isfinite(values), values, 0.0)
     mantissas, exponents = np.frexp(finite)
     whole = np.ldexp(mantissas, 53).astype(np.int64)  # finite = whole * 2**(exponents - 53)
@@ -106,10 +106,10 @@ def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
     high = (whole >> _BITS) << shift  # Signed, below 2**53.
     carry = low >> _BITS
     for at, amount in ((limb, low & _MASK), (limb + 1, (high & _MASK) + carry), (limb + 2, high >> _BITS)):
-        found = np.flatnonzero(amount)
-        rows.append(found)
-        slots.append(at[found] + FIRST_LIMB)
-        amounts.append(amount[found])
+        contributing = np.flatnonzero(amount)
+        rows.append(contributing)
+        slots.append(at[contributing] + FIRST_LIMB)
+        amounts.append(amount[contributing])
     return np.concatenate(rows), np.concatenate(slots), np.concatenate(amounts)
 
 
@@ -120,12 +120,12 @@ def whole_slots(values: npt.NDArray[np.object_]) -> tuple[Ints, Ints, Ints]:
     while len(rest) and limb < 5:
         last = limb == 4
         amount = (rest if last else rest & int(_MASK)).astype(np.int64)
-        found = np.flatnonzero(amount)
-        rows.append(found)
-        slots.append(np.full(len(found), FIRST_LIMB + limb))
-        amounts.append(amount[found])
+        contributing = np.flatnonzero(amount)
+        rows.append(contributing)
+        slots.append(np.full(len(contributing), FIRST_LIMB + limb))
+        amounts.append(amount[contributing])
         rest, limb = rest >> 32, limb + 1
-    return tuple(np.concatenate(each or [np.empty(0, np.int64)]) for each in (rows, slots, amounts))  # type: ignore[return-value]
+    return tuple(np.concatenate(pieces or [np.empty(0, np.int64)]) for pieces in (rows, slots, amounts))  # type: ignore[return-value]
 
 
 def integer_slots(values: Ints) -> tuple[Ints, Ints, Ints]:
@@ -142,10 +142,10 @@ def integer_slots(values: Ints) -> tuple[Ints, Ints, Ints]:
 
 def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> npt.NDArray[np.object_]:
     """Return for each of count groups the sum of `amount * 2**(32 * limb)`, as Python integers."""
-    found = np.zeros(count, object)
+    sums = np.zeros(count, object)
     limbs = (slots - FIRST_LIMB).astype(object)
-    np.add.at(found, groups, amounts.astype(object) << (limbs * 32))
-    return found
+    np.add.at(sums, groups, amounts.astype(object) << (limbs * 32))
+    return sums
 
 
 def small_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> Ints | None:
@@ -160,8 +160,8 @@ def small_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> Ints | N
         or limbs.min(initial=0) == -(2**63)
     ):
         return None
-    found: Ints = limbs[0] + (limbs[1] << _BITS)
-    return found
+    sums: Ints = limbs[0] + (limbs[1] << _BITS)
+    return sums
 
 
 def to_float(total: int, divisor: int = 1) -> float:
@@ -194,12 +194,12 @@ def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tu
     if kind == "count":
         return ones
     if pat.is_floating(of):
-        found = float_slots(domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False))
+        value_slots = float_slots(domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False))
     elif (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of):
-        found = whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
+        value_slots = whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
     else:
-        found = integer_slots(words)
-    return tuple(np.concatenate(pair) for pair in zip(ones, found, strict=True))  # type: ignore[return-value]
+        value_slots = integer_slots(words)
+    return tuple(np.concatenate(pair) for pair in zip(ones, value_slots, strict=True))  # type: ignore[return-value]
 
 
 def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:

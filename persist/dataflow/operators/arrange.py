@@ -55,13 +55,13 @@ class Arrangement(Waiting):
         self._restored = updates, at
 
     def shaped(self) -> Ints | None:
-        found = super().shaped()
+        arrived = super().shaped()
         if self._restored is None:
-            return found
+            return arrived
         (updates, at), self._restored = self._restored, None
-        if found is None:
+        if arrived is None:
             return updates
-        return np.concatenate((updates, found[:, found[self.layout.words] > at]), axis=1)
+        return np.concatenate((updates, arrived[:, arrived[self.layout.words] > at]), axis=1)
 
     def run(self) -> None:
         if self.new is not None and self._is_needed:
@@ -83,17 +83,17 @@ class Arrangement(Waiting):
 
     def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         """Return the updates of keys: the number of the key and the row, for each; with those of this pass, or not."""
-        numbers, found = self.spine.lookup(hashes, keys)
+        numbers, rows = self.spine.lookup(hashes, keys)
         if has_new and self.new is not None:
             others, more = _in_batch(hashes, keys, self.new)
             if len(others):
-                numbers, found = np.concatenate((numbers, others)), np.concatenate((found, more), axis=1)
-        return numbers, found
+                numbers, rows = np.concatenate((numbers, others)), np.concatenate((rows, more), axis=1)
+        return numbers, rows
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
-        found = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
-        found += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
-        return [(words, self.schema) for words in [*found, *self.waiting_words()]]
+        chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
+        chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
+        return [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
 
     def bytes(self) -> int:
         return self.spine.bytes

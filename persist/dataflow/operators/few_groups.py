@@ -37,48 +37,50 @@ def plain_distinct(group: Group) -> Made:
 
 def plain_accumulated(aggregates: Sequence[Wanted]) -> Plain | None:
     """Return what `accumulated` does, of one group; None unless all are counts, or sums of whole numbers."""
-    if not all(each.is_counted or each.kind == "count" or _is_whole_sum(each) for each in aggregates):
+    if not all(
+        aggregate.is_counted or aggregate.kind == "count" or _is_whole_sum(aggregate) for aggregate in aggregates
+    ):
         return None
 
     def plain(group: Group) -> Made:
         records = group.get((0,), 0)
         if not records:
             return []
-        found = []
+        row = []
         for number, wanted in enumerate(aggregates):
             first = 1 + number * SLOTS
             if wanted.is_counted:
                 count = records * (wanted.constant or 0) if wanted.kind == "sum" else records
                 check_sum(count)
-                found.append(count)
+                row.append(count)
             elif wanted.kind == "count":
-                found.append(group.get((first + COUNT,), 0))
+                row.append(group.get((first + COUNT,), 0))
             elif not group.get((first + COUNT,)):
-                found.append(NULL)
+                row.append(NULL)
             else:
                 low, high = (group.get((first + FIRST_LIMB + limb,), 0) for limb in (0, 1))
-                found.append(_checked(low + (high << 32), wanted.name))
-        return [(tuple(found), 1)]
+                row.append(_checked(low + (high << 32), wanted.name))
+        return [(tuple(row), 1)]
 
     return plain
 
 
 def plain_extremes(aggregates: Sequence[Wanted]) -> Plain | None:
     """Return what `multiset_aggregates` does, of one group; None unless all are min and max of what words order."""
-    if not all(each.kind in ("min", "max") and is_ordered(each.of) for each in aggregates):
+    if not all(aggregate.kind in ("min", "max") and is_ordered(aggregate.of) for aggregate in aggregates):
         return None
 
     def plain(group: Group) -> Made:
         if not sum(group.values()):
             return []
-        found = []
+        row = []
         for at, wanted in enumerate(aggregates):
             counts: dict[int, int] = {}
             for values, diff in group.items():
                 counts[values[at]] = counts.get(values[at], 0) + diff
             there = [word for word, count in counts.items() if count > 0 and word != NULL]
-            found.append((min(there) if wanted.kind == "min" else max(there)) if there else NULL)
-        return [(tuple(found), 1)]
+            row.append((min(there) if wanted.kind == "min" else max(there)) if there else NULL)
+        return [(tuple(row), 1)]
 
     return plain
 
@@ -105,7 +107,7 @@ class FewGroups:
         """
         if self._plain is not None:
             return [self._plain(group) if group else [] for group in groups]
-        found: list[Made] = [[] for _ in groups]
+        results: list[Made] = [[] for _ in groups]
         records = [(at, *values, diff) for at, group in enumerate(groups) for values, diff in group.items()]
         if records:
             rows = np.array(records, np.int64).reshape(len(records), self._values + 2).T
@@ -114,8 +116,8 @@ class FewGroups:
                 rows[0], rows[1:-1], rows[-1], lambda at: keys.take(numbers.take(at), axis=1)
             )
             for at, values, diff in plain_rows(made, columns, diffs):
-                found[at].append((values, diff))
-        return found
+                results[at].append((values, diff))
+        return results
 
     def changes(
         self, before: Sequence[Group], news: Sequence[Sequence[tuple[Values, int]]], keys: Ints
@@ -129,12 +131,12 @@ class FewGroups:
         after = [added(group, new) for group, new in zip(before, news, strict=True)]
         owners = [*range(len(before))] * 2
         made = self.made([*map(without_zeros, before), *after], owners, keys)
-        found = []
+        output_changes = []
         for number, (old, new) in enumerate(zip(made[: len(before)], made[len(before) :], strict=True)):
             if old != new:
                 change = added(added({}, new), [(values, -diff) for values, diff in old])
-                found += [(number, values, diff) for values, diff in change.items()]
-        return found
+                output_changes += [(number, values, diff) for values, diff in change.items()]
+        return output_changes
 
     def corrections(
         self,
@@ -150,9 +152,9 @@ class FewGroups:
             records: of each key, at all times.
             given: what the output of each key was given before; the changes are added.
         """
-        found = []
+        differences = []
         for rank in range(max(map(len, times), default=0)):
-            items = [(number, each[rank]) for number, each in enumerate(times) if rank < len(each)]
+            items = [(number, key_times[rank]) for number, key_times in enumerate(times) if rank < len(key_times)]
             groups = [accumulated(records[number], time) for number, time in items]
             made = self.made(groups, [number for number, _ in items], keys)
             for (number, time), wanted in zip(items, made, strict=True):
@@ -160,8 +162,8 @@ class FewGroups:
                 change = added(is_there, [(values, -diff) for values, diff in wanted])
                 for values, diff in change.items():
                     given[number].append((values, time, -diff))
-                    found.append((number, values, time, -diff))
-        return found
+                    differences.append((number, values, time, -diff))
+        return differences
 
 
 def accumulated(records: Iterable[Record], time: Coordinates) -> Group:
@@ -175,10 +177,10 @@ def added(group: Group, records: Iterable[tuple[Values, int]]) -> Group:
     Raises:
         DiffOverflow: a sum does not fit int64.
     """
-    found = group.copy()
+    merged = group.copy()
     for values, diff in records:
-        found[values] = found.get(values, 0) + diff
-    return without_zeros(found)
+        merged[values] = merged.get(values, 0) + diff
+    return without_zeros(merged)
 
 
 def without_zeros(group: Group) -> Group:
@@ -194,12 +196,12 @@ def without_zeros(group: Group) -> Group:
 
 def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Coordinates]:
     """Return times, with all their least upper bounds with known ones."""
-    found, known = set(times), set(known)
-    fresh = found
+    closed_times, known = set(times), set(known)
+    fresh = closed_times
     while fresh:
-        fresh = {tuple(map(max, one, other)) for one in fresh for other in known} - found
-        found = found | fresh
-    return found
+        fresh = {tuple(map(max, one, other)) for one in fresh for other in known} - closed_times
+        closed_times = closed_times | fresh
+    return closed_times
 
 
 def plain_rows(numbers: Ints, values: Ints, diffs: Ints) -> Iterable[tuple[int, Values, int]]:

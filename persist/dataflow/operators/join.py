@@ -87,16 +87,16 @@ class JoinOperator(Operator):
         self._null_equals = null_equals
 
     def run(self) -> None:
-        found = []
+        parts = []
         for path in self._paths:
             if path.start.new is not None:
                 rows = self._followed(path, path.start.new)
                 if rows is not None:
-                    found.append(rows)
-        if not found:
+                    parts.append(rows)
+        if not parts:
             self.out = None
             return
-        updates = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        updates = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         self.out = self._shape(updates)
 
     def _followed(self, path: Path, new: Ints) -> Ints | None:
@@ -123,11 +123,11 @@ class JoinOperator(Operator):
             words = np.concatenate(taken)
             times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
             diffs = products(diffs.take(numbers), rows[-1])
-        found = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
-        words.take(path.picks, axis=0, out=found[: len(path.picks)], mode="clip")
-        found[len(path.picks) : -1] = times
-        found[-1] = diffs
-        return found
+        joined = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
+        words.take(path.picks, axis=0, out=joined[: len(path.picks)], mode="clip")
+        joined[len(path.picks) : -1] = times
+        joined[-1] = diffs
+        return joined
 
 
 def _has_null(keys: Ints) -> bool:
@@ -187,14 +187,14 @@ class JoinPaths:
         """Return which inputs are looked up from a start, and by which columns."""
         known = {self._class[start, name] for name in self._schemas[start].names}
         left = [number for number in range(len(self._schemas)) if number != start]
-        found = []
+        route = []
         while left:
             keys = {number: tuple(sorted(self._known(number, known))) for number in left}
             best = min(left, key=lambda number: self._cost(number, keys[number]))
-            found.append((best, keys[best]))
+            route.append((best, keys[best]))
             known |= {self._class[best, name] for name in self._schemas[best].names}
             left.remove(best)
-        return found
+        return route
 
     def _cost(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
         """Return what is the less the sooner an input is to be looked up."""
@@ -225,4 +225,4 @@ class JoinPaths:
                     height += 1
                     takes.append(at)
             steps.append(Step(target, places, tuple(takes), has_new=number < start))
-        return Path(arrangement, tuple(steps), tuple(rows[each] for each in self._outputs))
+        return Path(arrangement, tuple(steps), tuple(rows[place] for place in self._outputs))

@@ -102,11 +102,11 @@ class AggregatedGroup(Group):
 
     @property
     def rows(self) -> int:
-        return sum(each.rows for each in self._ranked.values())
+        return sum(ranked.rows for ranked in self._ranked.values())
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in self._ranked.values())
+        return sum(ranked.bytes for ranked in self._ranked.values())
 
     def add(self, records: Ints, diffs: Ints) -> None:
         self._count += _exact_sum(diffs)
@@ -130,9 +130,9 @@ class AggregatedGroup(Group):
             return
         wanted, sums = self._aggregates[at], self._sums[at]
         rows, slots, amounts = contributions(wanted.kind, words, wanted.of, self._domain)
-        found, numbers = np.unique(slots, return_inverse=True)
+        distinct_slots, numbers = np.unique(slots, return_inverse=True)
         parts = products(amounts, diffs.take(rows))
-        for number, slot in enumerate(found.tolist()):
+        for number, slot in enumerate(distinct_slots.tolist()):
             total = sums.pop(slot, 0) + _exact_sum(parts[numbers == number])
             if not -(2**63) <= total < 2**63:
                 raise DiffOverflow(f"a sum of {wanted.name!r} became {total}, which does not fit int64")
@@ -145,8 +145,8 @@ class AggregatedGroup(Group):
             sums = np.array(list(self._sums[at].values()), np.int64)
             return int(aggregate(wanted, np.zeros(len(slots), np.int64), slots, sums, 1, self._domain)[0])
         ranked = self._ranked[at]
-        found = {"min": ranked.first, "max": ranked.last, "median": ranked.middle}[wanted.kind]()
-        return NULL if found is None else found[0]
+        record = {"min": ranked.first, "max": ranked.last, "median": ranked.middle}[wanted.kind]()
+        return NULL if record is None else record[0]
 
 
 def _exact_sum(diffs: Ints) -> int:
@@ -161,14 +161,14 @@ def ranking_of_top(
     """Return what makes a group of `logic.top_k`; None if its records cannot be ranked."""
     if not all(map(has_rank, kinds)) or not kinds:
         return None
-    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {each for each, *_ in by})]
+    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
     order = Order(every, kinds, domain)
     return lambda records, diffs: TopGroup(Ranked(order, records, diffs), skip, count)
 
 
 def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Ranking | None:
     """Return what makes a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
-    if not all(each.kind in ACCUMULABLE or has_rank(each.of) for each in aggregates):
+    if not all(wanted.kind in ACCUMULABLE or has_rank(wanted.of) for wanted in aggregates):
         return None
     return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs)
 
@@ -192,7 +192,7 @@ class LargeGroups:
     @property
     def bytes(self) -> int:
         """How much memory the groups take."""
-        return sum(each.bytes for each in self._groups.values())
+        return sum(group.bytes for group in self._groups.values())
 
     def shown(self) -> Iterator[Record]:
         """Yield all records of the output that the groups have come to."""
@@ -209,17 +209,17 @@ class LargeGroups:
             numbers: of the key of each change.
             times: of each change.
         """
-        found = np.zeros(keys.shape[1], np.bool_)
+        is_known = np.zeros(keys.shape[1], np.bool_)
         if self._groups:
             changes = np.bincount(numbers, minlength=keys.shape[1]).tolist()
             for at in self._candidates(keys).tolist():
                 key = tuple(keys[:, at].tolist())
                 if key not in self._groups:
                     continue
-                found[at] = self._pays(self._sizes[key], changes[at], times, numbers, at)
-                if not found[at]:
+                is_known[at] = self._pays(self._sizes[key], changes[at], times, numbers, at)
+                if not is_known[at]:
                     self._forget(key)
-        return found
+        return is_known
 
     def _candidates(self, keys: Ints) -> Ints:
         """Return the numbers of the keys that may have a ranked group: few, of however many that a step touches."""
@@ -239,15 +239,15 @@ class LargeGroups:
         if not len(large):
             return large
         changes = np.bincount(numbers, minlength=len(sizes))
-        found = []
+        chosen = []
         for at in large[: 4 * MADE_AT_ONCE].tolist():
             if self._pays(int(sizes[at]), int(changes[at]), times, numbers, at):
-                found.append(at)
-        return np.array(found[:MADE_AT_ONCE], np.int64)
+                chosen.append(at)
+        return np.array(chosen[:MADE_AT_ONCE], np.int64)
 
     def make(self, key: Record, records: Ints, diffs: Ints) -> None:
         """Rank a group."""
-        rows = records.shape[1] + sum(each.rows for each in self._groups.values())
+        rows = records.shape[1] + sum(group.rows for group in self._groups.values())
         while self._groups and rows > ROWS_MAX:
             oldest = next(iter(self._groups))
             rows -= self._groups[oldest].rows
@@ -263,7 +263,7 @@ class LargeGroups:
         order = times.argsort(kind="stable")
         records, times, diffs = records.take(order, axis=1), times.take(order), diffs.take(order)
         firsts = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
-        found = []
+        changes = []
         for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(times)], strict=True):
             group.add(records[:, first:end], diffs[first:end])
             made = group.made()
@@ -271,12 +271,12 @@ class LargeGroups:
             for record in shown.keys() | made.keys():
                 diff = made.get(record, 0) - shown.get(record, 0)
                 if diff:
-                    found.append([*key, *record, time, diff])
+                    changes.append([*key, *record, time, diff])
             shown = made
         self._shown[key] = shown
         if not shown and not group.rows:
             self._forget(key)
-        return found
+        return changes
 
     def clear(self) -> None:
         """Forget all groups."""

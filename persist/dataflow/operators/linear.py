@@ -110,15 +110,15 @@ class Frame(Mapping[str, pa.Array]):
     def updates(self, names: Iterable[str]) -> Ints:
         """Return the updates with some of the columns as words."""
         rows = [self.columns[name].words for name in names]
-        found = np.empty((len(rows) + len(self.times) + 1, len(self)), np.int64)
+        matrix = np.empty((len(rows) + len(self.times) + 1, len(self)), np.int64)
         for at, row in enumerate(rows):
-            found[at] = row
-        found[len(rows) : -1] = self.times
-        found[-1] = self.diffs
-        return found
+            matrix[at] = row
+        matrix[len(rows) : -1] = self.times
+        matrix[-1] = self.diffs
+        return matrix
 
     def take(self, rows: Ints) -> "Frame":
-        columns = {name: each.take(rows) for name, each in self.columns.items()}
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
         times = np.empty((len(self.times), len(rows)), np.int64)
         diffs = np.empty((1, len(rows)), np.int64)
         reordered(self.times, rows, times)
@@ -145,7 +145,7 @@ class Frame(Mapping[str, pa.Array]):
         record = namedtuple("Record", self.columns, rename=True)  # type: ignore[misc]
         if not self.columns:
             return [record()] * len(self)
-        return list(map(record, *(each.array.to_pylist() for each in self.columns.values())))
+        return list(map(record, *(column.array.to_pylist() for column in self.columns.values())))
 
 
 def traced(
@@ -157,8 +157,8 @@ def traced(
 
     def shape(updates: Ints) -> tuple[Ints, Ints]:
         frame = Frame.of(updates, given, domain)
-        for each in run:
-            frame = each(frame)
+        for apply in run:
+            frame = apply(frame)
         return frame.updates(names), frame.origins
 
     return shape
@@ -184,8 +184,8 @@ def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], do
 
     def shape(updates: Ints) -> Ints:
         frame = Frame.of(updates, given, domain)
-        for each in run:
-            frame = each(frame)
+        for apply in run:
+            frame = apply(frame)
         return frame.updates(names)
 
     return shape
@@ -195,17 +195,19 @@ def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -
     """Return the function for a map that only passes columns on and sets constants; None if it does more."""
     by = dict(stage.outputs)
     outputs = [by[name] for name in names]
-    if not all((isinstance(each, Col) and each.name in given.names) or isinstance(each, Lit) for each in outputs):
+    if not all(
+        (isinstance(output, Col) and output.name in given.names) or isinstance(output, Lit) for output in outputs
+    ):
         return None
-    rows = [given.get_field_index(each.name) if isinstance(each, Col) else 0 for each in outputs]
-    constants = [(at, domain.constant(each.value)) for at, each in enumerate(outputs) if isinstance(each, Lit)]
+    rows = [given.get_field_index(output.name) if isinstance(output, Col) else 0 for output in outputs]
+    constants = [(at, domain.constant(output.value)) for at, output in enumerate(outputs) if isinstance(output, Lit)]
     count = len(given)
 
     def pick(updates: Ints) -> Ints:
-        found = updates.take([*rows, *range(count, len(updates))], axis=0)
+        picked = updates.take([*rows, *range(count, len(updates))], axis=0)
         for at, word in constants:
-            found[at] = word
-        return found
+            picked[at] = word
+        return picked
 
     return pick
 
@@ -253,8 +255,8 @@ def _computed(expression: Term, frame: Frame, operator: str) -> Column:
     if isinstance(expression, Lit):
         words = np.full(len(frame), frame.domain.constant(expression.value), np.int64)
         return Column(frame.domain, expression.value.type, words)
-    found = _evaluated(expression, frame, operator)
-    return Column(frame.domain, found.type, None, found)
+    array = _evaluated(expression, frame, operator)
+    return Column(frame.domain, array.type, None, array)
 
 
 def _evaluated(expression: Term, frame: Frame, operator: str) -> pa.Array:
@@ -278,10 +280,10 @@ def _culprit(expression: Term, frame: Frame) -> Any:
 
 
 def _true(condition: Term, frame: Frame, operator: str) -> Flags:
-    found = _evaluated(condition, frame, operator)
-    if found.null_count:
-        found = found.fill_null(False)
-    flags: Flags = found.to_numpy(zero_copy_only=False)
+    array = _evaluated(condition, frame, operator)
+    if array.null_count:
+        array = array.fill_null(False)
+    flags: Flags = array.to_numpy(zero_copy_only=False)
     return flags
 
 
@@ -305,14 +307,14 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
         end = _integers(stage.upper, frame, operator)
         is_there &= (end != NULL) & (begin < end)
     starts = np.flatnonzero(is_there & (begin <= TIME_MAX))
-    found = frame.take(starts)
-    found.times[stage.dimension] = begin[starts]
+    arrived = frame.take(starts)
+    arrived.times[stage.dimension] = begin[starts]
     if end is None:
-        return found
+        return arrived
     stops = starts[end[starts] <= TIME_MAX]
     gone = frame.take(stops)
     gone.times[stage.dimension] = end[stops]
-    return _joined([found, gone.changed(diffs=negated(gone.diffs))])
+    return _joined([arrived, gone.changed(diffs=negated(gone.diffs))])
 
 
 def _joined(frames: list[Frame]) -> Frame:
@@ -333,9 +335,9 @@ def _delayed(stage: Delay, frame: Frame, operator: str) -> Frame:
         row = int((to < now).argmax())
         record = frame.take(np.array([row])).records()[0]
         raise OperatorFailed(operator, record, f"{stage.to} is {to[row]}, which is before the update's time {now[row]}")
-    found = frame.take(np.flatnonzero(to <= TIME_MAX))
-    found.times[stage.dimension] = to[to <= TIME_MAX]
-    return found
+    delayed = frame.take(np.flatnonzero(to <= TIME_MAX))
+    delayed.times[stage.dimension] = to[to <= TIME_MAX]
+    return delayed
 
 
 def _called(operator: str, function: Callable[..., Any], record: Any) -> Any:
@@ -346,10 +348,10 @@ def _called(operator: str, function: Callable[..., Any], record: Any) -> Any:
 
 
 def _is_kept(operator: str, function: Callable[..., Any], record: Any) -> bool:
-    found = _called(operator, function, record)
-    if found is not None and not isinstance(found, bool | np.bool_):
-        raise OperatorFailed(operator, record, f"it returned {found!r:.200} instead of True, False or None")
-    return bool(found)
+    result = _called(operator, function, record)
+    if result is not None and not isinstance(result, bool | np.bool_):
+        raise OperatorFailed(operator, record, f"it returned {result!r:.200} instead of True, False or None")
+    return bool(result)
 
 
 def _columns(
@@ -391,7 +393,7 @@ def _as_row(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[A
 
 def row_columns(made: list[Any], sources: list[Any], schema: pa.Schema, domain: Domain, operator: str) -> list[Ints]:
     """Return records that a function made as words, column by column; sources are what it made them from."""
-    return [each.words for each in _columns(made, sources, schema, domain, operator).values()]
+    return [column.words for column in _columns(made, sources, schema, domain, operator).values()]
 
 
 def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
@@ -426,15 +428,15 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
     diffs: list[int] = []
     records = frame.records()
     for row, record in enumerate(records):
-        for each in _called(operator, lambda given: list(stage.function(given)), record):
+        for result in _called(operator, lambda given: list(stage.function(given)), record):
             if stage.gives == "records":
-                made.append(each)
+                made.append(result)
             else:
-                made.append(_parts(stage, each, times, diffs, len(frame.times), record, operator))
+                made.append(_parts(stage, result, times, diffs, len(frame.times), record, operator))
             rows.append(row)
     sources = [records[row] for row in rows]
     places = np.array(rows, np.int64)
-    found = Frame(
+    flattened = Frame(
         frame.domain,
         _columns(made, sources, stage.columns, frame.domain, operator),
         frame.times.take(places, axis=1),
@@ -442,11 +444,11 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
         frame.origins.take(places),
     )
     if times:
-        np.maximum(found.times, np.array(times, np.int64).T, out=found.times)
+        np.maximum(flattened.times, np.array(times, np.int64).T, out=flattened.times)
     if diffs:
-        found = found.changed(diffs=products(found.diffs, np.array(diffs, np.int64)))
-        found = found.where(found.diffs != 0)
-    return found
+        flattened = flattened.changed(diffs=products(flattened.diffs, np.array(diffs, np.int64)))
+        flattened = flattened.where(flattened.diffs != 0)
+    return flattened
 
 
 def _parts(

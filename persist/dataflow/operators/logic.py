@@ -60,8 +60,8 @@ def starts_of(groups: Ints) -> Ints:
 
 def distinct(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
     """Each record once, if its multiplicity is positive."""
-    found = groups[diffs > 0]
-    return found, np.empty((0, len(found)), np.int64), np.ones(len(found), np.int64)
+    present = groups[diffs > 0]
+    return present, np.empty((0, len(present)), np.int64), np.ones(len(present), np.int64)
 
 
 def threshold(function: Callable[[int], int], operator: str) -> Logic:
@@ -69,7 +69,7 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
         counts, at = np.unique(diffs, return_inverse=True)
-        found = []
+        results = []
         for count in counts.tolist():
             try:
                 result = function(count)
@@ -79,8 +79,8 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
                 raise OperatorFailed(
                     operator, None, f"of the multiplicity {count} it made {result!r}, and not an int64"
                 )
-            found.append(result)
-        made = np.array(found, np.int64).take(at)
+            results.append(result)
+        made = np.array(results, np.int64).take(at)
         keep = made != 0
         return groups[keep], np.empty((0, int(keep.sum())), np.int64), made[keep]
 
@@ -93,10 +93,10 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
         slots = values[0]
         is_count = slots == 0  # A group is there while the number of its records is not zero.
-        found, records = groups[is_count], diffs[is_count]
+        present, records = groups[is_count], diffs[is_count]
         # As groups are sorted, the place of each group among those that are there is a search.
-        at = found.searchsorted(groups)
-        there = found.take(at, mode="clip") == groups if len(found) else np.zeros(len(groups), np.bool_)
+        at = present.searchsorted(groups)
+        there = present.take(at, mode="clip") == groups if len(present) else np.zeros(len(groups), np.bool_)
         columns = []
         for number, wanted in enumerate(aggregates):
             if wanted.is_counted:
@@ -104,8 +104,8 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
                 continue
             low = 1 + number * SLOTS
             mine = there & (slots >= low) & (slots < low + SLOTS)
-            columns.append(aggregate(wanted, at[mine], slots[mine] - low, diffs[mine], len(found), domain))
-        return found, np.array(columns, np.int64).reshape(len(columns), len(found)), np.ones(len(found), np.int64)
+            columns.append(aggregate(wanted, at[mine], slots[mine] - low, diffs[mine], len(present), domain))
+        return present, np.array(columns, np.int64).reshape(len(columns), len(present)), np.ones(len(present), np.int64)
 
     return logic
 
@@ -144,19 +144,19 @@ def aggregate(wanted: Wanted, groups: Ints, slots: Ints, sums: Ints, count: int,
         quotient(total, divisor) if is_there else None
         for total, divisor, is_there in zip(totals, divisors.tolist(), counts != 0, strict=True)
     ]
-    found = domain.encode(pa.array(floats, pa.float64()))
-    return _with_infinities(found, groups, slots, sums, count, domain)
+    words = domain.encode(pa.array(floats, pa.float64()))
+    return _with_infinities(words, groups, slots, sums, count, domain)
 
 
 def _whole_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
     low, high = slots == FIRST_LIMB, slots == FIRST_LIMB + 1
     if not high.any():
-        found = np.zeros(len(counts), np.int64)
-        found[groups[low]] = sums[low]
+        totals = np.zeros(len(counts), np.int64)
+        totals[groups[low]] = sums[low]
     else:
         limb = low | high
-        found = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
-    return np.where(counts == 0, NULL, found)
+        totals = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
+    return np.where(counts == 0, NULL, totals)
 
 
 def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
@@ -173,12 +173,12 @@ def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: 
 
 def _decimals(name: str, values: list[int | None], kind: pa.DataType) -> pa.Array:
     context = Context(prec=76)
-    found = []
+    decimals = []
     for value in values:
         if value is not None and abs(value) >= 10**kind.precision:
             raise DiffOverflow(f"the sum {name!r} needs more than the {kind.precision} digits of {kind}")
-        found.append(None if value is None else context.scaleb(context.create_decimal(value), -kind.scale))
-    return pa.array(found, kind)
+        decimals.append(None if value is None else context.scaleb(context.create_decimal(value), -kind.scale))
+    return pa.array(decimals, kind)
 
 
 def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
@@ -210,10 +210,10 @@ def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count:
         groups, slots, sums = _slot_sums(numbers[rows], slots, amounts, diffs[rows])
         return aggregate(wanted, groups, slots, sums, count, domain)
     numbers, words, diffs = _by_value(numbers, words, wanted.of, diffs, domain)
-    found = np.full(count, NULL, np.int64)
+    results = np.full(count, NULL, np.int64)
     firsts = starts_of(numbers)
     if not len(firsts):
-        return found
+        return results
     ends = np.append(firsts[1:], len(numbers))
     if wanted.kind == "min":
         at = firsts
@@ -221,8 +221,8 @@ def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count:
         at = ends - 1
     else:
         at = _middles(firsts, ends, diffs)
-    found[numbers[firsts]] = words[at]
-    return found
+    results[numbers[firsts]] = words[at]
+    return results
 
 
 def _slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
@@ -264,7 +264,7 @@ def top_k(
         kinds: types of all value rows.
         skip: how many records are passed over.
     """
-    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {each for each, *_ in by})]
+    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
         keep: Flags = diffs > 0
@@ -302,8 +302,8 @@ def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
     firsts = starts_of(groups)
     sizes = np.diff(np.append(firsts, len(groups)))
     lasts = places.take(firsts + np.minimum(sizes, count) - 1)
-    found: Ints = order[places <= lasts.repeat(sizes)]
-    return found
+    foremost: Ints = order[places <= lasts.repeat(sizes)]
+    return foremost
 
 
 def user_function(
@@ -336,8 +336,8 @@ def user_function(
                 sources.append(key)
                 places.append(number)
         out = row_columns(made, sources, columns, domain, operator)
-        found = groups[firsts].take(np.array(places, np.int64))
-        return found, np.array(out, np.int64).reshape(len(columns), len(made)), np.array(counts, np.int64)
+        owners = groups[firsts].take(np.array(places, np.int64))
+        return owners, np.array(out, np.int64).reshape(len(columns), len(made)), np.array(counts, np.int64)
 
     return logic
 
@@ -346,15 +346,15 @@ def _results(
     function: Callable[[Any, Any], Any], key: Any, pairs: list[tuple[Any, int]], operator: str
 ) -> list[tuple[Any, int]]:
     try:
-        found = list(function(key, pairs))
+        results = list(function(key, pairs))
     except Exception as error:
         raise OperatorFailed(operator, key, f"it raised {error!r}") from error
-    for each in found:
-        is_pair = isinstance(each, tuple) and len(each) == 2
-        if not is_pair or isinstance(each[1], bool) or not isinstance(each[1], int) or abs(each[1]) >= 2**63:
+    for result in results:
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        if not is_pair or isinstance(result[1], bool) or not isinstance(result[1], int) or abs(result[1]) >= 2**63:
             raise OperatorFailed(
                 operator,
                 key,
-                f"it returned {each!r:.200} instead of pairs of a record and its multiplicity, an integer",
+                f"it returned {result!r:.200} instead of pairs of a record and its multiplicity, an integer",
             )
-    return [each for each in found if each[1]]
+    return [result for result in results if result[1]]

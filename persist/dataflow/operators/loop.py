@@ -63,8 +63,8 @@ class VariableOperator(Operator):
             self._stash.add(updates)
 
     def run(self) -> None:
-        found = [] if self._stash.is_empty else self._stash.take(self.ready, self.bound())
-        self.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
+        parts = [] if self._stash.is_empty else self._stash.take(self.ready, self.bound())
+        self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
     def next_round(self, level: int) -> int | None:
         if self._stash.is_empty:
@@ -96,8 +96,8 @@ class LeaveOperator(Operator):
             self._found.append(np.delete(given, -2, axis=0))
 
     def run(self) -> None:
-        found, self._found = self._found, []
-        self.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
+        parts, self._found = self._found, []
+        self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
 
 class Loop(Operator):
@@ -118,25 +118,25 @@ class Loop(Operator):
         self.inputs = list(sources)
 
     def advance(self) -> None:
-        self.place(meet_of(each.frontier for each in self.inputs), ())
+        self.place(meet_of(operator.frontier for operator in self.inputs), ())
 
     def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
         super().place(frontier, rounds)
-        for each in self.operators:
-            each.place(frontier, (*rounds, 0))
+        for operator in self.operators:
+            operator.place(frontier, (*rounds, 0))
 
     def run(self) -> None:
-        enters = [each for each in self.operators if isinstance(each, EnterOperator)]
-        variables = [each for each in self.operators if isinstance(each, VariableOperator)]
+        enters = [operator for operator in self.operators if isinstance(operator, EnterOperator)]
+        variables = [operator for operator in self.operators if isinstance(operator, VariableOperator)]
         frontier, outer = self.frontier, self.rounds
-        round_ = 0 if any(each.has_news for each in enters) else self._next()
+        round_ = 0 if any(operator.has_news for operator in enters) else self._next()
         while round_ is not None:
             if round_ > self._limit:
-                raise NotConverging(self.title, self._limit, sum(each.rows for each in variables))
+                raise NotConverging(self.title, self._limit, sum(operator.rows for operator in variables))
             rounds = (*outer, round_)
-            for each in self.operators:
-                each.place(frontier, rounds)
-                each.run()
+            for operator in self.operators:
+                operator.place(frontier, rounds)
+                operator.run()
             for variable in variables:
                 variable.feed()
             for leave in self.leaves:
@@ -148,22 +148,22 @@ class Loop(Operator):
 
     def next_round(self, level: int) -> int | None:
         least = None
-        for each in self.operators:
-            found = each.next_round(level)
-            if found is not None and (least is None or found < least):
-                least = found
+        for operator in self.operators:
+            round_ = operator.next_round(level)
+            if round_ is not None and (least is None or round_ < least):
+                least = round_
         return least
 
     def settle(self) -> None:
-        for each in self.operators:
-            each.settle()
+        for operator in self.operators:
+            operator.settle()
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
-        return [found for each in self.operators for found in each.live()]
+        return [part for operator in self.operators for part in operator.live()]
 
     def bytes(self) -> int:
-        return sum(each.bytes() for each in self.operators)
+        return sum(operator.bytes() for operator in self.operators)
 
     def state(self) -> Iterator[tuple[str, int, int]]:
-        for each in self.operators:
-            yield from each.state()
+        for operator in self.operators:
+            yield from operator.state()

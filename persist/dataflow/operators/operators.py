@@ -60,7 +60,7 @@ class Operator:
         if len(self.inputs) == 1:
             self.frontier = self.inputs[0].frontier
         elif self.inputs:
-            self.frontier = meet_of(each.frontier for each in self.inputs)
+            self.frontier = meet_of(operator.frontier for operator in self.inputs)
 
     def run(self) -> None:
         """Do the work of this pass, or of this iteration."""
@@ -127,10 +127,10 @@ class Operator:
         """Return what the inputs gave, together."""
         if len(self.inputs) == 1:
             return self.inputs[0].out
-        found = [each.out for each in self.inputs if each.out is not None]
-        if len(found) > 1:
-            return np.concatenate(found, axis=1)
-        return found[0] if found else None
+        parts = [operator.out for operator in self.inputs if operator.out is not None]
+        if len(parts) > 1:
+            return np.concatenate(parts, axis=1)
+        return parts[0] if parts else None
 
 
 class Waiting(Operator):
@@ -164,18 +164,18 @@ class Waiting(Operator):
     def taken(self) -> Ints | None:
         """Return what is ready by now as a consolidated batch, or None."""
         updates = self.shaped()
-        found = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
+        parts = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
         if updates is not None and updates.shape[1]:
             if self._are_all_ready(updates):
-                found.append(updates)
+                parts.append(updates)
             else:
                 flags = self.ready(updates[self.layout.words : -1])
                 if flags.any():
-                    found.append(updates[:, flags])
+                    parts.append(updates[:, flags])
                 self.stash.add(updates[:, ~flags])
-        if not found:
+        if not parts:
             return None
-        batch = to_batch(found[0] if len(found) == 1 else np.concatenate(found, axis=1), self.layout)
+        batch = to_batch(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), self.layout)
         return batch if batch.shape[1] else None
 
     def _are_all_ready(self, updates: Ints) -> bool:
@@ -294,8 +294,8 @@ class CaptureOperator(ConsolidateOperator):
             self._captured.add(self.out)
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
-        found = self._captured.live()
-        return [*super().live(), (found[: len(self._schema)], self._schema)]
+        captured = self._captured.live()
+        return [*super().live(), (captured[: len(self._schema)], self._schema)]
 
 
 class SinkOperator(ConsolidateOperator):

@@ -96,17 +96,17 @@ class TotalReduce(ReduceOperator):
             self.out = None
             return
         keys, hashes, numbers = distinct_keys(new, self.arrangement.layout)
-        found = []
+        changes = []
         if self.large is not None:
             known = self.large.known(keys, numbers, new[-2])
             if known.any():
-                found.append(self._ranked_changes(known, keys, numbers, new))
+                changes.append(self._ranked_changes(known, keys, numbers, new))
                 keys, hashes = keys[:, ~known], hashes[~known]
                 numbers, new = _of_others(known, numbers, new)
         if keys.shape[1]:
             old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
-            found += self._changes_of(keys, numbers, new, old_numbers, old)
-        updates = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+            changes += self._changes_of(keys, numbers, new, old_numbers, old)
+        updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
         self.out = self.shape(updates) if updates.shape[1] else None
 
     def settle(self) -> None:
@@ -124,7 +124,7 @@ class TotalReduce(ReduceOperator):
 
     def _changes_of(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
         """Return how the output of keys changes, given what was there before; rank the groups for which that pays."""
-        found, count = [], keys.shape[1]
+        changes, count = [], keys.shape[1]
         if self.large is not None and len(old_numbers) >= LARGE_ROWS:
             sizes = np.bincount(old_numbers, minlength=count)
             wanted = self.large.worthwhile(sizes, numbers, new[-2])
@@ -134,7 +134,7 @@ class TotalReduce(ReduceOperator):
             if len(wanted):
                 ranked = np.zeros(count, np.bool_)
                 ranked[wanted] = True
-                found.append(self._ranked_changes(ranked, keys, numbers, new))
+                changes.append(self._ranked_changes(ranked, keys, numbers, new))
                 keys = keys[:, ~ranked]
                 numbers, new = _of_others(ranked, numbers, new)
                 old_numbers, old = _of_others(ranked, old_numbers, old)
@@ -142,10 +142,10 @@ class TotalReduce(ReduceOperator):
             times = new[-2]
             is_one = len(times) == 1 or bool((times == times[0]).all())
             if is_one and len(times) + len(old_numbers) <= FEW_ROWS:
-                found.append(self._few_changes(keys, numbers, new, old_numbers, old))
+                changes.append(self._few_changes(keys, numbers, new, old_numbers, old))
             else:
-                found.append(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:])
-        return found
+                changes.append(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:])
+        return changes
 
     def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
         """Return how the output of ranked groups changes."""
@@ -154,12 +154,12 @@ class TotalReduce(ReduceOperator):
         mine = mine.take(numbers.take(mine).argsort(kind="stable"))
         owners, rows = numbers.take(mine), new.take(mine, axis=1)
         firsts = owners.searchsorted(ranked.nonzero()[0]).tolist()
-        found: list[list[int]] = []
+        changes: list[list[int]] = []
         for first, end in zip(firsts, [*firsts[1:], len(owners)], strict=True):
             part = rows[:, first:end]
             key = tuple(keys[:, owners[first]].tolist())
-            found += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
-        return np.array(found, np.int64).reshape(len(found), self.out_layout.words + 2).T
+            changes += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
+        return np.array(changes, np.int64).reshape(len(changes), self.out_layout.words + 2).T
 
     def _few_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Do what `_changes` does, for a few rows of one time: plain dictionaries cost less than numpy's calls."""
@@ -173,8 +173,8 @@ class TotalReduce(ReduceOperator):
             news[number].append((values, diff))
         time, names = int(new[-2, 0]), keys.T.tolist()
         changes = self.few.changes(before, news, keys)
-        found = [[*names[number], *values, time, diff] for number, values, diff in changes]
-        return np.array(found, np.int64).reshape(len(found), self.out_layout.words + 2).T
+        rows = [[*names[number], *values, time, diff] for number, values, diff in changes]
+        return np.array(rows, np.int64).reshape(len(rows), self.out_layout.words + 2).T
 
     def _in_blocks(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
@@ -192,7 +192,7 @@ class TotalReduce(ReduceOperator):
         width = max(1, most * CELLS_MAX // max(cells, 1))
         if width >= most:
             return self._changes(keys, numbers, new, old_numbers, old, is_one_time=False)
-        found = []
+        changes = []
         for first in range(0, most, width):
             block = ((ranks >= first) & (ranks < first + width)).nonzero()[0]
             present = np.zeros(count, np.bool_)
@@ -201,10 +201,10 @@ class TotalReduce(ReduceOperator):
             here = present[old_numbers].nonzero()[0]
             before = (place[old_numbers[here]], old[:, here])
             part = (keys[:, present], place[numbers[block]], new[:, block])
-            found.append(self._changes(*part, *before, is_one_time=False))
+            changes.append(self._changes(*part, *before, is_one_time=False))
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
-        return np.concatenate(found, axis=1)
+        return np.concatenate(changes, axis=1)
 
     def _records(self, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, count: int) -> Ints:
         """Return how many different records each key has, old and new."""
@@ -333,9 +333,9 @@ class PartialReduce(ReduceOperator):
             self.output.advance(self.frontier)
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
-        found = [(batch[1 : 1 + self.out_layout.words], self.schema) for batch in self.output.batches()]
+        parts = [(batch[1 : 1 + self.out_layout.words], self.schema) for batch in self.output.batches()]
         keys = pa.schema([self.schema.field(at) for at in range(self.keys)])
-        return found + [(chunk[: self.keys], keys) for chunk in self._pending.everything()]
+        return parts + [(chunk[: self.keys], keys) for chunk in self._pending.everything()]
 
     def bytes(self) -> int:
         return self.output.bytes
@@ -345,13 +345,13 @@ class PartialReduce(ReduceOperator):
         new = self.arrangement.new
         layout = self.arrangement.layout
         due = [] if self._pending.is_empty else self._pending.take(self.ready, self.bound())
-        count = sum(each.shape[1] for each in due) + (0 if new is None else new.shape[1])
+        count = sum(chunk.shape[1] for chunk in due) + (0 if new is None else new.shape[1])
         if not count:
             return
         if count <= FEW_ROWS:
             self._run_few(new, due)
             return
-        pairs = [_pairs(each, self.dimensions, self.keys) for each in due]
+        pairs = [_pairs(chunk, self.dimensions, self.keys) for chunk in due]
         if new is not None:
             rows = np.empty((self.keys + self.dimensions + 1, new.shape[1]), np.int64)
             rows[: self.keys], rows[self.keys : -1], rows[-1] = layout.key_rows(new), layout.times(new), 1
@@ -376,7 +376,7 @@ class PartialReduce(ReduceOperator):
         """Do what `run` does, of a few pairs of key and time."""
         layout = self.arrangement.layout
         wanted: dict[Values, set[Coordinates]] = {}
-        pairs = [each.T.tolist() for each in due]
+        pairs = [chunk.T.tolist() for chunk in due]
         if new is not None:
             pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))).T.tolist())
         for pair in itertools.chain.from_iterable(pairs):
@@ -453,7 +453,7 @@ class PartialReduce(ReduceOperator):
             numbers, records = numbers[keep], records[:, keep]
             keep = wanted[given_numbers]
             given_numbers, given = given_numbers[keep], given[:, keep]
-        found = []
+        corrections = []
         record_rows = (numbers, layout.value_rows(records), layout.times(records), records[-1])
         for rank in range(int(ranks.max()) + 1):
             items = todo[:, ranks == rank]
@@ -471,12 +471,12 @@ class PartialReduce(ReduceOperator):
                 rows[self.keys : self.out_layout.words] = changes[1:-1]
                 rows[self.out_layout.words : -1] = items[1:-1].take(changes[0], axis=1)
                 rows[-1] = changes[-1]
-                found.append(rows)
+                corrections.append(rows)
                 given_numbers = np.concatenate((given_numbers, owners))
                 padded = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
                 given = np.concatenate((given, padded), axis=1)
-        if found:
-            batch = to_batch(np.concatenate(found, axis=1), self.out_layout)
+        if corrections:
+            batch = to_batch(np.concatenate(corrections, axis=1), self.out_layout)
             self.output.insert(batch)
             self.out = self.shaped(batch)
 
@@ -500,11 +500,11 @@ class PartialReduce(ReduceOperator):
 
 def _by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[Record]]:
     """Return the records of each key, of rows as a batch."""
-    found: list[list[Record]] = [[] for _ in range(keys.shape[1])]
+    records: list[list[Record]] = [[] for _ in range(keys.shape[1])]
     times = zip(*layout.times(rows).tolist(), strict=True)
     for (number, values, diff), time in zip(plain_rows(numbers, layout.value_rows(rows), rows[-1]), times, strict=True):
-        found[number].append((values, time, diff))
-    return found
+        records[number].append((values, time, diff))
+    return records
 
 
 def _pairs(waiting: Ints, dimensions: int, keys: int) -> Ints:
@@ -515,17 +515,17 @@ def _pairs(waiting: Ints, dimensions: int, keys: int) -> Ints:
 
 def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
     """Return distinct rows of [key words …, times …, 1], as a batch."""
-    found = to_batch(rows, Layout(keys, 0, dimensions))
-    found[-1] = 1
-    return found
+    batch = to_batch(rows, Layout(keys, 0, dimensions))
+    batch[-1] = 1
+    return batch
 
 
 def _without(rows: Ints, known: Ints, dimensions: int) -> Ints:
     """Return those of rows that are not known: both are [key number, times …, 1], each distinct."""
     both = np.concatenate((rows, known), axis=1)
     both[-1, : rows.shape[1]], both[-1, rows.shape[1] :] = 1, 2
-    found = to_batch(both, Layout(1, 0, dimensions))
-    return found[1:, found[-1] == 1]
+    batch = to_batch(both, Layout(1, 0, dimensions))
+    return batch[1:, batch[-1] == 1]
 
 
 def _accumulated(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) -> Ints:
@@ -533,14 +533,14 @@ def _accumulated(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) 
     numbers, values, times, diffs = rows
     at = place.take(numbers)
     keep = np.flatnonzero((at >= 0) & (times <= items[1:-1].take(at, axis=1, mode="wrap")).all(axis=0))
-    found = np.empty((len(values) + 2, len(keep)), np.int64)
-    found[0], found[1:-1], found[-1] = at.take(keep), values.take(keep, axis=1), diffs.take(keep)
-    return _consolidated(found)
+    records = np.empty((len(values) + 2, len(keep)), np.int64)
+    records[0], records[1:-1], records[-1] = at.take(keep), values.take(keep, axis=1), diffs.take(keep)
+    return _consolidated(records)
 
 
 def _consolidated(rows: Ints) -> Ints:
     """Return [item, values …, diff] consolidated, and sorted by item."""
     if not rows.shape[1]:
         return rows
-    found = to_batch(rows, Layout(1, len(rows) - 2, 0))[1:]
-    return found.take(found[0].argsort(kind="stable"), axis=1)
+    batch = to_batch(rows, Layout(1, len(rows) - 2, 0))[1:]
+    return batch.take(batch[0].argsort(kind="stable"), axis=1)

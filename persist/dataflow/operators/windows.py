@@ -43,8 +43,8 @@ def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) 
         rows = np.arange(len(groups)).repeat(np.maximum(diffs, 0))
         groups, values = groups.take(rows), values.take(rows, axis=1)
         ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
-        found = [_column(each, groups, values, ranked, schema, domain) for each in calls]
-        every = np.concatenate((values, np.array(found, np.int64).reshape(len(found), len(groups))))
+        columns = [_column(call, groups, values, ranked, schema, domain) for call in calls]
+        every = np.concatenate((values, np.array(columns, np.int64).reshape(len(columns), len(groups))))
         return groups, every, np.ones(len(groups), np.int64)
 
     return logic
@@ -56,13 +56,13 @@ def _column(
     rows = [(schema.get_field_index(name), down, first) for name, down, first in call.by]
     keys = [directed(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
     order = np.lexsort((*ranked[::-1], *keys[::-1], groups))
-    places = _places(call, groups.take(order), [each.take(order) for each in keys])
+    places = _places(call, groups.take(order), [key.take(order) for key in keys])
     arguments = [values[schema.get_field_index(name)].take(order) for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
     made = _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
-    found = np.empty(len(groups), np.int64)
-    found[order] = made
-    return found
+    column = np.empty(len(groups), np.int64)
+    column[order] = made
+    return column
 
 
 def _places(call: WindowFunction, groups: Ints, keys: list[Ints]) -> Places:
@@ -73,8 +73,8 @@ def _places(call: WindowFunction, groups: Ints, keys: list[Ints]) -> Places:
     if keys:
         marks = np.zeros(rows, np.bool_)
         marks[begins] = True
-        for each in keys:
-            marks[1:] |= each[1:] != each[:-1]
+        for key in keys:
+            marks[1:] |= key[1:] != key[:-1]
         peers_begin, peers_end = _runs(marks.cumsum())
     low, high = begins, ends
     if call.start is not None:
@@ -111,8 +111,8 @@ def _dense_rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 def _percent_rank(call: WindowFunction, p: Places, _: Any, __: Any, domain: Domain) -> Ints:
     sizes = p.ends - p.begins
-    found = np.where(sizes > 1, (p.peers_begin - p.begins) / np.maximum(sizes - 1, 1), 0.0)
-    return domain.encode(pa.array(found))
+    shares = np.where(sizes > 1, (p.peers_begin - p.begins) / np.maximum(sizes - 1, 1), 0.0)
+    return domain.encode(pa.array(shares))
 
 
 def _cume_dist(call: WindowFunction, p: Places, _: Any, __: Any, domain: Domain) -> Ints:
@@ -180,12 +180,12 @@ def directed_for(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -
 def _by_frame(p: Places, of: Callable[[int, int], Any]) -> Any:
     """Return what a function makes of the frames, called once for each distinct one."""
     known: dict[tuple[int, int], Any] = {}
-    found = []
+    results = []
     for frame in zip(p.low.tolist(), p.high.tolist(), strict=True):
         if frame not in known:
             known[frame] = of(*frame)
-        found.append(known[frame])
-    return found
+        results.append(known[frame])
+    return results
 
 
 def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
@@ -194,9 +194,9 @@ def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
         return domain.encode(pa.array([t if n else None for t, n in zip(totals, counts, strict=True)], pa.float64()))
     if pat.is_decimal(call.result):
         context, limit = Context(prec=76), 10**call.result.precision
-        if any(abs(each) >= limit for each in totals):
+        if any(abs(total) >= limit for total in totals):
             raise DiffOverflow(f"a sum over a window needs more than the digits of {call.result}")
-        made = [context.scaleb(context.create_decimal(each), -call.result.scale) for each in totals]
+        made = [context.scaleb(context.create_decimal(total), -call.result.scale) for total in totals]
         return domain.encode(pa.array([t if n else None for t, n in zip(made, counts, strict=True)], call.result))
     return np.where(np.array(counts) == 0, NULL, np.array(totals, np.int64))
 
@@ -213,13 +213,13 @@ def _totals(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[
     running = np.concatenate(([0], (words != NULL).cumsum()))
     counts = (running.take(p.high) - running.take(p.low)).tolist()
     if pat.is_floating(kind):
-        values = [0.0 if each is None else each for each in domain.decode(words, kind).to_pylist()]
+        values = [0.0 if value is None else value for value in domain.decode(words, kind).to_pylist()]
         return _by_frame(p, lambda low, high: _float_sum(values[low:high])), counts
     if pat.is_decimal(kind):
         scale = kind.scale
-        wholes = [0 if each is None else int(each.scaleb(scale)) for each in domain.decode(words, kind).to_pylist()]
+        wholes = [0 if value is None else int(value.scaleb(scale)) for value in domain.decode(words, kind).to_pylist()]
     else:
-        wholes = [0 if each is None else int(each) for each in domain.decode(words, kind).to_pylist()]
+        wholes = [0 if value is None else int(value) for value in domain.decode(words, kind).to_pylist()]
     sums = np.concatenate((np.zeros(1, object), np.cumsum(np.array(wholes, object)))) if wholes else np.zeros(1, object)
     return (sums.take(p.high) - sums.take(p.low)).tolist(), counts
 
