@@ -88,10 +88,10 @@ class Order:
             is_null = word == NULL
             if is_null:
                 return is_null != has_null_first, 0
-            found = value(word)
+            rank = value(word)
             if is_down:
-                found = -found if value is int else _Reversed(found)
-            return is_null != has_null_first, found
+                rank = -rank if value is int else _Reversed(rank)
+            return is_null != has_null_first, rank
 
         return part
 
@@ -135,10 +135,10 @@ class Ranked:
         if place < block.shape[1] and tuple(block[:-1, place].tolist()) == record:
             self._change(at, place, diff)
         else:
-            found = np.empty((block.shape[0], block.shape[1] + 1), np.int64)
-            found[:, :place], found[:, place + 1 :] = block[:, :place], block[:, place:]
-            found[:-1, place], found[-1, place] = record, diff
-            self._replace(at, found)
+            new_block = np.empty((block.shape[0], block.shape[1] + 1), np.int64)
+            new_block[:, :place], new_block[:, place + 1 :] = block[:, :place], block[:, place:]
+            new_block[:-1, place], new_block[-1, place] = record, diff
+            self._replace(at, new_block)
 
     def first(self) -> Record | None:
         """Return the first record of positive multiplicity."""
@@ -171,9 +171,9 @@ class Ranked:
             for number in range(int(ends.searchsorted(skip, side="right")), len(rows)):
                 row = int(rows[number])
                 diff = int(block[-1, row])
-                found = min(int(ends[number]) - skip, count)
-                yield tuple(block[:-1, row].tolist()), min(found, diff)
-                count -= min(found, diff)
+                copies = min(int(ends[number]) - skip, count)
+                yield tuple(block[:-1, row].tolist()), min(copies, diff)
+                count -= min(copies, diff)
                 skip = max(skip, int(ends[number]))
                 if not count:
                     return
@@ -193,14 +193,14 @@ class Ranked:
             block[-1, place] = after
             self._counts[at] += max(after, 0) - max(before, 0)
             return
-        found = np.concatenate((block[:, :place], block[:, place + 1 :]), axis=1)
-        if found.shape[1] < BLOCK_ROWS // 4 and len(self._blocks) > 1:
+        new_block = np.concatenate((block[:, :place], block[:, place + 1 :]), axis=1)
+        if new_block.shape[1] < BLOCK_ROWS // 4 and len(self._blocks) > 1:
             # Few records are no block of their own: they go into a neighbour.
             other = at - 1 if at else 1
-            pair = (self._blocks[other], found) if other < at else (found, self._blocks[other])
+            pair = (self._blocks[other], new_block) if other < at else (new_block, self._blocks[other])
             self._remove(max(at, other))
-            at, found = min(at, other), np.concatenate(pair, axis=1)
-        self._replace(at, found)
+            at, new_block = min(at, other), np.concatenate(pair, axis=1)
+        self._replace(at, new_block)
 
     def _replace(self, at: int, block: Ints) -> None:
         """Let a block hold other records; it is split if they are many, and goes if there are none."""
@@ -242,6 +242,6 @@ def _consolidated(rows: Ints) -> Ints:
     starts[1:] = (rows[:-1, 1:] != rows[:-1, :-1]).any(axis=0)
     firsts = starts.nonzero()[0]
     sums = summed(rows[-1], firsts)
-    found = rows.take(firsts, axis=1)
-    found[-1] = sums
-    return found[:, sums != 0]
+    merged = rows.take(firsts, axis=1)
+    merged[-1] = sums
+    return merged[:, sums != 0]

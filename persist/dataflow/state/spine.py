@@ -82,13 +82,13 @@ class Merge:
         if not ends:
             return self.one.shape[1], self.other.shape[1]
         cut = min(ends)
-        found = (int(self.one[0].searchsorted(cut)), int(self.other[0].searchsorted(cut)))
-        if found == self._at:
-            found = (
+        places = (int(self.one[0].searchsorted(cut)), int(self.other[0].searchsorted(cut)))
+        if places == self._at:
+            places = (
                 int(self.one[0].searchsorted(cut, side="right")),
                 int(self.other[0].searchsorted(cut, side="right")),
             )
-        return found
+        return places
 
 
 def advanced(batch: Ints, layout: Layout, since: Antichain) -> Ints:
@@ -109,11 +109,11 @@ def with_few(batch: Ints, few: Ints) -> Ints | None:
         at = int(hashes.searchsorted(mark)[0])
         if at < len(hashes) and hashes[at] == mark[0]:
             return None
-        found = np.empty((len(batch), len(hashes) + 1), np.int64)
-        found[:, :at] = batch[:, :at]
-        found[:, at : at + 1] = row
-        found[:, at + 1 :] = batch[:, at:]
-        batch = found
+        merged = np.empty((len(batch), len(hashes) + 1), np.int64)
+        merged[:, :at] = batch[:, :at]
+        merged[:, at : at + 1] = row
+        merged[:, at + 1 :] = batch[:, at:]
+        batch = merged
     return batch
 
 
@@ -171,30 +171,30 @@ class Spine:
         everything = list(self.batches())
         if everything:
             merge = Merge(everything[0], self.layout.empty(), self.layout, self.since, self._allocate)
-            for each in everything[1:]:
+            for batch in everything[1:]:
                 merge.work(merge.rows)
-                merge = Merge(merge.result(), each, self.layout, self.since, self._allocate)
+                merge = Merge(merge.result(), batch, self.layout, self.since, self._allocate)
             merge.work(merge.rows)
             self._entries = [merge.result()] if merge.result().shape[1] else []
 
     def lookup(self, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
         """Return the updates of keys: for each the number of its key, and the rows as a batch in no order."""
-        numbers, found = [], []
+        numbers, rows = [], []
         for batch in self.batches():
             ones, others = matches(hashes, keys, batch)
             if len(ones):
                 numbers.append(ones)
-                found.append(batch.take(others, axis=1, mode="clip"))
-        if not found:
+                rows.append(batch.take(others, axis=1, mode="clip"))
+        if not rows:
             return NONE, self.layout.empty()
-        if len(found) == 1:
-            return numbers[0], found[0]
-        return np.concatenate(numbers), np.concatenate(found, axis=1)
+        if len(rows) == 1:
+            return numbers[0], rows[0]
+        return np.concatenate(numbers), np.concatenate(rows, axis=1)
 
     def where(self, rows: Callable[[Ints], Flags]) -> Ints:
         """Return the updates that a condition on batches selects. Cost: all of them."""
-        found = [batch[:, rows(batch)] for batch in self.batches()]
-        return np.concatenate(found, axis=1) if found else self.layout.empty()
+        selected = [batch[:, rows(batch)] for batch in self.batches()]
+        return np.concatenate(selected, axis=1) if selected else self.layout.empty()
 
     def _kept(self, batch: Ints) -> Ints:
         """Return a large batch where there is room for it, which may be in a file."""
