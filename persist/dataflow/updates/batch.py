@@ -80,24 +80,24 @@ def mixed(rows: Ints) -> Any:
 
     Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
     """
-    found = rows[0].view(np.uint64) * _MULTIPLIER
+    hashes = rows[0].view(np.uint64) * _MULTIPLIER
     for row in rows[1:]:
-        found ^= found >> _SHIFT
-        found += row.view(np.uint64)
-        found *= _MULTIPLIER
-    found ^= found >> _HALF
-    found *= _MULTIPLIER
-    return found
+        hashes ^= hashes >> _SHIFT
+        hashes += row.view(np.uint64)
+        hashes *= _MULTIPLIER
+    hashes ^= hashes >> _HALF
+    hashes *= _MULTIPLIER
+    return hashes
 
 
 def mixed_words(words: list[int]) -> int:
     """Return what `mixed` does, of one column, an unsigned integer: plain Python is faster then."""
-    found = 0
+    mark = 0
     for at, word in enumerate(words):
         if at:
-            found ^= found >> 29
-        found = ((found + word) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    return ((found ^ (found >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+            mark ^= mark >> 29
+        mark = ((mark + word) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    return ((mark ^ (mark >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
 
 
 def key_hashes(keys: Ints) -> Ints:
@@ -105,8 +105,8 @@ def key_hashes(keys: Ints) -> Ints:
     if not len(keys):
         return np.zeros(keys.shape[1], np.int64)
     if keys.shape[1] == 1:
-        found = mixed_words(keys[:, 0].tolist()) & _UPPER
-        return np.array([found - (1 << 64) if found >> 63 else found], np.int64)
+        mark = mixed_words(keys[:, 0].tolist()) & _UPPER
+        return np.array([mark - (1 << 64) if mark >> 63 else mark], np.int64)
     hashes: Ints = mixed(keys).view(np.int64)
     return hashes & ~_LOW
 
@@ -158,9 +158,9 @@ def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> In
     """
     order = _order(batch[0])
     if order is not None:
-        found = np.empty_like(batch)
-        reordered(batch, order, found)
-        batch = found
+        ordered = np.empty_like(batch)
+        reordered(batch, order, ordered)
+        batch = ordered
     return _consolidated(batch, layout, is_consolidated=is_consolidated)
 
 
@@ -184,10 +184,10 @@ def _of_few(updates: Ints, layout: Layout) -> Ints:
     keys, words = layout.keys, layout.words
     rows: list[list[int]] = updates.T.tolist()
     for row in rows:
-        found = mixed_words(row[:keys]) & _UPPER if keys else 0
+        mark = mixed_words(row[:keys]) & _UPPER if keys else 0
         if words > keys:
-            found |= mixed_words(row[keys:words]) >> 32
-        row.insert(0, found - (1 << 64) if found >> 63 else found)
+            mark |= mixed_words(row[keys:words]) >> 32
+        row.insert(0, mark - (1 << 64) if mark >> 63 else mark)
     if len(rows) > 1:
         rows.sort()  # By hash, words and time; updates that agree in these are summed.
         for at in range(len(rows) - 1, 0, -1):
@@ -258,8 +258,8 @@ def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:
     starts = np.ones(len(tied), np.bool_)
     starts[1:] = tied[1:] != tied[:-1] + 1
     firsts = starts.nonzero()[0]
-    found: Flags = np.logical_or.reduceat(differ, firsts).take(starts.cumsum() - 1)
-    return found
+    flags: Flags = np.logical_or.reduceat(differ, firsts).take(starts.cumsum() - 1)
+    return flags
 
 
 def _in_order(batch: Ints, layout: Layout, tied: Ints) -> Ints:
@@ -284,8 +284,8 @@ def summed(diffs: Ints, firsts: Ints) -> Ints:
     """
     if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
         exact = np.add.reduceat(diffs.astype(object), firsts)
-        for each in exact:
-            check_sum(each)
+        for total in exact:
+            check_sum(total)
     return np.add.reduceat(diffs, firsts)
 
 
@@ -295,14 +295,14 @@ def products(ones: Ints, others: Ints) -> Ints:
     Raises:
         DiffOverflow: one does not fit int64.
     """
-    found = ones * others
-    if len(ones) == 1 and found.item(0) == ones.item(0) * others.item(0):
-        return found
+    product = ones * others
+    if len(ones) == 1 and product.item(0) == ones.item(0) * others.item(0):
+        return product
     if len(ones) and largest(ones) * largest(others) >= 2**63:
         exact = ones.astype(object) * others.astype(object)
-        if (exact != found).any():
+        if (exact != product).any():
             raise DiffOverflow(f"a product of multiplicities is up to {abs(exact).max()}, which does not fit int64")
-    return found
+    return product
 
 
 def negated(diffs: Ints) -> Ints:
@@ -364,16 +364,16 @@ def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
     starts = np.ones(rows, np.bool_)
     starts[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
     firsts = starts.nonzero()[0]
-    found, marks = keys.take(firsts, axis=1, mode="clip"), hashes.take(firsts)
+    distinct, marks = keys.take(firsts, axis=1, mode="clip"), hashes.take(firsts)
     numbers = starts.cumsum() - 1
     tied = marks[1:] == marks[:-1]
     if not tied.any():
-        return found, marks, numbers
+        return distinct, marks, numbers
     # Keys of one hash may take turns, so a key may have been found more than once.
-    order = np.lexsort((*found, marks))
-    found, marks = found.take(order, axis=1, mode="clip"), marks.take(order)
+    order = np.lexsort((*distinct, marks))
+    distinct, marks = distinct.take(order, axis=1, mode="clip"), marks.take(order)
     news = np.ones(len(marks), np.bool_)
-    news[1:] = (marks[1:] != marks[:-1]) | (found[:, 1:] != found[:, :-1]).any(axis=0)
+    news[1:] = (marks[1:] != marks[:-1]) | (distinct[:, 1:] != distinct[:, :-1]).any(axis=0)
     places = np.empty(len(marks), np.int64)
     places[order] = news.cumsum() - 1
-    return found[:, news], marks[news], places.take(numbers)
+    return distinct[:, news], marks[news], places.take(numbers)

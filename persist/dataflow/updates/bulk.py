@@ -43,15 +43,15 @@ def order_of(hashes: Ints, descents: Flags) -> Ints:
         return hashes.argsort(kind="stable")
     mask = (1 << bits) - 1
     order = _sorted_places(hashes & ~mask, mask)
-    found = hashes.take(order)
-    wrong = np.count_nonzero(found[1:] < found[:-1])
+    sorted_hashes = hashes.take(order)
+    wrong = np.count_nonzero(sorted_hashes[1:] < sorted_hashes[:-1])
     if not wrong:
         return order
     if wrong * PREFIX_SHARE > count:
         # The upper bits say little: of few keys with many values each. Halves do fit beside a place.
         order = _sorted_places((hashes & 0xFFFFFFFF) << bits, mask)
         return order.take(_sorted_places((hashes >> 32).take(order) << bits, mask))
-    tied = (found[1:] ^ found[:-1]) <= mask
+    tied = (sorted_hashes[1:] ^ sorted_hashes[:-1]) <= mask
     member = np.zeros(count, np.bool_)
     member[1:] = tied
     member[:-1] |= tied
@@ -108,29 +108,29 @@ def counted(updates: Ints) -> Ints | None:
     diff = int(updates[-1, 0])
     if abs(diff) * int(counts.max()) >= 2**63:
         return None
-    found = np.empty((len(updates), len(firsts)), np.int64)
-    found[0] = gathered(marks.take(firsts))
-    found[1:-1] = updates[1:-1, :1]
-    np.multiply(counts, diff, out=found[-1])
-    return found
+    merged = np.empty((len(updates), len(firsts)), np.int64)
+    merged[0] = gathered(marks.take(firsts))
+    merged[1:-1] = updates[1:-1, :1]
+    np.multiply(counts, diff, out=merged[-1])
+    return merged
 
 
 def scattered(words: Ints) -> Any:
     """Return `batch.mixed` of records of one word, uint64[n]: no two words have one hash."""
-    found = words.view(np.uint64) * _FACTOR
-    for first in range(0, len(found), AT_ONCE):
-        piece = found[first : first + AT_ONCE]
+    marks = words.view(np.uint64) * _FACTOR
+    for first in range(0, len(marks), AT_ONCE):
+        piece = marks[first : first + AT_ONCE]
         piece ^= piece >> _SHIFT
         piece *= _FACTOR
-    return found
+    return marks
 
 
 def gathered(marks: Any) -> Ints:
     """Return the words of which `scattered` has made these."""
-    found = marks * _INVERSE
-    found ^= found >> _SHIFT
-    found *= _INVERSE
-    words: Ints = found.view(np.int64)
+    unsigned = marks * _INVERSE
+    unsigned ^= unsigned >> _SHIFT
+    unsigned *= _INVERSE
+    words: Ints = unsigned.view(np.int64)
     return words
 
 
@@ -158,15 +158,15 @@ def summed_first(updates: Ints, first_time: int, marks: Ints) -> Ints:
     # Codes are given out in the order in which marks are met.
     so_far = np.maximum.accumulate(codes)
     firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
-    found = updates.take(firsts, axis=1)
+    merged = updates.take(firsts, axis=1)
     for row in range(len(updates) - 1):
         is_one = row >= first_time and (updates[row] == updates[row, 0]).all()
-        if not is_one and (found[row].take(codes) != updates[row]).any():
+        if not is_one and (merged[row].take(codes) != updates[row]).any():
             return updates  # Two different updates have one mark.
     is_inserted = largest == 1 and (diffs == 1).all()
     sums = np.bincount(codes) if is_inserted else np.bincount(codes, weights=diffs).astype(np.int64)
-    found[-1] = sums
-    return found if is_inserted or sums.all() else found[:, sums != 0]
+    merged[-1] = sums
+    return merged if is_inserted or sums.all() else merged[:, sums != 0]
 
 
 def _sorted_places(marks: Ints, mask: int) -> Ints:

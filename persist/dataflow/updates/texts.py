@@ -64,39 +64,39 @@ class Given:
 
     def tags(self) -> Words:
         """Return the tags of all: what `tag_of` makes of each."""
-        found = self.lengths.astype(np.uint64) * _FACTOR
+        all_hashes = self.lengths.astype(np.uint64) * _FACTOR
         eights: Words = np.ndarray((len(self.bytes) - 7,), np.dtype("<u8"), self.bytes.data, strides=(1,))
-        live = np.arange(len(found))
+        live = np.arange(len(all_hashes))
         for first in range(0, LANES_BYTES, 8):
             live = live[self.lengths.take(live) > first] if first or not self.lengths.all() else live
             if not len(live):
                 break
             words = eights[self.starts.take(live) + first]
             words &= _MASKS.take(self.lengths.take(live) - first, mode="clip")
-            hashes = found if len(live) == len(found) else found.take(live)
+            hashes = all_hashes if len(live) == len(all_hashes) else all_hashes.take(live)
             hashes ^= hashes >> _SHIFT
             hashes += words
             hashes *= _FACTOR
-            if hashes is not found:
-                found[live] = hashes
+            if hashes is not all_hashes:
+                all_hashes[live] = hashes
         for at in live.tolist() if len(live) else ():
             if self.lengths[at] > LANES_BYTES:
-                found[at] = xxhash.xxh3_64_intdigest(self.array[at].as_py())
-        found ^= found >> _HALF
-        found *= _FACTOR
-        return found >> _HALF
+                all_hashes[at] = xxhash.xxh3_64_intdigest(self.array[at].as_py())
+        all_hashes ^= all_hashes >> _HALF
+        all_hashes *= _FACTOR
+        return all_hashes >> _HALF
 
 
 def tag_of(text: bytes) -> int:
     size = len(text)
     if size > LANES_BYTES:
-        found = xxhash.xxh3_64_intdigest(text)
+        mixed = xxhash.xxh3_64_intdigest(text)
     else:
-        found = size * _MULTIPLIER & _FULL
+        mixed = size * _MULTIPLIER & _FULL
         for first in range(0, size, 8):
-            found ^= found >> 29
-            found = (found + int.from_bytes(text[first : first + 8], "little")) * _MULTIPLIER & _FULL
-    return ((found ^ (found >> 32)) * _MULTIPLIER & _FULL) >> 32
+            mixed ^= mixed >> 29
+            mixed = (mixed + int.from_bytes(text[first : first + 8], "little")) * _MULTIPLIER & _FULL
+    return ((mixed ^ (mixed >> 32)) * _MULTIPLIER & _FULL) >> 32
 
 
 class Texts:
@@ -135,15 +135,15 @@ class Texts:
             return np.concatenate(pieces)
         given = Given(array)
         tags = given.tags()
-        found = self._found(given, tags)
-        absent = (found < 0).nonzero()[0]
+        numbers = self._found(given, tags)
+        absent = (numbers < 0).nonzero()[0]
         if len(absent):
             new = array if len(absent) == len(array) else array.take(pa.array(absent))
             codes = new.dictionary_encode().indices.to_numpy()
             so_far = np.maximum.accumulate(codes)  # Codes are given out in the order in which texts are met.
             firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
-            found[absent] = self._added(given, tags, absent.take(firsts)).take(codes)
-        return found
+            numbers[absent] = self._added(given, tags, absent.take(firsts)).take(codes)
+        return numbers
 
     def number(self, text: bytes) -> int:
         """Return the number of one text, a new one if it was not seen before."""
@@ -181,8 +181,8 @@ class Texts:
         """Return the texts of numbers, which mean nothing where is_null says so, as an array of a type."""
         is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
         rows = self._rows.take(numbers if is_null is None else np.where(is_null, 0, numbers))
-        found = self._array(pa.large_string() if is_utf8 else _BYTES).take(pa.array(rows, mask=is_null))
-        return found if found.type == kind else found.cast(kind)
+        texts = self._array(pa.large_string() if is_utf8 else _BYTES).take(pa.array(rows, mask=is_null))
+        return texts if texts.type == kind else texts.cast(kind)
 
     def retain(self, keep: Flags) -> None:
         """Forget all texts but those whose numbers are flagged. `bool[n]`, n being more than all numbers."""
@@ -214,7 +214,7 @@ class Texts:
 
     def _found(self, given: Given, tags: Words) -> Ints:
         """Return the numbers of texts, -1 for those that are not here."""
-        found = np.full(len(tags), -1)
+        all_numbers = np.full(len(tags), -1)
         last = len(self._table) - 1
         todo = np.arange(len(tags))
         at = (tags >> self._shift).view(np.int64)
@@ -229,11 +229,11 @@ class Texts:
                 numbers = (entries if mine is todo else entries[alike]) & _LOW
                 numbers = numbers.view(np.int64) - 1
                 same = self._are_equal(given, mine, numbers)
-                found[mine[same]] = numbers[same]
-                rest = (found.take(todo) < 0).nonzero()[0]
+                all_numbers[mine[same]] = numbers[same]
+                rest = (all_numbers.take(todo) < 0).nonzero()[0]
                 todo, at = todo.take(rest), at.take(rest)
             at = (at + 1) & last
-        return found
+        return all_numbers
 
     def _are_equal(self, given: Given, places: Ints, numbers: Ints) -> Flags:
         """Return whether texts at places are those of numbers."""
@@ -307,6 +307,6 @@ def _repeats(array: pa.Array) -> bool:
 
 def _larger(array: Any, least: int) -> Any:
     """Return an array with more room, half as much again, so that adding one by one costs a constant each."""
-    found = np.zeros(max(least, len(array) + len(array) // 2), array.dtype)
-    found[: len(array)] = array
-    return found
+    larger = np.zeros(max(least, len(array) + len(array) // 2), array.dtype)
+    larger[: len(array)] = array
+    return larger

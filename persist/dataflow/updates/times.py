@@ -108,7 +108,7 @@ class Stash:
             bound: nothing is ready from this value of the coordinate on; None: that cannot be told. Of times of one
                 dimension, everything before it is ready.
         """
-        found: list[Ints] = []
+        due: list[Ints] = []
         chunks: list[Ints] = []
         is_told = self._is_line and bound is not None
         for chunk in self._chunks:
@@ -116,24 +116,24 @@ class Stash:
             if bound is not None and chunk[self._axis, -1] >= bound:
                 end = int(chunk[self._axis].searchsorted(bound))
             if is_told and end == chunk.shape[1]:
-                found.append(chunk)
+                due.append(chunk)
                 continue
             near, far = chunk[:, :end], chunk[:, end:]
             if is_told and end:
-                found.append(near)
+                due.append(near)
             elif end:
                 flags = ready(near[self._times])
                 if flags.all():
-                    found.append(near)
+                    due.append(near)
                 elif flags.any():
-                    found.append(near[:, flags])
+                    due.append(near[:, flags])
                     far = np.concatenate((near[:, ~flags], far), axis=1)
                 else:
                     far = chunk
             if far.shape[1]:
                 chunks.append(far)
         self._chunks = chunks
-        return found
+        return due
 
     def least(self, ready: Ready, row: int) -> int | None:
         """Return the least value in a row of what is ready; None if nothing is."""

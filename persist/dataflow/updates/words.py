@@ -90,15 +90,15 @@ class Interner:
         """Return the numbers of values in Python, as Arrow gives them."""
         keys = [_frozen(value) for value in values] if self._is_nested else values
         numbers = self._numbers
-        found = list(map(numbers.get, keys))
-        for row, number in enumerate(found) if None in found else ():
+        words = list(map(numbers.get, keys))
+        for row, number in enumerate(words) if None in words else ():
             if number is None:
                 key = keys[row]
                 # An earlier row may have added the same value, so it is looked up again.
-                found[row] = NULL if key is None else numbers.get(key)
-                if found[row] is None:
-                    found[row] = self._add(key, values[row])
-        return np.array(found, np.int64)
+                words[row] = NULL if key is None else numbers.get(key)
+                if words[row] is None:
+                    words[row] = self._add(key, values[row])
+        return np.array(words, np.int64)
 
     def _add(self, key: Any, value: Any) -> int:
         if self._free:
@@ -126,11 +126,11 @@ class Interner:
                 return values.take(pa.array(rows, mask=is_null))
         if len(words) and words.min() == NULL:
             is_null = words == NULL
-            found: Any = self._values.take(np.where(is_null, 0, words))
-            found[is_null] = None
+            objects: Any = self._values.take(np.where(is_null, 0, words))
+            objects[is_null] = None
         else:
-            found = self._values.take(words)
-        array = pa.array(found.tolist(), self._plain, from_pandas=False)
+            objects = self._values.take(words)
+        array = pa.array(objects.tolist(), self._plain, from_pandas=False)
         return array if self._plain == self.kind else array.cast(self.kind)
 
     def value(self, number: int) -> Any:
@@ -181,8 +181,8 @@ class TextInterner(Interner):
         number = self._texts.number
         if len(values) > FEW:
             return self.encode(pa.array(values, self.kind))
-        found = [NULL if v is None else number(v.encode() if self._is_utf8 else v) for v in values]
-        return np.array(found, np.int64)
+        words = [NULL if v is None else number(v.encode() if self._is_utf8 else v) for v in values]
+        return np.array(words, np.int64)
 
     def decode(self, words: Ints) -> pa.Array:
         if len(words) <= FEW:
@@ -190,8 +190,8 @@ class TextInterner(Interner):
         return self._texts.array(words, self.kind, words == NULL if words.min() == NULL else None)
 
     def value(self, number: int) -> Any:
-        found = self._texts.text(number)
-        return found.decode() if self._is_utf8 else found
+        text = self._texts.text(number)
+        return text.decode() if self._is_utf8 else text
 
     def retain(self, live: Ints) -> None:
         keep = np.zeros(self._texts.end, np.bool_)
@@ -273,7 +273,7 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     if isinstance(value, dict):
-        return tuple((key, _frozen(each)) for key, each in value.items())
+        return tuple((key, _frozen(item)) for key, item in value.items())
     return "NaN" if isinstance(value, float) and value != value else value
 
 
@@ -285,12 +285,12 @@ class Domain:
 
     def interner(self, kind: pa.DataType) -> Interner:
         """Return the interner of a type."""
-        found = self.interners.get(kind)
-        if found is None:
+        kind_interner = self.interners.get(kind)
+        if kind_interner is None:
             is_wide = pat.is_decimal128(kind)
             made = TextInterner if is_text(kind) else WideDecimals if is_wide else Interner
-            found = self.interners[kind] = made(kind)
-        return found
+            kind_interner = self.interners[kind] = made(kind)
+        return kind_interner
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
         """Return the words of a column.
