@@ -209,23 +209,23 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
         updates: the key's words, one word for each aggregate that is not counted, times and diffs.
         aggregates: in the order of their words.
     """
-    summed = [each for each in enumerate(aggregates) if not each[1].is_counted]
+    summed = [numbered for numbered in enumerate(aggregates) if not numbered[1].is_counted]
     if not summed:
         made = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
         made[:keys], made[keys], made[keys + 1 :] = updates[:keys], 0, updates[keys:]
         return made
-    if updates.shape[1] >= MANY_ROWS and not any(_has_many_slots(each) for _, each in summed):
-        found = _by_group(updates, keys, summed)
-        if found is not None:
-            return found
+    if updates.shape[1] >= MANY_ROWS and not any(_has_many_slots(aggregate) for _, aggregate in summed):
+        grouped = _by_group(updates, keys, summed)
+        if grouped is not None:
+            return grouped
     rows = [np.arange(updates.shape[1])]
     slots = [np.zeros(updates.shape[1], np.int64)]
     amounts = [np.ones(updates.shape[1], np.int64)]
     for at, (number, wanted) in enumerate(summed):
         words = updates[keys + at]
         places = np.flatnonzero(words != NULL)
-        found, into, amount = contributions(wanted.kind, words[places], wanted.of, domain)
-        rows.append(places[found])
+        value_rows, into, amount = contributions(wanted.kind, words[places], wanted.of, domain)
+        rows.append(places[value_rows])
         slots.append(into + (1 + number * SLOTS))
         amounts.append(amount)
     every = np.concatenate(rows)

@@ -220,7 +220,7 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
     """
     match stage:
         case Map(outputs):
-            return frame.changed({name: _computed(each, frame, operator) for name, each in outputs})
+            return frame.changed({name: _computed(expression, frame, operator) for name, expression in outputs})
         case Filter(condition):
             for part in conjuncts(condition):  # Each sees what is left: one may guard the next against what raises.
                 frame = frame.where(_true(part, frame, operator)) if len(frame) else frame
@@ -229,18 +229,18 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
             return frame.changed(diffs=negated(frame.diffs))
         case Explode(by):
             counts = _integers(by, frame, operator)
-            found = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
-            return found.where(found.diffs != 0)
+            exploded = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
+            return exploded.where(exploded.diffs != 0)
         case TemporalFilter():
             return _within(stage, frame, operator)
         case Delay():
             return _delayed(stage, frame, operator)
         case FilterFunction(function):
-            kept = [_is_kept(operator, function, each) for each in frame.records()]
+            kept = [_is_kept(operator, function, record) for record in frame.records()]
             return frame.where(np.array(kept, np.bool_))
         case MapFunction(function, columns):
             records = frame.records()
-            made = [_called(operator, function, each) for each in records]
+            made = [_called(operator, function, record) for record in records]
             return frame.changed(_columns(made, records, columns, frame.domain, operator))
         case BatchFunction():
             return _by_batch(stage, frame, operator)
@@ -320,11 +320,11 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
 def _joined(frames: list[Frame]) -> Frame:
     first = frames[0]
     columns = {
-        name: Column(first.domain, each.kind, np.concatenate([frame.columns[name].words for frame in frames]))
-        for name, each in first.columns.items()
+        name: Column(first.domain, column.kind, np.concatenate([frame.columns[name].words for frame in frames]))
+        for name, column in first.columns.items()
     }
     times = np.concatenate([frame.times for frame in frames], axis=1)
-    diffs, origins = (np.concatenate(each) for each in zip(*((f.diffs, f.origins) for f in frames), strict=True))
+    diffs, origins = (np.concatenate(parts) for parts in zip(*((f.diffs, f.origins) for f in frames), strict=True))
     return Frame(first.domain, columns, times, diffs, origins)
 
 
@@ -358,16 +358,16 @@ def _columns(
     made: list[Any], records: list[Any], schema: pa.Schema, domain: Domain, operator: str
 ) -> dict[str, Column]:
     """Return what a function made as columns; records are what it made them from, for errors."""
-    rows = [_as_row(each, record, schema, operator) for each, record in zip(made, records, strict=True)]
-    columns = [list(each) for each in zip(*rows, strict=True)] if rows else [[] for _ in schema]
-    found = {}
+    rows = [_as_row(result, record, schema, operator) for result, record in zip(made, records, strict=True)]
+    columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in schema]
+    by_name = {}
     for values, field in zip(columns, schema, strict=True):
         try:
             array = to_array(values, field.type, f"column {field.name!r}")
         except InvalidUsage as error:
             raise OperatorFailed(operator, _first_bad(values, field.type, records), str(error)) from error
-        found[field.name] = Column(domain, field.type, None, array)
-    return found
+        by_name[field.name] = Column(domain, field.type, None, array)
+    return by_name
 
 
 def _first_bad(values: list[Any], kind: pa.DataType, records: list[Any]) -> Any:
