@@ -68,7 +68,7 @@ class LinearMethods(ABC, Generic[Made]):
         if function is None:
             if not outputs:
                 raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
-            return self._always("map", Map(tuple((name, term_of(each)) for name, each in outputs.items())))
+            return self._always("map", Map(tuple((name, term_of(term)) for name, term in outputs.items())))
         check_function(function, "map")
         if outputs or schema is None:
             raise InvalidUsage(
@@ -83,7 +83,7 @@ class LinearMethods(ABC, Generic[Made]):
 
     def extend(self, **outputs: Any) -> Made:
         """Return the same columns, and some that are computed; one of the same name is replaced."""
-        computed = {name: term_of(each) for name, each in outputs.items()}
+        computed = {name: term_of(term) for name, term in outputs.items()}
 
         def stage(given: pa.Schema) -> Stage:
             return Map(tuple(({name: Col(name) for name in given.names} | computed).items()))

@@ -70,7 +70,7 @@ class Program(Draft):
             raise InvalidUsage(f"input {name!r}: {problem}")
         schema = CollectionSchema.of(key, value)
         self.input_schemas[name] = schema
-        columns = pa.schema([schema.arrow.field(each) for each in schema.names])
+        columns = pa.schema([schema.arrow.field(column) for column in schema.names])
         return Stream(self, self.plan.add(Input(name, schema.key_names), (), columns).number)
 
     def source(self, collection: str, *, schema: Columns | None = None, as_of: int | Moment | None = None) -> Stream:
@@ -92,7 +92,7 @@ class Program(Draft):
         if schema is None:
             schema = self._columns_of(collection)
         given = record_schema(schema, f"source {collection!r}")
-        columns = pa.schema([pa.field(each.name, each.type) for each in given])
+        columns = pa.schema([pa.field(field.name, field.type) for field in given])
         return Stream(self, self.plan.add(Source(collection, as_of), (), columns).number)
 
     def constant(self, records: pa.Table) -> Stream:
@@ -131,10 +131,10 @@ class Program(Draft):
         """Return the join of several streams on the same columns; as a delta join it keeps nothing intermediate."""
         if len(streams) < 2:
             raise InvalidUsage(f"join_all: {len(streams)} streams; a join is of at least two")
-        found, *others = streams
-        for each in others:
-            found = found.join(each, on)
-        return found
+        joined, *others = streams
+        for stream in others:
+            joined = joined.join(stream, on)
+        return joined
 
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as text: as it is run, or with optimise=False as it was written."""
@@ -259,7 +259,7 @@ class Looped(Stream):
         cycle = _cycle_without_consolidation(plan, self._variable)
         if cycle:
             plan.change(self._variable, operator=variable.operator)
-            raise NotConsolidated(plan.scopes[variable.scope].name, [plan.nodes[each].title for each in cycle])
+            raise NotConsolidated(plan.scopes[variable.scope].name, [plan.nodes[number].title for number in cycle])
 
 
 def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
@@ -268,12 +268,12 @@ def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
     seen: set[int] = set()
     while paths:
         path = paths.pop()
-        for each in edges_into(plan.nodes[path[-1]]):
-            if each == variable:
+        for number in edges_into(plan.nodes[path[-1]]):
+            if number == variable:
                 return path[::-1]
-            if each not in seen and not isinstance(plan.nodes[each].operator, Reduce | Consolidate):
-                seen.add(each)
-                paths.append([*path, each])
+            if number not in seen and not isinstance(plan.nodes[number].operator, Reduce | Consolidate):
+                seen.add(number)
+                paths.append([*path, number])
     return []
 
 
@@ -292,34 +292,36 @@ class Together(Draft):
     """
 
     def __init__(self, programs: Sequence[Program]) -> None:
-        if not programs or len({each.name for each in programs}) < len(programs):
-            raise InvalidUsage(f"open_together: {[each.name for each in programs]} are not programs of different names")
-        if len({each.dimensions for each in programs}) > 1:
+        if not programs or len({program.name for program in programs}) < len(programs):
+            raise InvalidUsage(
+                f"open_together: {[program.name for program in programs]} are not programs of different names"
+            )
+        if len({program.dimensions for program in programs}) > 1:
             raise InvalidUsage("open_together: the programs' times have different numbers of dimensions")
-        super().__init__(" + ".join(each.name for each in programs)[:100], programs[0].dimensions)
+        super().__init__(" + ".join(program.name for program in programs)[:100], programs[0].dimensions)
         self._programs = list(programs)
         self._sources: dict[tuple[Any, ...], int] = {}
         self._kept: dict[int, str] = {}
-        for each in programs:
-            each.check()
-            self._add(each)
+        for program in programs:
+            program.check()
+            self._add(program)
         self._check_apart()
 
     def holders(self, collection: str) -> list[str]:
-        found = []
-        for each in self._programs:
+        names = []
+        for program in self._programs:
             reads = any(
                 isinstance(node.operator, Source) and node.operator.collection == collection
-                for node in each.plan.nodes.values()
+                for node in program.plan.nodes.values()
             )
-            found += each.holders(collection) if reads else []
-        return found
+            names += program.holders(collection) if reads else []
+        return names
 
     def kept(self, number: int) -> str | None:
         return self._kept.get(number)
 
     def every_kept(self, engine: Engine) -> list[str]:
-        return [name for each in self._programs for name in each.every_kept(engine)]
+        return [name for program in self._programs for name in program.every_kept(engine)]
 
     def _add(self, program: Program) -> None:
         """Take a program's nodes over, under numbers of their own."""
@@ -343,8 +345,8 @@ class Together(Draft):
             name = program.kept(node.number)
             if name is not None:
                 self._kept[numbers[node.number]] = name
-        self.captures |= {numbers[number]: each for number, each in program.captures.items()}
-        self.probes |= {numbers[number]: each for number, each in program.probes.items()}
+        self.captures |= {numbers[number]: observer for number, observer in program.captures.items()}
+        self.probes |= {numbers[number]: observer for number, observer in program.probes.items()}
 
     def _check_apart(self) -> None:
         written = [node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Persist)]
@@ -365,7 +367,7 @@ def _moved(node: Node, numbers: dict[int, int], scopes: int) -> Node:
         node,
         number=numbers[node.number],
         operator=operator,
-        inputs=tuple(numbers[each] for each in node.inputs),
+        inputs=tuple(numbers[source] for source in node.inputs),
         scope=node.scope + scopes if node.scope != ROOT else ROOT,
     )
 

@@ -107,7 +107,7 @@ class Stream(LinearMethods["Stream"]):
     def concat(self, *others: "Stream") -> "Stream":
         """Return the records of this and of others: multiplicities add up."""
         streams = self._together(others)
-        schema = concatenated([(each.schema, each.node.title) for each in streams])
+        schema = concatenated([(stream.schema, stream.node.title) for stream in streams])
         return self._add(Concat(), streams, schema)
 
     def __add__(self, other: "Stream") -> "Stream":
@@ -161,7 +161,7 @@ class Stream(LinearMethods["Stream"]):
         both = left.join(right, dict(pairs))
         missing = [field for field in both.schema if field.name not in left.columns]
         alone = left.antijoin(right, dict(pairs))
-        return both + alone.extend(**{each.name: Lit(pa.scalar(None, each.type)) for each in missing})
+        return both + alone.extend(**{column.name: Lit(pa.scalar(None, column.type)) for column in missing})
 
     def group_by(self, *names: str, **keys: Any) -> "Grouped":
         """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
@@ -305,24 +305,24 @@ class Stream(LinearMethods["Stream"]):
         return schema
 
     def _add(self, operator: Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
-        found = list(streams)
-        numbers = tuple(each.number for each in found)
-        return Stream(self.program, self.program.plan.add(operator, numbers, schema, found[0].node.scope).number)
+        inputs = list(streams)
+        numbers = tuple(stream.number for stream in inputs)
+        return Stream(self.program, self.program.plan.add(operator, numbers, schema, inputs[0].node.scope).number)
 
     def _together(self, others: Iterable["Stream"]) -> list["Stream"]:
         """Return this and others in the innermost of their scopes."""
         streams = [self, *others]
-        for each in streams:
-            if not isinstance(each, Stream):
-                raise InvalidUsage(f"{each!r} is not a stream of this program")
-            if each.program is not self.program:
+        for stream in streams:
+            if not isinstance(stream, Stream):
+                raise InvalidUsage(f"{stream!r} is not a stream of this program")
+            if stream.program is not self.program:
                 raise InvalidUsage(
-                    f"{each.node.title} belongs to program {each.program.name!r}, and this is {self.program.name!r}: "
-                    "persist it there, and read it as a source here"
+                    f"{stream.node.title} belongs to program {stream.program.name!r}, and this is "
+                    f"{self.program.name!r}: persist it there, and read it as a source here"
                 )
         scopes = self.program.plan.scopes
-        inner = max((each.node.scope for each in streams), key=lambda number: scopes[number].depth)
-        return [each.entered(inner) for each in streams]
+        inner = max((stream.node.scope for stream in streams), key=lambda number: scopes[number].depth)
+        return [stream.entered(inner) for stream in streams]
 
     def entered(self, scope: int) -> "Stream":
         """Return this stream inside a scope: itself, or entered from one outside of it.
@@ -339,11 +339,11 @@ class Stream(LinearMethods["Stream"]):
                 )
             path.append(at)
             at = scopes[at].parent
-        found = self
-        for each in reversed(path):
-            number = self.program.plan.add(Enter(), (found.number,), self.schema, each).number
-            found = Stream(self.program, number)
-        return found
+        stream = self
+        for inner_scope in reversed(path):
+            number = self.program.plan.add(Enter(), (stream.number,), self.schema, inner_scope).number
+            stream = Stream(self.program, number)
+        return stream
 
     def _check_root(self, operator: str) -> None:
         if self.node.scope != ROOT:
@@ -389,14 +389,14 @@ class Grouped:
             raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')
         values: dict[str, Term] = {}
         outputs = []
-        for name, each in aggregates.items():
-            if not isinstance(each, Aggregate):
-                raise InvalidUsage(f"agg: {name}={each} is no aggregate: end it with .sum(), .count(), .max() …")
+        for name, aggregate in aggregates.items():
+            if not isinstance(aggregate, Aggregate):
+                raise InvalidUsage(f"agg: {name}={aggregate} is no aggregate: end it with .sum(), .count(), .max() …")
             if name in self._keys:
                 raise SchemaMismatch(f"agg: {name!r} is a column of the key already; choose another name")
             column = self._free_name(len(values))
-            values[column] = each.of
-            outputs.append((name, each.kind, column))
+            values[column] = aggregate.of
+            outputs.append((name, aggregate.kind, column))
         mapped = self._mapped(values)
         kinds = [(name, result_type(kind, mapped.schema.field(of).type, name)) for name, kind, of in outputs]
         return self._reduce(mapped, tuple(values), Aggregates(tuple(outputs)), pa.schema(kinds))
@@ -448,7 +448,7 @@ class Grouped:
     def windows(self, calls: Sequence[WindowFunction]) -> Stream:
         """Return the records, each with what window functions say of it among those of its key."""
         mapped, values = self._whole()
-        added = [pa.field(each.name, each.result) for each in calls]
+        added = [pa.field(call.name, call.result) for call in calls]
         columns = pa.schema([*pick(mapped.schema, values), *added])
         return self._reduce(mapped, values, Windowed(tuple(calls)), columns)
 

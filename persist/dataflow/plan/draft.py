@@ -62,9 +62,9 @@ class Captured:
 
     def take(self) -> pa.Table:
         """Return the updates since the last call, and forget them."""
-        found = self.updates()
+        updates = self.updates()
         self._found = []
-        return found
+        return updates
 
     def rows(self) -> list[tuple[tuple[object, ...], Time, int]]:
         """Return all updates as Python tuples (record, time, diff), in time order."""

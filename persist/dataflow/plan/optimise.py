@@ -24,37 +24,41 @@ from persist.expression import Col, Lit, columns_of, leaves, may_raise, replaced
 
 def optimised(plan: Plan) -> Plan:
     """Return an equivalent plan that does less."""
-    found = plan.without_unused()
-    apart = kept_apart(found)
+    smaller_plan = plan.without_unused()
+    apart = kept_apart(smaller_plan)
     changed = True
     while changed:
-        fused = [_fuse_linear(found, apart), _fuse_inputs(found, apart), _fuse_outputs(found, apart)]
-        changed = any([*fused, _merge_joins(found)])
-    for node in list(found.nodes.values()):
+        fused = [
+            _fuse_linear(smaller_plan, apart),
+            _fuse_inputs(smaller_plan, apart),
+            _fuse_outputs(smaller_plan, apart),
+        ]
+        changed = any([*fused, _merge_joins(smaller_plan)])
+    for node in list(smaller_plan.nodes.values()):
         if isinstance(node.operator, Join):
-            _narrow(found, node)
-            _push_conditions(found, found.nodes[node.number])
-            _prune(found, found.nodes[node.number])
-    return found
+            _narrow(smaller_plan, node)
+            _push_conditions(smaller_plan, smaller_plan.nodes[node.number])
+            _prune(smaller_plan, smaller_plan.nodes[node.number])
+    return smaller_plan
 
 
 def simplified(stages: Sequence[Stage]) -> Stages:
     """Return stages with maps of maps as one, and maps that change nothing left out where that can be told."""
-    found: list[Stage] = []
+    simpler_stages: list[Stage] = []
     for stage in stages:
-        last = found[-1] if found else None
+        last = simpler_stages[-1] if simpler_stages else None
         if isinstance(stage, Map) and isinstance(last, Map) and _is_cheap(last, stage):
             by = dict(last.outputs)
-            found[-1] = Map(tuple((name, replaced_columns(each, by)) for name, each in stage.outputs))
+            simpler_stages[-1] = Map(tuple((name, replaced_columns(term, by)) for name, term in stage.outputs))
         else:
-            found.append(stage)
-    return tuple(found)
+            simpler_stages.append(stage)
+    return tuple(simpler_stages)
 
 
 def _is_cheap(inner: Map, outer: Map) -> bool:
     """Return whether putting one map into another computes nothing twice."""
     uses = Counter(leaf.name for _, term in outer.outputs for leaf in leaves(term) if isinstance(leaf, Col))
-    return all(isinstance(each, Col | Lit) or uses[name] <= 1 for name, each in inner.outputs) and not any(
+    return all(isinstance(inner_term, Col | Lit) or uses[name] <= 1 for name, inner_term in inner.outputs) and not any(
         # A column that is called like the time would change its meaning.
         name == TIME
         for name, _ in inner.outputs
@@ -125,7 +129,7 @@ def _fuse_outputs(plan: Plan, apart: set[int]) -> bool:
 
 def _name(source: Node, node: Node) -> str:
     """Return what to call two nodes that became one: what their users called them."""
-    return " . ".join(each for each in (source.name, node.name) if each)
+    return " . ".join(name for name in (source.name, node.name) if name)
 
 
 def _merge_joins(plan: Plan) -> bool:
@@ -139,7 +143,7 @@ def _merge_joins(plan: Plan) -> bool:
             continue
         if not _sole_reader(plan, consumers, source.number) or source.operator.null_equals != node.operator.null_equals:
             continue
-        if not all(each for each in (*source.operator.on, *node.operator.on)):
+        if not all(pairs for pairs in (*source.operator.on, *node.operator.on)):
             continue  # A cross join is not looked up by a key.
         operator = Join(
             (*source.operator.on, *node.operator.on),
@@ -175,7 +179,7 @@ def _push_conditions(plan: Plan, node: Node) -> None:
         inputs = {owners.get(name) for name in names}
         if len(inputs) != 1 or None in inputs or TIME in names - set(owners):
             break
-        [to] = (each for each in inputs if each is not None)
+        [to] = (place for place in inputs if place is not None)
         if isinstance(plan.nodes[node.inputs[to]].operator, Arrange) or may_raise(
             after[0].condition, {field.name: field.type for field in schemas[to]}
         ):
@@ -207,26 +211,26 @@ def _reads_of(reader: Node, number: int) -> set[str] | None:
         case Linear(stages) | Reduce(_, _, _, stages, _):
             return _read_by(stages)
         case Join(_, before):
-            found = set[str]()
-            for each, source in zip(before, reader.inputs, strict=True):
-                reads = _read_by(each) if source == number else set[str]()
+            names = set[str]()
+            for input_stages, source in zip(before, reader.inputs, strict=True):
+                reads = _read_by(input_stages) if source == number else set[str]()
                 if reads is None:
                     return None
-                found |= reads
-            return found
+                names |= reads
+            return names
     return None
 
 
 def _read_by(stages: Sequence[Stage]) -> set[str] | None:
     """Return which columns some stages read, if they drop the others; else None."""
-    found: set[str] = set()
+    read_names: set[str] = set()
     for stage in stages:
         if isinstance(stage, Map):
-            names = {name for _, each in stage.outputs for name in columns_of(each)}
-            return found | names - {TIME}
+            names = {name for _, term in stage.outputs for name in columns_of(term)}
+            return read_names | names - {TIME}
         if not isinstance(stage, Filter):
             return None
-        found |= columns_of(stage.condition) - {TIME}
+        read_names |= columns_of(stage.condition) - {TIME}
     return None
 
 

@@ -51,7 +51,7 @@ def fingerprint(plan: Plan, output: str) -> str:
         # Which node feeds back is told as the place of an edge: numbers depend on what else is in the plan.
         operator = Variable(node.operator.name) if isinstance(node.operator, Variable) else node.operator
         scope = plan.scopes[node.scope]
-        edges = [places[each] for each in edges_into(node)]
+        edges = [places[source] for source in edges_into(node)]
         for word in _words([operator, edges, node.schema, scope.depth, scope.limit], 0):
             digest.update(word.encode(errors="surrogatepass") + b"\0")
     return digest.hexdigest()
@@ -63,9 +63,9 @@ def _words(value: Any, depth: int) -> Iterator[str]:
     if depth > DEPTH_MAX:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inside: Iterable[Any] = [getattr(value, each.name) for each in dataclasses.fields(value) if each.compare]
+        inside: Iterable[Any] = [getattr(value, item.name) for item in dataclasses.fields(value) if item.compare]
     elif isinstance(value, Mapping):
-        inside = [each for pair in value.items() for each in pair]
+        inside = [item for pair in value.items() for item in pair]
     elif isinstance(value, Set):
         inside = sorted(value, key=repr)
     elif isinstance(value, tuple | list):
@@ -75,7 +75,7 @@ def _words(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, FunctionType):
         inside = [value.__code__, value.__defaults__, value.__kwdefaults__, [*_captured(value)]]
     elif isinstance(value, pa.Schema):
-        inside = [each for field in value for each in (field.name, str(field.type))]
+        inside = [item for field in value for item in (field.name, str(field.type))]
     elif isinstance(value, pa.Table):
         inside = [value.schema, value.to_pylist()]
     elif isinstance(value, pa.Scalar):
@@ -89,8 +89,8 @@ def _words(value: Any, depth: int) -> Iterator[str]:
         inside = (
             vars(value).items() if type(value).__module__.startswith("persist.") and hasattr(value, "__dict__") else ()
         )
-    for each in inside:
-        yield from _words(each, depth + 1)
+    for item in inside:
+        yield from _words(item, depth + 1)
     yield "end"
 
 
@@ -102,7 +102,7 @@ def _captured(function: FunctionType) -> Iterator[Any]:
 
 def reads_time(plan: Plan) -> bool:
     """Return whether an expression of a plan reads `_time`."""
-    return any(TIME in columns_of(each) for stage in _stages(plan) for each in _expressions(stage))
+    return any(TIME in columns_of(term) for stage in _stages(plan) for term in _expressions(stage))
 
 
 def tells_times(node: Node) -> bool:
@@ -111,7 +111,7 @@ def tells_times(node: Node) -> bool:
     That of `delay` does: it refuses what is late, and lets nothing be late that was in time.
     """
     return isinstance(node.operator, Linear) and any(
-        isinstance(stage, Delay) or any(TIME in columns_of(each) for each in _expressions(stage))
+        isinstance(stage, Delay) or any(TIME in columns_of(term) for term in _expressions(stage))
         for stage in node.operator.stages
     )
 
@@ -126,22 +126,22 @@ def kept_apart(plan: Plan) -> set[int]:
 
 
 def _stages(plan: Plan) -> list[Stage]:
-    found: list[Stage] = []
+    every_stage: list[Stage] = []
     for node in plan.nodes.values():
         match node.operator:
             case Linear(stages):
-                found += stages
+                every_stage += stages
             case Join(_, before, after, _):
-                found += [*(stage for each in before for stage in each), *after]
+                every_stage += [*(stage for input_stages in before for stage in input_stages), *after]
             case Reduce(_, _, _, before, after):
-                found += [*before, *after]
-    return found
+                every_stage += [*before, *after]
+    return every_stage
 
 
 def _expressions(stage: Stage) -> list[Term]:
     match stage:
         case Map(outputs):
-            return [each for _, each in outputs]
+            return [term for _, term in outputs]
         case Filter(condition):
             return [condition]
         case Explode(by):
@@ -149,5 +149,5 @@ def _expressions(stage: Stage) -> list[Term]:
         case Delay(to, _):
             return [to]
         case TemporalFilter(lower, upper, _):
-            return [each for each in (lower, upper) if each is not None]
+            return [term for term in (lower, upper) if term is not None]
     return []

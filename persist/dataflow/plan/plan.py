@@ -304,8 +304,8 @@ class Plan:
 
     def change(self, number: int, **changes: Any) -> Node:
         """Replace attributes of a node."""
-        found = self.nodes[number] = replace(self.nodes[number], **changes)
-        return found
+        node = self.nodes[number] = replace(self.nodes[number], **changes)
+        return node
 
     def copy(self) -> "Plan":
         """Return a plan that can be rewritten without changing this one."""
@@ -313,11 +313,11 @@ class Plan:
 
     def consumers(self) -> dict[int, list[int]]:
         """Return for each node the nodes that read it, feedback included."""
-        found: dict[int, list[int]] = {number: [] for number in self.nodes}
+        readers: dict[int, list[int]] = {number: [] for number in self.nodes}
         for node in self.nodes.values():
-            for each in edges_into(node):
-                found[each].append(node.number)
-        return found
+            for source in edges_into(node):
+                readers[source].append(node.number)
+        return readers
 
     def without_unused(self) -> "Plan":
         """Return the plan without what no end of it needs."""
@@ -353,12 +353,12 @@ def edges_into(node: Node) -> list[int]:
 
 def sources_of(plan: Plan, output: str) -> set[str]:
     """Return the collections that an output is made of."""
-    return {each.collection for each in _made_of(plan, output) if isinstance(each, Source)}
+    return {operator.collection for operator in _made_of(plan, output) if isinstance(operator, Source)}
 
 
 def has_inputs(plan: Plan, output: str) -> bool:
     """Return whether an output is made of what is given to the running program, which nothing keeps."""
-    return any(isinstance(each, Input) for each in _made_of(plan, output))
+    return any(isinstance(operator, Input) for operator in _made_of(plan, output))
 
 
 def _made_of(plan: Plan, output: str) -> Iterator[Operator]:
@@ -421,5 +421,5 @@ def _logic(logic: Logic) -> str:
             after = f" after {skip}" if skip else ""
             return f"top {count}{after} by {', '.join(name + ' desc' * down for name, down in by)}"
         case Windowed(calls):
-            return f"window {', '.join(each.function for each in calls)}"
+            return f"window {', '.join(call.function for call in calls)}"
     return "distinct"

@@ -25,10 +25,10 @@ class Map:
     outputs: tuple[tuple[str, Term], ...]
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        return pa.schema([(name, type_of(each, given, operator)) for name, each in self.outputs])
+        return pa.schema([(name, type_of(term, given, operator)) for name, term in self.outputs])
 
     def __str__(self) -> str:
-        return f"map({', '.join(_assigned(name, each) for name, each in self.outputs)})"
+        return f"map({', '.join(_assigned(name, term) for name, term in self.outputs)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +143,9 @@ class TemporalFilter:
     dimension: int = 0
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        for each in (self.lower, self.upper):
-            if each is not None:
-                _integer("a bound", each, given, operator)
+        for bound in (self.lower, self.upper):
+            if bound is not None:
+                _integer("a bound", bound, given, operator)
         return without_time(given)
 
     def __str__(self) -> str:
@@ -175,8 +175,8 @@ Stage = (
 def move_times(stages: Sequence[Stage]) -> bool:
     """Return whether stages may make updates of later times of an update."""
     return any(
-        isinstance(each, TemporalFilter | Delay) or (isinstance(each, FlatMap) and each.gives == "updates")
-        for each in stages
+        isinstance(stage, TemporalFilter | Delay) or (isinstance(stage, FlatMap) and stage.gives == "updates")
+        for stage in stages
     )
 
 

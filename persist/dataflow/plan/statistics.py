@@ -51,33 +51,33 @@ class Statistics:
 
     def after(self, stages: Sequence[LinearStage]) -> "Statistics | None":
         """Return what is known after some linear stages; None if that is nothing."""
-        found = self
+        statistics = self
         for stage in stages:
             match stage:
                 case Filter():
-                    found = Statistics(found.rows * FILTER_KEEPS, found.key, found.distinct)
+                    statistics = Statistics(statistics.rows * FILTER_KEEPS, statistics.key, statistics.distinct)
                 case Map(outputs):
-                    names = {each.name: name for name, each in outputs if isinstance(each, Col)}
-                    key = found.key
+                    names = {term.name: name for name, term in outputs if isinstance(term, Col)}
+                    key = statistics.key
                     kept = frozenset(names[name] for name in key) if key is not None and key <= names.keys() else None
-                    distinct = {names[name]: count for name, count in found.distinct.items() if name in names}
-                    found = Statistics(found.rows, kept, distinct)
+                    distinct = {names[name]: count for name, count in statistics.distinct.items() if name in names}
+                    statistics = Statistics(statistics.rows, kept, distinct)
                 case _:
                     return None
-        return found
+        return statistics
 
 
 def statistics_of(engine: Engine | None, plan: Plan) -> dict[int, Statistics]:
     """Return what is known of the sources of a plan, by their nodes; nothing where no join of it has a choice."""
     joins = [node.operator for node in plan.nodes.values() if isinstance(node.operator, Join)]
-    if engine is None or not any(len(each.on) > 1 for each in joins):
+    if engine is None or not any(len(join.on) > 1 for join in joins):
         return {}
-    found = {}
+    known = {}
     for node in plan.nodes.values():
         if isinstance(node.operator, Source):
             with suppress(CollectionNotFound):  # Whoever opens the source says so.
-                found[node.number] = of_collection(loaded(engine, node.operator.collection))
-    return found
+                known[node.number] = of_collection(loaded(engine, node.operator.collection))
+    return known
 
 
 def of_collection(handle: CollectionHandle) -> Statistics:
@@ -103,7 +103,7 @@ def _of_contents(contents: CollectionState, key: Sequence[str]) -> Statistics:
     parts = contents.parts
     rows = sum(part.diff_sum for part in contents.history_parts) if contents.history_from == 0 else 0
     if contents.keyframes:
-        newest = max(contents.keyframes, key=lambda each: each.as_of)
+        newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of)
         rows = max(rows, sum(part.diff_sum for part in contents.parts_of(newest.parts)))
     return Statistics(float(max(rows, 0)), frozenset(key) or None, _distinct(parts) if len(parts) <= PARTS_MAX else {})
 

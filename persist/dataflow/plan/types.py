@@ -28,13 +28,13 @@ def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:
     Raises:
         SchemaMismatch: one is not there, or there twice.
     """
-    found = tuple(names)
-    unknown = [name for name in found if not isinstance(name, str) or schema.get_field_index(name) < 0]
+    column_names = tuple(names)
+    unknown = [name for name in column_names if not isinstance(name, str) or schema.get_field_index(name) < 0]
     if unknown:
         raise SchemaMismatch(f"{operator}: there is no column {unknown[0]!r}; the columns are {schema.names}")
-    if len(set(found)) < len(found):
-        raise SchemaMismatch(f"{operator}: the columns {list(found)} are not distinct")
-    return found
+    if len(set(column_names)) < len(column_names):
+        raise SchemaMismatch(f"{operator}: the columns {list(column_names)} are not distinct")
+    return column_names
 
 
 def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:

@@ -69,8 +69,8 @@ class FewGiven:
             if row is None:
                 return None
             rows.append(row)
-        found = np.array([*rows, times, diffs], np.int64)
-        return found if all(diffs) else found[:, found[-1] != 0]
+        updates = np.array([*rows, times, diffs], np.int64)
+        return updates if all(diffs) else updates[:, updates[-1] != 0]
 
     def _of_tuples(self, given: list[Any]) -> list[list[Any]] | None:
         keys, values = self._widths
@@ -84,8 +84,8 @@ class FewGiven:
             key, value = _fields(pair[0], keys), _fields(pair[1], values)
             if key is None or value is None:
                 return None
-            for column, each in zip(columns, (*key, *value, time, diff), strict=True):
-                column.append(each)
+            for column, field in zip(columns, (*key, *value, time, diff), strict=True):
+                column.append(field)
         return columns
 
     def _of_table(self, given: pa.Table) -> list[list[Any]] | None:
@@ -126,15 +126,15 @@ def _rule(kind: pa.DataType, is_required: bool, domain: Domain) -> Rule:
 
 
 def _of_plain(values: list[Any], exact: type[int], least: int, most: int, is_required: bool) -> list[int] | None:
-    found: list[int] = []
+    words: list[int] = []
     for value in values:
         if type(value) is exact and least <= value <= most:
-            found.append(value)
+            words.append(value)
         elif value is None and not is_required:
-            found.append(NULL)
+            words.append(NULL)
         else:
             return None
-    return found
+    return words
 
 
 def _of_texts(values: list[Any], interner: Interner, is_required: bool) -> Ints | None:
@@ -187,8 +187,8 @@ class Gate:
             self._entry.out = None
             return 0
         bound = frontier.time
-        found = self._stash.take(lambda times: ~beyond(frontier, times), bound)
-        self._entry.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
+        chunks = self._stash.take(lambda times: ~beyond(frontier, times), bound)
+        self._entry.out = (np.concatenate(chunks, axis=1) if len(chunks) > 1 else chunks[0]) if chunks else None
         if self.consolidates and self._entry.out is not None:
             dimensions = self._entry.out.shape[0] - self._words - 1
             self._entry.out = to_batch(self._entry.out, Layout(self._words, 0, dimensions))[1:]
@@ -200,8 +200,8 @@ class Gate:
 
     def complete_times(self) -> Ints:
         """Return the times of all that is complete and waits, in one dimension."""
-        found = [chunk[self._words] for chunk in self._stash.everything()]
-        times = np.concatenate(found) if found else np.empty(0, np.int64)
+        chunks = [chunk[self._words] for chunk in self._stash.everything()]
+        times = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
         return times[~beyond(self.frontier, times[None])]
 
     def words(self) -> list[Ints]:
@@ -234,22 +234,22 @@ class InputHandle:
             InputClosed: one is at a time that was declared complete; none was taken.
             SchemaMismatch, InvalidUpdate: they do not fit the input.
         """
-        found = None if self._few is None else self._few.words(updates)
-        if found is not None:
-            self._check_open(found[-2:-1])
+        words = None if self._few is None else self._few.words(updates)
+        if words is not None:
+            self._check_open(words[-2:-1])
         else:
             table, times = self._conformed(updates)
             self._check_open(times)
             rows = [self._domain.encode(table[name]) for name in self._schema.names]
             diffs = table["_diff"].combine_chunks().to_numpy()
-            found = np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, diffs[None]))
-        if found.shape[1]:
-            self._gate.add(found)
+            words = np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, diffs[None]))
+        if words.shape[1]:
+            self._gate.add(words)
 
     def _check_open(self, times: Ints) -> None:
         closed = ~beyond(self.frontier, times)
         if closed.any():
-            time = tuple(int(each) for each in times[:, int(closed.argmax())])
+            time = tuple(int(coordinate) for coordinate in times[:, int(closed.argmax())])
             raise InputClosed(self.name, as_given(time), self.frontier)
 
     def advance_to(self, frontier: Time | Antichain) -> None:
@@ -258,14 +258,14 @@ class InputHandle:
         Raises:
             InvalidUsage: it would go back, or has another number of dimensions.
         """
-        found = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
-        for element in found.elements:
+        new_frontier = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
+        for element in new_frontier.elements:
             coordinates(f"input {self.name!r}: frontier", element, self._dimensions)  # Raises.
-        if not self.frontier <= found:
+        if not self.frontier <= new_frontier:
             raise InvalidUsage(
-                f"input {self.name!r} would go back from {self.frontier} to {found}: a frontier only advances"
+                f"input {self.name!r} would go back from {self.frontier} to {new_frontier}: a frontier only advances"
             )
-        self._gate.frontier = found
+        self._gate.frontier = new_frontier
 
     def close(self) -> None:
         """Complete the input for ever."""
@@ -289,8 +289,8 @@ class InputHandle:
         if "_diff" in table.column_names:
             keep = table["_diff"].to_numpy() != 0
             table, times = table.filter(pa.array(keep)), times[:, keep]
-        found = to_updates(table.append_column("_time", pa.array(np.zeros(len(table), np.int64))), self._schema)
-        return found, times
+        updates = to_updates(table.append_column("_time", pa.array(np.zeros(len(table), np.int64))), self._schema)
+        return updates, times
 
     def _coordinate(self, name: str, column: pa.ChunkedArray) -> Ints:
         """Return a column of coordinates of times.
@@ -303,13 +303,13 @@ class InputHandle:
         if column.null_count:
             raise InvalidUpdate(f"input {self.name!r}: the column {name!r} holds NULL: every update needs a time")
         bounds = pc.min_max(column).as_py()
-        for each in bounds.values() if len(column) else ():
-            if not 0 <= each <= TIME_MAX:
+        for bound in bounds.values() if len(column) else ():
+            if not 0 <= bound <= TIME_MAX:
                 raise InvalidUpdate(
-                    f"input {self.name!r}: a time has {name}={each}, which is not a whole number from 0 to {TIME_MAX}"
+                    f"input {self.name!r}: a time has {name}={bound}, which is not a whole number from 0 to {TIME_MAX}"
                 )
-        found: Ints = column.cast(pa.int64()).to_numpy()
-        return found
+        times: Ints = column.cast(pa.int64()).to_numpy()
+        return times
 
     def _with_time_tuples(self, updates: Iterable[Any]) -> tuple[pa.Table, Ints]:
         kept, times = [], []
@@ -318,10 +318,10 @@ class InputHandle:
                 f"input {self.name!r}: the updates are {updates!r:.100}; give ((key, value), time, diff) tuples, or "
                 "anything Arrow"
             )
-        for each in updates:
-            if not isinstance(each, tuple) or len(each) != 3:
-                raise InvalidUpdate(f"input {self.name!r}: {each!r:.100} is not a tuple ((key, value), time, diff)")
-            data, time, diff = each
+        for update in updates:
+            if not isinstance(update, tuple) or len(update) != 3:
+                raise InvalidUpdate(f"input {self.name!r}: {update!r:.100} is not a tuple ((key, value), time, diff)")
+            data, time, diff = update
             if diff != 0:
                 kept.append((data, 0, diff))
                 times.append(coordinates(f"input {self.name!r}: time", time, self._dimensions))

@@ -114,27 +114,27 @@ def _digest(program: str) -> str:
 
 def _given_from(kept: Ints, at: int) -> Ints:
     """Return what was kept as updates [words …, time, diff], from a time on."""
-    found = kept.copy()
-    np.maximum(found[-2], at, out=found[-2])  # NULL is the least.
-    return found
+    updates = kept.copy()
+    np.maximum(updates[-2], at, out=updates[-2])  # NULL is the least.
+    return updates
 
 
 def _kept_for(updates: Ints, taken: Ints) -> list[Ints]:
     """Return the changes of the hidden collection for updates that were taken at some times."""
-    found = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
-    found[:-3], found[-1] = updates[:-2], updates[-1]
-    found[-2] = taken
-    found[-3] = np.where(updates[-2] > taken, updates[-2], NULL)
-    due = np.concatenate((found[:-2], found[-1:]))
-    return [found, _come(due)]
+    changes = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
+    changes[:-3], changes[-1] = updates[:-2], updates[-1]
+    changes[-2] = taken
+    changes[-3] = np.where(updates[-2] > taken, updates[-2], NULL)
+    due = np.concatenate((changes[:-2], changes[-1:]))
+    return [changes, _come(due)]
 
 
 def _come(kept: Ints) -> Ints:
     """Return the changes that come by themselves: records whose time comes are there from then on."""
     due = kept[:, kept[-2] != NULL]
-    found = np.empty((len(due) + 1, 2 * due.shape[1]), np.int64)
-    found[:-3] = np.tile(due[:-2], 2)
-    found[-3] = np.concatenate((due[-2], np.full(due.shape[1], NULL)))
-    found[-2] = np.tile(due[-2], 2)
-    found[-1] = np.concatenate((-due[-1], due[-1]))
-    return found
+    changes = np.empty((len(due) + 1, 2 * due.shape[1]), np.int64)
+    changes[:-3] = np.tile(due[:-2], 2)
+    changes[-3] = np.concatenate((due[-2], np.full(due.shape[1], NULL)))
+    changes[-2] = np.tile(due[-2], 2)
+    changes[-1] = np.concatenate((-due[-1], due[-1]))
+    return changes

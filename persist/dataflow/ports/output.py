@@ -118,8 +118,8 @@ class Output:
     def contents(self, at: int) -> Ints | None:
         """Return what the collection holds as of a time, as updates at 0; None if that is not to be had any more."""
         try:
-            found = snapshot(self.handle, at, columns=self.sink.schema.names, form="diff", timeout_s=0.0)
-            return self._words(found.to_arrow())
+            result = snapshot(self.handle, at, columns=self.sink.schema.names, form="diff", timeout_s=0.0)
+            return self._words(result.to_arrow())
         except (AsOfCompacted, AsOfNotSealed):
             return None
 
@@ -132,15 +132,15 @@ class Output:
     def take(self) -> None:
         """Take what the last pass has completed."""
         if self.sink.out is not None:
-            found = self.sink.out
+            updates = self.sink.out
             if self._is_new:
                 # What comes of constants is there from the beginning, and that is where the output begins.
-                found = found.copy()
-                np.maximum(found[-2], self.done, out=found[-2])
-            late = found[-2] >= self.done
-            self.waiting.append(found[:, late])
+                updates = updates.copy()
+                np.maximum(updates[-2], self.done, out=updates[-2])
+            late = updates[-2] >= self.done
+            self.waiting.append(updates[:, late])
             if self.corrects or self.compares:
-                self._before.append(found[:, ~late])
+                self._before.append(updates[:, ~late])
         self.sealed_to = max(self.sealed_to, end_of(self.sink.frontier))
 
     def correct(self) -> None:
@@ -213,13 +213,13 @@ class Output:
     def _kept_before(self, to: int) -> list[str]:
         # A read of this client that has ended keeps its time readable for a while, for the next one.
         self._engine.writer("seal").leases.settle(self.handle.id)
-        held = [f"the hold {each.name or each.holder!r}" for each in list_holds(self.handle) if each.time < to]
+        held = [f"the hold {hold.name or hold.holder!r}" for hold in list_holds(self.handle) if hold.time < to]
         return held + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
 
     def updates(self, until: int) -> Ints:
         """Return what waits of times before until, consolidated."""
-        found = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *self.waiting], axis=1)
-        return to_batch(found[:, found[-2] < until], self._layout)[1:]
+        waiting_updates = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *self.waiting], axis=1)
+        return to_batch(waiting_updates[:, waiting_updates[-2] < until], self._layout)[1:]
 
     def table(self, updates: Ints) -> pa.Table:
         """Return updates as the collection takes them."""
@@ -228,7 +228,7 @@ class Output:
     def written(self, upper: int) -> None:
         """Forget what is written before upper, which the collection has been sealed to."""
         self.done, self._is_new = upper, False
-        self.waiting = [kept for each in self.waiting if (kept := each[:, each[-2] >= upper]).shape[1]]
+        self.waiting = [kept for chunk in self.waiting if (kept := chunk[:, chunk[-2] >= upper]).shape[1]]
 
     def follow(self, actual: int) -> None:
         """Go on behind another copy of the program, which has sealed the collection to actual.
@@ -282,15 +282,15 @@ class Output:
             ) from error
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
-        return [(each[: self._layout.words], self.sink.schema) for each in (*self.waiting, *self._before)]
+        return [(chunk[: self._layout.words], self.sink.schema) for chunk in (*self.waiting, *self._before)]
 
     def _words(self, table: pa.Table) -> Ints:
         rows = [self._domain.encode(table[name]) for name in self.sink.schema.names]
         times = table["_time"].combine_chunks().to_numpy() if "_time" in table.column_names else np.zeros(len(table))
-        found = np.empty((len(rows) + 2, table.num_rows), np.int64)
+        updates = np.empty((len(rows) + 2, table.num_rows), np.int64)
         for at, row in enumerate((*rows, times, table["_diff"].combine_chunks().to_numpy())):
-            found[at] = row
-        return found
+            updates[at] = row
+        return updates
 
 
 def _made(engine: Engine, sink: SinkOperator) -> CollectionHandle:

@@ -75,8 +75,8 @@ class Outputs:
             )
             for sink, known, definition in sinks
         ]
-        for each in self.every:
-            each.corrects |= replace and each.upper > 0
+        for output in self.every:
+            output.corrects |= replace and output.upper > 0
         self.has_pending = False
         self.goes_on_from: int | None = None
         self._replays = False
@@ -86,7 +86,7 @@ class Outputs:
     @property
     def resume_at(self) -> int | None:
         """The time from which on outputs are not sealed; None if none of them ever was."""
-        uppers = [each.upper for each in self.every if 0 < each.upper < NEVER]
+        uppers = [output.upper for output in self.every if 0 < output.upper < NEVER]
         return min(uppers, default=None)
 
     def begin_at(self, sources: Sequence[SourceReader], plan: Plan, resume_at: int | None) -> int:
@@ -138,12 +138,12 @@ class Outputs:
         if output.has_changed:
             return True
         names = sources_of(plan, output.handle.name)
-        held = [each.held_at() for each in self._sources if each.operator.collection in names]
+        held = [source.held_at() for source in self._sources if source.operator.collection in names]
         return has_inputs(plan, output.handle.name) or (bool(held) and None in held)
 
     def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
         """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
-        uppers = {each.operator.collection: end_of(each.handle.contents().upper) for each in sources}
+        uppers = {source.operator.collection: end_of(source.handle.contents().upper) for source in sources}
         for output in self.every:
             own = [uppers[name] for name in sources_of(plan, output.handle.name)]
             if own and output.upper > min(own):
@@ -153,26 +153,26 @@ class Outputs:
                 )
 
     def _jump(self, sources: Sequence[SourceReader], to: int) -> None:
-        for each in sources:
-            each.coarse_to = to
+        for source in sources:
+            source.coarse_to = to
         for output in self.every:
             output.jumps_to = to if 0 < output.upper <= to else None
 
     def refresh(self) -> None:
         """Look again how far the outputs are sealed, before anything was computed."""
-        for each in self.every:
-            each.begin(end_of(each.handle.contents().upper))
+        for output in self.every:
+            output.begin(end_of(output.handle.contents().upper))
 
     def _durable(self) -> int | None:
         """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
-        uppers = [min(max(each.upper, each.sealed_to), TIME_MAX) for each in self.every]
+        uppers = [min(max(output.upper, output.sealed_to), TIME_MAX) for output in self.every]
         return None if self._replays or not uppers or min(uppers) < 1 else min(uppers) - 1
 
     def take(self) -> None:
         """Take what the last pass has completed."""
-        for each in self.every:
-            each.take()
-        self.has_pending = any(each.sealed_to > each.done for each in self.every)
+        for output in self.every:
+            output.take()
+        self.has_pending = any(output.sealed_to > output.done for output in self.every)
 
     def commit(self) -> int | None:
         """Write and seal all outputs as far as they are complete, at once; return the seqno, or None for nothing to do.
@@ -181,24 +181,24 @@ class Outputs:
             OutputConflict: somebody else writes an output.
         """
         seqno = None
-        for each in self.every:
-            each.correct()
-            each.compare()
-            if each.upper > each.done:
-                each.follow(each.upper)
-        while any(each.sealed_to > each.upper for each in self.every):
+        for output in self.every:
+            output.correct()
+            output.compare()
+            if output.upper > output.done:
+                output.follow(output.upper)
+        while any(output.sealed_to > output.upper for output in self.every):
             try:
                 seqno = self._write()
             except UpperMismatch:
-                for each in self.every:
-                    each.follow(end_of(each.handle.contents().upper))
+                for output in self.every:
+                    output.follow(end_of(output.handle.contents().upper))
             except (HoldMoved, CollectionNotFound) as error:
                 for source in self._sources:
                     source.find_named()  # Raises if it is gone.
                 if isinstance(error, CollectionNotFound):
                     raise
             except UpdatesBeyondUpper as error:
-                name = getattr(error, "collection", None) or ", ".join(each.handle.name for each in self.every)
+                name = getattr(error, "collection", None) or ", ".join(output.handle.name for output in self.every)
                 raise OutputConflict(name, f"somebody else has written updates to it ({error})") from error
         self.has_pending = False
         return seqno
@@ -213,71 +213,75 @@ class Outputs:
             UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
             OutputConflict: an output was computed in another way before, or it cannot be told; nothing was written.
         """
-        due = [each for each in self.every if until > each.upper]
+        due = [output for output in self.every if until > output.upper]
         if not due:
             return None
-        for each in due:
-            if each.compares:
+        for output in due:
+            if output.compares:
                 raise OutputConflict(
-                    each.handle.name,
+                    output.handle.name,
                     "it cannot be told that this program has written what it holds, and a step on Spark does not "
                     "compare. Open the program once with program.open(client), which compares, or corrects the output "
                     "with replace=True",
                 )
-        for each in due:
-            each.sealed_to = until
+        for output in due:
+            output.sealed_to = until
         durable = self._durable()
         with Commit(self._engine) as commit:
-            for each in due:
-                if each.definition is not None:
-                    commit.add(each.handle, [ExpectDefinition(each.handle.id, each.definition[0])])
-                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, (each.upper,))])
-                commit.add_parts(each.handle, parts.get(each.sink.collection, ()), keep=True)
-                each.describe(commit)
-                commit.add(each.handle, [each.handle.seal_step(Antichain() if until >= NEVER else Antichain(until))])
+            for output in due:
+                if output.definition is not None:
+                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition[0])])
+                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (output.upper,))])
+                commit.add_parts(output.handle, parts.get(output.sink.collection, ()), keep=True)
+                output.describe(commit)
+                commit.add(
+                    output.handle, [output.handle.seal_step(Antichain() if until >= NEVER else Antichain(until))]
+                )
             self._move_holds(commit, durable)
         for source in self._sources:
             source.named_moved(durable)
-        for each in due:
-            each.upper = until
-            each.described()
+        for output in due:
+            output.upper = until
+            output.described()
         return commit.seqno
 
     def _write(self) -> int | None:
-        due = [each for each in self.every if each.sealed_to > each.upper]
-        for each in due:
-            each.check_jump()
+        due = [output for output in self.every if output.sealed_to > output.upper]
+        for output in due:
+            output.check_jump()
         durable = self._durable()
         with Commit(self._engine) as commit:
-            for each in due:
-                if each.definition is not None:
-                    commit.add(each.handle, [ExpectDefinition(each.handle.id, each.definition[0])])
-                expected = min(each.upper, TIME_MAX + 1)
-                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, (expected,))])
-                updates = each.updates(each.sealed_to)
+            for output in due:
+                if output.definition is not None:
+                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition[0])])
+                expected = min(output.upper, TIME_MAX + 1)
+                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (expected,))])
+                updates = output.updates(output.sealed_to)
                 if updates.shape[1]:
-                    commit.add(each.handle, each.handle.write_steps(each.table(updates)))
-                upper = Antichain() if each.sealed_to >= NEVER else Antichain(each.sealed_to)
-                commit.add(each.handle, [each.handle.seal_step(upper)])
-                each.describe(commit)
-                if each.jumps_to is not None:
-                    commit.add(each.handle, [kinds.AllowCompaction(each.handle.id, (each.jumps_to,))])
-                if each.keeps is not None and durable is not None and each.jumps_to is None:
-                    commit.add(each.handle, [kinds.AllowCompaction(each.handle.id, (durable,))])
+                    commit.add(output.handle, output.handle.write_steps(output.table(updates)))
+                upper = Antichain() if output.sealed_to >= NEVER else Antichain(output.sealed_to)
+                commit.add(output.handle, [output.handle.seal_step(upper)])
+                output.describe(commit)
+                if output.jumps_to is not None:
+                    commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (output.jumps_to,))])
+                if output.keeps is not None and durable is not None and output.jumps_to is None:
+                    commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (durable,))])
             self._move_holds(commit, durable)
         for source in self._sources:
             source.named_moved(durable)
-        for each in due:
-            each.jumps_to = None
-            each.described()
-            each.upper = each.sealed_to
-            each.written(each.sealed_to)
+        for output in due:
+            output.jumps_to = None
+            output.described()
+            output.upper = output.sealed_to
+            output.written(output.sealed_to)
         return commit.seqno
 
     def _move_holds(self, commit: Commit, durable: int | None) -> None:
         """Move the permanent holds to where the program begins again; a collection read twice has one of a name."""
         held = {
-            (each.handle.id, name): (each.handle, time) for each in self._sources for name, time in each.named.items()
+            (source.handle.id, name): (source.handle, time)
+            for source in self._sources
+            for name, time in source.named.items()
         }
         for (id_, name), (handle, time) in held.items():
             if durable is not None and time < durable:
@@ -285,4 +289,4 @@ class Outputs:
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""
-        return [found for each in self.every for found in each.live()]
+        return [typed_words for output in self.every for typed_words in output.live()]

@@ -102,11 +102,11 @@ class SourceReader:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
         contents = self.handle.contents()
-        found = sorted({v for name in self._holders if (v := held_schema(contents, name)) is not None})
-        known = [version_of(contents, version) for version in found]
+        versions = sorted({v for name in self._holders if (v := held_schema(contents, name)) is not None})
+        known = [version_of(contents, version) for version in versions]
         for earlier, later in pairwise(known):
-            told = [self._column(each) for each in (earlier, later)]
-            if told[0] != told[1]:
+            columns = [self._column(schema_version) for schema_version in (earlier, later)]
+            if columns[0] != columns[1]:
                 raise SchemaMismatch(
                     f"source {self.operator.collection!r}: of what is refreshed together, one part began with version "
                     f"{earlier.version} of its schema and another with {later.version}, in which the columns "
@@ -122,9 +122,9 @@ class SourceReader:
     def _check_schema(self) -> None:
         actual = self.handle.schema
         for field in self._schema:
-            found = actual.arrow.field(field.name).type if field.name in actual.names else None
-            if found != field.type and not is_read_as(found, field.type):
-                problem = "is not there" if found is None else f"is of type {found}"
+            actual_type = actual.arrow.field(field.name).type if field.name in actual.names else None
+            if actual_type != field.type and not is_read_as(actual_type, field.type):
+                problem = "is not there" if actual_type is None else f"is of type {actual_type}"
                 raise SchemaMismatch(
                     f"source {self.operator.collection!r}: the program takes column {field.name!r} for "
                     f"{field.type}, and it "
@@ -240,10 +240,10 @@ class SourceReader:
         except AsOfNotSealed:
             return False
         # Whatever arranges the contents sums them up: equal rows need not be brought together before.
-        found = self._contents([self._columns(table) for table in contents.unsummed()])
+        updates = self._contents([self._columns(table) for table in contents.unsummed()])
         listen = begun_listen(handle, self._as_of, None, columns=names)
-        if found.shape[1]:
-            self._gate.add(found)
+        if updates.shape[1]:
+            self._gate.add(updates)
         self._reach(Antichain(self._as_of + 1))
         self._listen = listen
         self._let_go()
@@ -277,14 +277,14 @@ class SourceReader:
 
     def _contents(self, tables: list[list[Ints]]) -> Ints:
         """Return the columns of tables as updates at the time at which it begins; each is copied once."""
-        found = np.empty((len(self._schema) + 2, sum(len(columns[-1]) for columns in tables)), np.int64)
-        found[-2] = self._as_of
+        updates = np.empty((len(self._schema) + 2, sum(len(columns[-1]) for columns in tables)), np.int64)
+        updates[-2] = self._as_of
         end = 0
         for columns in tables:
             first, end = end, end + len(columns[-1])
-            for row, column in zip((*found[:-2], found[-1]), columns, strict=True):
+            for row, column in zip((*updates[:-2], updates[-1]), columns, strict=True):
                 row[first:end] = column
-        return found
+        return updates
 
     def _columns(self, table: pa.Table) -> list[Ints]:
         """Return the words of each column, and the diffs."""
@@ -336,14 +336,14 @@ def poll_all(sources: Sequence[SourceReader], timeout_s: float, is_stopped: Call
     def look() -> list[tuple[SourceReader, CollectionState]] | None:
         if is_stopped():
             return []
-        return [(each, contents) for each in sources if (contents := each.advanced()) is not None] or None
+        return [(source, contents) for source in sources if (contents := source.advanced()) is not None] or None
 
-    found = sources[0].handle.engine.follower.wait_for(look, timeout_s)
-    taken = [each.take(contents) for each, contents in found or ()]
+    advanced_sources = sources[0].handle.engine.follower.wait_for(look, timeout_s)
+    taken = [source.take(contents) for source, contents in advanced_sources or ()]
     return any(taken)
 
 
 def wake(sources: Sequence[SourceReader]) -> None:
     """Let who waits in `poll_all` look again."""
-    for each in sources[:1]:
-        each.handle.engine.follower.wake()
+    for source in sources[:1]:
+        source.handle.engine.follower.wake()

@@ -102,20 +102,20 @@ class Graph:
 
     def run(self, resting: Set[Operator] = frozenset()) -> None:
         """Make one pass, without the operators that rest."""
-        for each in self.operators:
-            each.advance()
-            if resting and each in resting:
-                each.out = None
+        for operator in self.operators:
+            operator.advance()
+            if resting and operator in resting:
+                operator.out = None
                 continue
             began_s = clock.perf_counter()
             try:
-                each.run()
+                operator.run()
             except DiffOverflow as error:
-                raise DiffOverflow(f"operator {each.title} failed: {error}") from error
-            each.seconds += clock.perf_counter() - began_s
-            each.given_out += 0 if each.out is None else each.out.shape[1]
-        for each in self.operators:
-            each.settle()
+                raise DiffOverflow(f"operator {operator.title} failed: {error}") from error
+            operator.seconds += clock.perf_counter() - began_s
+            operator.given_out += 0 if operator.out is None else operator.out.shape[1]
+        for operator in self.operators:
+            operator.settle()
 
 
 class Builder:
@@ -276,16 +276,16 @@ class Builder:
         """Return the arrangement of a node's output by key; made once, and shared by all who ask for the same."""
         source = self._unarranged(source)
         what = (source, *map(ident, before), keys, values)
-        found = self._arrangements.get(what)
-        if found is None:
+        shared = self._arrangements.get(what)
+        if shared is None:
             given = self.plan.nodes[source].schema
             shape = compiled(before, given, [*keys, *values], self.domain, node.title)
             schema = self._after(before, source, node)
-            found = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
-            found.moves_times = move_times(before)
-            self._arrangements[what] = found
-            operators.append(found)
-        return found
+            shared = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
+            shared.moves_times = move_times(before)
+            self._arrangements[what] = shared
+            operators.append(shared)
+        return shared
 
     def _unarranged(self, number: int) -> int:
         while isinstance(self.plan.nodes[number].operator, Arrange):
@@ -322,8 +322,8 @@ class Builder:
         known = [of_input(self.plan, self._known, *each) for each in zip(node.inputs, join.before, strict=True)]
 
         def partners(number: int, keys: tuple[str, ...]) -> float | None:
-            found = known[number]
-            return None if found is None else found.partners(keys)
+            statistics = known[number]
+            return None if statistics is None else statistics.partners(keys)
 
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
         shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
@@ -343,7 +343,7 @@ class Builder:
         wanted = _wanted(reduce, given, columns)
         depth = self.plan.scopes[node.scope].depth
         plain: Plain | None
-        is_accumulated = bool(wanted) and all(each.kind in ACCUMULABLE for each in wanted)
+        is_accumulated = bool(wanted) and all(aggregate.kind in ACCUMULABLE for aggregate in wanted)
         if is_accumulated:
             arrangement = self._accumulating(node, reduce, wanted, given)
             operators.append(arrangement)
@@ -381,16 +381,16 @@ class Builder:
         source = self._unarranged(node.inputs[0])
         # An aggregate that its record says nothing about has no word.
         outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
-        values = [of for (_, _, of), each in zip(outputs, wanted, strict=True) if not each.is_counted]
+        values = [of for (_, _, of), aggregate in zip(outputs, wanted, strict=True) if not aggregate.is_counted]
         names = [*reduce.keys, *values]
         shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
         keys = len(reduce.keys)
         schema = pa.schema([*(given.field(name) for name in reduce.keys), ("slot", pa.int64())])
-        found = self._arranged(
+        arrangement = self._arranged(
             node, source, keys, 1, lambda updates: exploded(shape(updates), keys, wanted, self.domain), schema
         )
-        found.moves_times = move_times(reduce.before)
-        return found
+        arrangement.moves_times = move_times(reduce.before)
+        return arrangement
 
     def _logic(self, node: Node, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Logic:
         values = _picked(given, reduce.values)
@@ -432,7 +432,7 @@ def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     fields = list(schemas[0])
     for schema, pairs in zip(schemas[1:], join.on, strict=True):
         keys = {other for _, other in pairs}
-        fields += [each for each in schema if each.name not in keys]
+        fields += [column for column in schema if column.name not in keys]
     return pa.schema(fields)
 
 
@@ -450,7 +450,7 @@ def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
             return [given.field(name) for name in reduce.values]
         case Windowed(calls):
             every = [given.field(name) for name in reduce.values]
-            return [*every, *(pa.field(each.name, each.result) for each in calls)]
+            return [*every, *(pa.field(call.name, call.result) for call in calls)]
         case UserReduce(_, columns):
             return list(columns)
     return []
@@ -463,9 +463,9 @@ def _wanted(reduce: Reduce, given: pa.Schema, columns: pa.Schema) -> list[Wanted
     for stage in reduce.before[-1:]:
         if isinstance(stage, Map):
             constants = {
-                name: each.value.as_py()
-                for name, each in stage.outputs
-                if isinstance(each, Lit) and type(each.value.as_py()) is int
+                name: term.value.as_py()
+                for name, term in stage.outputs
+                if isinstance(term, Lit) and type(term.value.as_py()) is int
             }
     return [
         Wanted(name, kind, given.field(of).type, columns.field(name).type, constants.get(of))

@@ -95,7 +95,7 @@ def _order(columns: list[list[_Item]]) -> None:
 
 
 def _sort(column: list[_Item], side: Callable[[_Item], list[_Item]]) -> None:
-    wishes = {id(item): fmean(each.at for each in side(item)) if side(item) else item.at for item in column}
+    wishes = {id(item): fmean(neighbour.at for neighbour in side(item)) if side(item) else item.at for item in column}
     column.sort(key=lambda item: wishes[id(item)])
     _number(column)
 
@@ -111,7 +111,7 @@ def _stack(columns: list[list[_Item]]) -> float:
     for column in columns:
         free: float = MARGIN
         for item in column:
-            item.y = max(free, fmean(each.middle for each in item.before) - item.tall / 2) if item.before else free
+            item.y = max(free, fmean(source.middle for source in item.before) - item.tall / 2) if item.before else free
             free = item.y + item.tall + GAP_Y
         height = max(height, free - GAP_Y + MARGIN)
     return height
@@ -163,8 +163,8 @@ class OperatorReport:
 
 def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
     """Return a report of each operator of the outermost scope; an iteration is one."""
-    places = {id(each): place for place, each in enumerate(operators)}
-    return [_report(each, places) for each in operators]
+    places = {id(operator): place for place, operator in enumerate(operators)}
+    return [_report(operator, places) for operator in operators]
 
 
 def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
@@ -172,7 +172,7 @@ def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
     return OperatorReport(
         title=operator.title,
         kind="iteration" if isinstance(operator, Loop) else type(operator).__name__.removesuffix("Operator").lower(),
-        inputs=tuple(dict.fromkeys(places[id(each)] for each in operator.inputs if id(each) in places)),
+        inputs=tuple(dict.fromkeys(places[id(source)] for source in operator.inputs if id(source) in places)),
         updates=operator.given_out,
         seconds=operator.seconds,
         kept_updates=sum(rows for _, rows, _ in state),
@@ -182,19 +182,19 @@ def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
 
 def depths(reports: Sequence[OperatorReport]) -> list[int]:
     """Return how many steps each operator is from those that read nothing."""
-    found: list[int] = []
-    for place, each in enumerate(reports):
-        found.append(max((found[i] + 1 for i in each.inputs if i < place), default=0))
-    return found
+    steps: list[int] = []
+    for place, report in enumerate(reports):
+        steps.append(max((steps[i] + 1 for i in report.inputs if i < place), default=0))
+    return steps
 
 
 def drawn(name: str, reports: Sequence[OperatorReport]) -> str:
     """Return the operators as a picture in HTML, from the left to the right; nothing in names is interpreted."""
-    edges = [(source, place) for place, each in enumerate(reports) for source in each.inputs if source < place]
-    found = layout(depths(reports), edges)
-    lines = [f'<path d="{path}"/>' for path in found.paths]
-    boxes = [_box(each, *place) for each, place in zip(reports, found.places, strict=True)]
-    size = f'width="{found.width:g}" height="{found.height:g}"'
+    edges = [(source, place) for place, report in enumerate(reports) for source in report.inputs if source < place]
+    drawing = layout(depths(reports), edges)
+    lines = [f'<path d="{path}"/>' for path in drawing.paths]
+    boxes = [_box(report, *place) for report, place in zip(reports, drawing.places, strict=True)]
+    size = f'width="{drawing.width:g}" height="{drawing.height:g}"'
     return (
         f'<figure><figcaption>{escape(plain(name))}</figcaption><div style="overflow-x:auto"><svg {size} role="img">'
         f"<style>{_STYLE}</style>{''.join(lines)}{''.join(boxes)}</svg></div></figure>"

@@ -68,11 +68,11 @@ class Counts:
         counts = given[self.column]
         if (given[-1] != 1).any() or (counts == 0).any() or (counts == NULL).any() or (counts % self.each).any():
             return None
-        found = np.empty((len(self.keys) + 3, given.shape[1]), np.int64)
+        updates = np.empty((len(self.keys) + 3, given.shape[1]), np.int64)
         for row, column in enumerate(self.keys):
-            found[row] = given[column]
-        found[-3], found[-2], found[-1] = 0, at, counts // self.each
-        return found
+            updates[row] = given[column]
+        updates[-3], updates[-2], updates[-1] = 0, at, counts // self.each
+        return updates
 
 
 def counts_of(
@@ -86,20 +86,24 @@ def counts_of(
         after: what is done to them.
         names: the columns of the result.
     """
-    if not all(each.is_counted for each in wanted):
+    if not all(column.is_counted for column in wanted):
         return None
     named = {name: name for name in columns.names}  # Of each column of the result, the one that it is.
     for stage in after:
         if not isinstance(stage, Map):
             return None
-        named = {name: named[each.name] for name, each in stage.outputs if isinstance(each, Col) and each.name in named}
+        named = {
+            name: named[column.name]
+            for name, column in stage.outputs
+            if isinstance(column, Col) and column.name in named
+        }
     places = {named[name]: at for at, name in enumerate(names) if name in named}
     if not all(name in places for name in columns.names[:keys]):
         return None
-    for each in wanted:
-        step = each.constant if each.kind == "sum" else 1
-        if step and each.name in places:
-            return Counts(tuple(places[name] for name in columns.names[:keys]), places[each.name], step)
+    for column in wanted:
+        step = column.constant if column.kind == "sum" else 1
+        if step and column.name in places:
+            return Counts(tuple(places[name] for name in columns.names[:keys]), places[column.name], step)
     return None
 
 
@@ -111,19 +115,22 @@ def resumed(operators: Sequence[Operator], counts: dict[Operator, Counts], outpu
         operators: of the root scope, in the order in which they run.
         counts: of some reductions, how their state is told from what they give.
     """
-    is_written = {each.sink: each.done > at and not (each.corrects or each.compares) for each in outputs.every}
-    found: dict[Arrangement, Ints] = {}
+    is_written = {
+        sink_output.sink: sink_output.done > at and not (sink_output.corrects or sink_output.compares)
+        for sink_output in outputs.every
+    }
+    states: dict[Arrangement, Ints] = {}
     for output in outputs.every:
         reduce = output.sink.inputs[0]
-        if is_written[output.sink] and reduce in counts and reduce.inputs[0] not in found:
+        if is_written[output.sink] and reduce in counts and reduce.inputs[0] not in states:
             assert isinstance(reduce, ReduceOperator)
             given = output.contents(at)
             state = None if given is None else counts[reduce].state(given, at)
             if state is not None:
-                found[reduce.arrangement] = state
-    for arrangement, state in found.items():  # All has been read: nothing of this can fail, and be repeated.
+                states[reduce.arrangement] = state
+    for arrangement, state in states.items():  # All has been read: nothing of this can fail, and be repeated.
         arrangement.restore(state, at)
-    return _resting(operators, is_written, set(found))
+    return _resting(operators, is_written, set(states))
 
 
 def _resting(
@@ -131,19 +138,19 @@ def _resting(
 ) -> set[Operator]:
     """Return the operators of whose results in this pass nobody needs any."""
     to_come: set[Operator] = set()  # Those that may give, in this pass, what comes later.
-    for each in operators:
-        passes_on = isinstance(each, PASSING) and any(given in to_come for given in each.inputs)
-        moves = each.moves_times and not isinstance(each, Arrangement)
-        if passes_on or moves or not isinstance(each, (*PASSING, *WAITING)):
-            to_come.add(each)
+    for operator in operators:
+        passes_on = isinstance(operator, PASSING) and any(given in to_come for given in operator.inputs)
+        moves = operator.moves_times and not isinstance(operator, Arrangement)
+        if passes_on or moves or not isinstance(operator, (*PASSING, *WAITING)):
+            to_come.add(operator)
     needed: set[Operator] = set()
     resting: set[Operator] = set()
-    for each in reversed(operators):
-        brings_more = each.moves_times or any(given in to_come for given in each.inputs)
-        if each.may_rest and each not in needed and not brings_more:
-            resting.add(each)
-        elif brings_more or not _does_without(each, is_written, restored):
-            needed.update(each.inputs)
+    for operator in reversed(operators):
+        brings_more = operator.moves_times or any(given in to_come for given in operator.inputs)
+        if operator.may_rest and operator not in needed and not brings_more:
+            resting.add(operator)
+        elif brings_more or not _does_without(operator, is_written, restored):
+            needed.update(operator.inputs)
     return resting
 
 

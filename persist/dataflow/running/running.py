@@ -76,7 +76,7 @@ class Options:
         Raises:
             InvalidUsage: there is no such option, or it cannot have this value.
         """
-        names = [each.name for each in fields(cls)]
+        names = [option.name for option in fields(cls)]
         unknown = [name for name in given if name not in names]
         if unknown:
             raise InvalidUsage(f"open: there is no option {unknown[0]!r}; there are {', '.join(names)}")
@@ -122,7 +122,7 @@ class Running:
         self._resumes = True
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
-        kept = {each: name for each in kept_apart(self.plan) if (name := program.kept(each)) is not None}
+        kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
         known = statistics_of(engine, self.plan) if known is None else known
         builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept, known)
         self._graph = builder.build()
@@ -162,11 +162,11 @@ class Running:
             engine,
             self.program.name,
             [
-                (each, self.program.output(each.collection), self.program.definition(each.collection))
-                for each in self._graph.sinks
+                (sink, self.program.output(sink.collection), self.program.definition(sink.collection))
+                for sink in self._graph.sinks
             ],
             self._graph.kept,
-            {each.collection: fingerprint(self.program.plan, each.collection) for each in self._graph.sinks},
+            {sink.collection: fingerprint(self.program.plan, sink.collection) for sink in self._graph.sinks},
             self._domain,
             replace=self._options.replace,
             jump=self._options.jump,
@@ -199,23 +199,23 @@ class Running:
         self._sources = [
             SourceReader(
                 engine,
-                self.program.holders(each.collection),
-                each,
+                self.program.holders(source.collection),
+                source,
                 schema,
                 gate,
                 self._domain,
                 renews=self._options.replace,
                 makes_holds=self.program.makes_holds(),
             )
-            for each, schema, gate in sources
+            for source, schema, gate in sources
         ]
         try:
             begin = self._outputs.begin_at(self._sources, self.plan, resume_at)
-            for each in self._sources:
-                each.start(begin)
+            for source in self._sources:
+                source.start(begin)
         except SourceLost:
-            for each in self._sources:
-                each.close()
+            for source in self._sources:
+                source.close()
             self._outputs.refresh()
             if is_last or self._outputs.resume_at == resume_at:
                 raise
@@ -337,7 +337,7 @@ class Running:
 
     def state(self) -> list[tuple[str, int, int]]:
         """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
-        return [found for each in self._graph.operators for found in each.state()]
+        return [kept for operator in self._graph.operators for kept in operator.state()]
 
     def operators(self) -> list[OperatorReport]:
         """Return all operators, in the order in which they run, with what they read, keep and did so far."""
@@ -350,10 +350,10 @@ class Running:
         """Return what the program holds: bytes of arrangements, of them spilled, interned values, and the bytes of
         those that are texts or bytes (others are values of Python, whose bytes nobody counts)."""
         return {
-            "state_bytes": sum(each.bytes() for each in self._graph.operators),
+            "state_bytes": sum(holder.bytes() for holder in self._graph.operators),
             "spilled_bytes": self._spill.spilled_bytes,
             "interned_values": sum(map(len, self._domain.interners.values())),
-            "text_bytes": sum(each.size for each in self._domain.interners.values()),
+            "text_bytes": sum(holder.size for holder in self._domain.interners.values()),
         }
 
     def close(self) -> None:
@@ -376,7 +376,7 @@ class Running:
     def _check(self) -> None:
         if self._is_closed:
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
-        if self._is_broken or any(each.has_lost for each in self._sources):
+        if self._is_broken or any(source.has_lost for source in self._sources):
             raise InvalidUsage(
                 f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be "
                 "believed: close "
@@ -434,12 +434,12 @@ class Running:
             self._stopped.wait(timeout_s)
 
     def _live(self) -> list[tuple[Any, Any]]:
-        found = [each for operator in self._graph.operators for each in operator.live()]
+        live = [typed_words for operator in self._graph.operators for typed_words in operator.live()]
         for number, gate in self._gates.items():
-            found += [(words, self.plan.nodes[number].schema) for words in gate.words()]
+            live += [(words, self.plan.nodes[number].schema) for words in gate.words()]
         if self._outputs is not None:
-            found += self._outputs.live()
-        return found
+            live += self._outputs.live()
+        return live
 
 
 class _Sweep:
