@@ -133,8 +133,8 @@ class Changes(ArrowResult):
         for scan in whole.time_slices(reader.slice_bytes):
             # Updates of one time come in the order of keys, so they can be cut there, too.
             is_one_time = scan.time_upper - scan.time_lower == 1
-            for each in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
-                yield with_moments(read_changes(each, self._reading.checked(reader)), self.moments)
+            for scan_slice in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
+                yield with_moments(read_changes(scan_slice, self._reading.checked(reader)), self.moments)
 
     def __repr__(self) -> str:
         lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))

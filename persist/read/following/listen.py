@@ -280,7 +280,11 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     def step(self, timeout_s: float | None) -> JointProgress[K] | None:
         """Do what `poll` does, but return None once this is closed."""
         self._follower.check_open()
-        first = {key: found for key, listen in self._listens.items() if (found := listen.take_first()) is not None}
+        first = {
+            key: first_progress
+            for key, listen in self._listens.items()
+            if (first_progress := listen.take_first()) is not None
+        }
         if first:
             return JointProgress(self._follower.state.seqno, first)
         if self.is_finished:
@@ -295,8 +299,8 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
             if not self._listens[key].is_finished
         }
         # All or none: if one of them cannot be read now, what the others have comes with the next step.
-        for key, each in progress.items():
-            self._listens[key].move_past(each)
+        for key, listen_progress in progress.items():
+            self._listens[key].move_past(listen_progress)
         return JointProgress(seqno, progress) if progress else None
 
     def close(self) -> None:
@@ -305,14 +309,16 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
             listen.close()
 
     def __repr__(self) -> str:
-        return f"<JointListen to {', '.join(repr(each.name) for each in self._listens.values())}>"
+        return f"<JointListen to {', '.join(repr(listen.name) for listen in self._listens.values())}>"
 
     def _look(self) -> tuple[int, dict[K, CollectionState]] | None:
         """Return the seqno and the contents of those that have advanced at it; None if none has."""
         waiting = {key: listen for key, listen in self._listens.items() if not listen.is_finished}
         if not waiting:
             return self._follower.state.seqno, {}
-        seqno, known = self._follower.known_at_once([(each.id, each.name) for each in waiting.values()])
-        found = zip(waiting.items(), known, strict=True)
-        advanced = {key: contents for (key, listen), contents in found if listen.has_advanced(contents)}
+        seqno, known = self._follower.known_at_once(
+            [(waiting_listen.id, waiting_listen.name) for waiting_listen in waiting.values()]
+        )
+        pairs = zip(waiting.items(), known, strict=True)
+        advanced = {key: contents for (key, listen), contents in pairs if listen.has_advanced(contents)}
         return (seqno, advanced) if advanced else None

@@ -203,8 +203,8 @@ def _wrong(
     upper = contents.resolved.time
     whole = Scan(schema, contents.history_parts, 0, 2**63 - 1 if upper is None else upper, tuple(names), base=base)
     before = -1 if first is None else first.as_of
-    for each in whole.pruned().slices_within(SLICE_BYTES):
-        yield from _wrong_within(each, schema, reader, before, list(names), most)
+    for scan_slice in whole.pruned().slices_within(SLICE_BYTES):
+        yield from _wrong_within(scan_slice, schema, reader, before, list(names), most)
 
 
 def _wrong_within(

@@ -99,8 +99,8 @@ def resolved_updates(
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
     waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
     assert own is None or len(slices) == 1, "events that are not cut would be in each slice"
-    for each in slices:
-        arrived = _arrived(each, events, waiting, own)
+    for scan_slice in slices:
+        arrived = _arrived(scan_slice, events, waiting, own)
         if len(arrived):
             ready = prepared(schema, form, arrived)
             on_keys(ready.keys)
@@ -154,7 +154,7 @@ class Folds:
 def _folded(contents: CollectionState, machine: Machine, end: Antichain, reader: PartReader) -> tuple[Part, ...]:
     """Return the updates before end that are not resolved yet, as parts that hold their own bytes."""
     tables = resolved_updates(contents, contents.schema, machine, end, reader)
-    encoded = (each for table in tables for each in encode_parts(table, contents.schema))
+    encoded = (data_and_part for table in tables for data_and_part in encode_parts(table, contents.schema))
     return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
 
 
@@ -281,8 +281,8 @@ class Purging:
         scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
         left = reader.memory_budget // 16
-        for each in snapshot_slices(scan, "rows", reader.slice_bytes):
-            for table in read_snapshot(each, "rows", reader):
+        for scan_slice in snapshot_slices(scan, "rows", reader.slice_bytes):
+            for table in read_snapshot(scan_slice, "rows", reader):
                 tables.append(table)
                 left -= table.nbytes
             if left <= 0:

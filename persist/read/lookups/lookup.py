@@ -223,18 +223,18 @@ class Lookup:
         """
         scan = self.scan
         columns, keys = list(scan.columns), scan.schema.key_names
-        found = self._found(wanted, reader)
+        source_tables = self._found(wanted, reader)
         has_keys = {*keys} <= {*columns}
-        if columns and form == "rows" and all(source.diff == 1 for source, _ in found):
-            if len(found) == 1:
-                return found[0][1].select(columns)
-            table = pa.concat_tables([scan.empty(columns), *(table.select(columns) for _, table in found)])
-            return table.take(sort_indices(table, keys)) if has_keys and len(found) > 1 and keys else table
-        if len(found) == 1 and columns:
-            ((source, table),) = found
+        if columns and form == "rows" and all(source.diff == 1 for source, _ in source_tables):
+            if len(source_tables) == 1:
+                return source_tables[0][1].select(columns)
+            table = pa.concat_tables([scan.empty(columns), *(table.select(columns) for _, table in source_tables)])
+            return table.take(sort_indices(table, keys)) if has_keys and len(source_tables) > 1 and keys else table
+        if len(source_tables) == 1 and columns:
+            ((source, table),) = source_tables
             if source.diff == 1 and source.is_keyframe and {*columns} == {*scan.schema.names}:
                 return _counted(table, 1).select([*columns, "_diff"])
-        tables = [_counted(table, source.diff).select([*columns, "_diff"]) for source, table in found]
+        tables = [_counted(table, source.diff).select([*columns, "_diff"]) for source, table in source_tables]
         by = [*keys, *cheap_first([name for name in columns if name not in keys], scan.schema)] if has_keys else columns
         both = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(both, by).select([*columns, "_diff"])
@@ -275,14 +275,14 @@ class Lookup:
         read = reader.map(lambda at: list(self._matching(sources[at], all_rows[at].with_keys(left))), away)
         cold = dict(zip(away, read, strict=True))
         for age in by_age([source.span for source in sources]):
-            found: list[Found] = []
+            source_tables: list[Found] = []
             for at in age:
                 if at in cold:
-                    found += cold[at]
+                    source_tables += cold[at]
                 elif len(left) and all_rows[at].may_hold(left):
-                    found += self._matching(sources[at], all_rows[at].with_keys(left))
-            if found and len(left):
-                rows, left = newest([source.aged(table) for source, table in found], left, names)
+                    source_tables += self._matching(sources[at], all_rows[at].with_keys(left))
+            if source_tables and len(left):
+                rows, left = newest([source.aged(table) for source, table in source_tables], left, names)
                 present += rows
         return present
 
@@ -290,24 +290,24 @@ class Lookup:
         """Return the updates of a scan of changes with a wanted key: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
-        found = self._found(wanted, reader)
-        tables = [_counted(table, source.diff).select(columns) for source, table in found]
+        source_tables = self._found(wanted, reader)
+        tables = [_counted(table, source.diff).select(columns) for source, table in source_tables]
         return self.scan.given_out(consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1]))
 
     def _found(self, wanted: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a wanted key, of each part that has some: first of those that are in memory."""
-        found: list[Found] = []
+        source_tables: list[Found] = []
         cold: list[tuple[_Source, PartRows | JoinedRows]] = []
         for source in self._sources if wanted.rows else ():
             rows = self._rows(source, reader)
             if rows.are_in_memory(wanted.keys):
-                found += self._matching(source, rows.with_keys(wanted.keys))
+                source_tables += self._matching(source, rows.with_keys(wanted.keys))
             elif rows.may_hold(wanted.keys):
                 cold.append((source, rows))
         if cold:
-            read = reader.map(lambda each: list(self._matching(each[0], each[1].with_keys(wanted.keys))), cold)
-            found += chain.from_iterable(read)
-        return found
+            read = reader.map(lambda pair: list(self._matching(pair[0], pair[1].with_keys(wanted.keys))), cold)
+            source_tables += chain.from_iterable(read)
+        return source_tables
 
     def _matching(self, source: _Source, tables: Iterable[pa.Table]) -> Iterator[Found]:
         """Yield the updates at the scan's times that pass its filter, as the scan counts them.

@@ -56,11 +56,11 @@ class KeySamples:
         """Return those in the descriptor of a part, or None if there are none. Cost: some 2 µs for each value."""
         if not schema.key_names or ordered_keys(part, schema) is None:
             return None
-        found = part.keys or []
+        samples = part.keys or []
         fields = [schema.arrow.field(name) for name in schema.key_names]
-        columns = [_array([key[at] for key in found], field.type) for at, field in enumerate(fields)]
+        columns = [_array([key[at] for key in samples], field.type) for at, field in enumerate(fields)]
         keys = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-        return cls(SortedKeys(keys), np.array(sample_rows(part.rows, len(found)), np.int64))
+        return cls(SortedKeys(keys), np.array(sample_rows(part.rows, len(samples)), np.int64))
 
     def may_hold(self, wanted: SortedKeys) -> bool:
         """Return False only if the part has none of the wanted keys."""
@@ -140,11 +140,11 @@ class GroupBounds:
 
     def blocks(self, groups: Numbers) -> list[tuple[int, int, list[int]]]:
         """Return the blocks that some groups are in, each as `[first, end)`, and the groups of it."""
-        found = []
+        group_blocks = []
         for block in sorted({group // self.group_count_max for group in groups.tolist()}):
             first, end = block * self.group_count_max, min((block + 1) * self.group_count_max, len(self.firsts) - 1)
-            found.append((first, end, groups[(groups >= first) & (groups < end)].tolist()))
-        return found
+            group_blocks.append((first, end, groups[(groups >= first) & (groups < end)].tolist()))
+        return group_blocks
 
 
 def _limits(values: Sequence[Any], kind: pa.DataType) -> SortedKeys:
@@ -234,8 +234,8 @@ class PartRows:
                 continue
 
             def values(rows: Numbers, span: Span = span, fetched: Fetched = fetched) -> list[tuple[int, Piece]]:
-                found = bounds.firsts.searchsorted(rows, "right") - 1
-                groups = found.tolist() if len(found) == 1 else np.unique(found).tolist()
+                row_groups = bounds.firsts.searchsorted(rows, "right") - 1
+                groups = row_groups.tolist() if len(row_groups) == 1 else np.unique(row_groups).tolist()
                 return self._pieces(self._columns, span, groups, bounds, fetched, rows)
 
             for start, keys in self._pieces(self._keys, span, groups, bounds, fetched, None):
@@ -274,8 +274,8 @@ class PartRows:
                 for (first, piece), (a, b) in zip(pieces, pairwise(cuts), strict=True)
             ]
             taken.append(parts[0] if len(parts) == 1 else pa.Table.from_batches(parts))
-        fields = [field for each in taken for field in each.schema]
-        yield pa.Table.from_arrays([column for each in taken for column in each.columns], schema=pa.schema(fields))
+        fields = [field for table in taken for field in table.schema]
+        yield pa.Table.from_arrays([column for table in taken for column in table.columns], schema=pa.schema(fields))
 
     def _tables(self, pieces: list[tuple[int, Piece]]) -> Iterator[pa.Table]:
         """Yield all rows of some pieces of a collection without keys."""
@@ -287,23 +287,23 @@ class PartRows:
 
     def _whole(self, columns: tuple[str, ...], touched: Numbers | None) -> Piece | None:
         """Return columns of all rows of a small part; None if there are no such columns."""
-        found = self._kept(columns, WHOLE, self._part.rows, touched) if columns else None
-        if columns and found is None:
+        piece = self._kept(columns, WHOLE, self._part.rows, touched) if columns else None
+        if columns and piece is None:
             table = self._reader.table(self._part, self._schema, [*self._keys, *self._columns])
-            for each in filter(None, (self._keys, self._columns)):
-                kept = self._keep(each, WHOLE, table.select(each))
-                found = kept if each == columns else found
-        return found
+            for names in filter(None, (self._keys, self._columns)):
+                kept = self._keep(names, WHOLE, table.select(names))
+                piece = kept if names == columns else piece
+        return piece
 
     def _samples(self) -> KeySamples | None:
         name = (self._part.checksum, "samples", self._types)
-        found = self._reader.decoded.get(name)
-        if found is None:
-            found = KeySamples.of(self._part, self._schema)
-            if found is not None:
-                self._reader.decoded.put(name, found)
-        assert found is None or isinstance(found, KeySamples)
-        return found
+        samples = self._reader.decoded.get(name)
+        if samples is None:
+            samples = KeySamples.of(self._part, self._schema)
+            if samples is not None:
+                self._reader.decoded.put(name, samples)
+        assert samples is None or isinstance(samples, KeySamples)
+        return samples
 
     def _bounds(self) -> GroupBounds:
         if self._known_bounds is None:
@@ -328,14 +328,14 @@ class PartRows:
             return self._looked[1]
         total = len(bounds.firsts) - 1
         kinds = [columns for columns in (self._keys, self._columns) if columns]
-        found: Blocks
+        blocks: Blocks
         if total <= bounds.group_count_max and all(self._is_here(columns, (0, total)) for columns in kinds):
             # All of the part is one block in memory: to search in it takes no longer than to ask where to.
-            found = [(0, total, [*range(total)])]
+            blocks = [(0, total, [*range(total)])]
         else:
-            found = bounds.blocks(self._hit(bounds, wanted))
-        self._looked = wanted, found
-        return found
+            blocks = bounds.blocks(self._hit(bounds, wanted))
+        self._looked = wanted, blocks
+        return blocks
 
     def _hit(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Numbers:
         if wanted is None:
@@ -392,10 +392,10 @@ class PartRows:
         groups = [*range(*span)]
         lengths = np.diff(bounds.firsts).tolist()
         pieces = [self._peeked(columns, (number, number + 1), lengths[number]) for number in groups]
-        found = {number: [_batch(piece)] for number, piece in zip(groups, pieces, strict=True) if piece is not None}
-        for run in _consecutive([number for number in groups if number not in found]):
-            found[run[0]] = self._read(columns, run, fetched).to_batches()
-        table = pa.Table.from_batches([batch for number in sorted(found) for batch in found[number]])
+        batches = {number: [_batch(piece)] for number, piece in zip(groups, pieces, strict=True) if piece is not None}
+        for run in _consecutive([number for number in groups if number not in batches]):
+            batches[run[0]] = self._read(columns, run, fetched).to_batches()
+        table = pa.Table.from_batches([batch for number in sorted(batches) for batch in batches[number]])
         for number in groups:  # Beforehand, so that their room is the block's.
             self._reader.decoded.take(self._name(columns, (number, number + 1)))
         block = self._keep(columns, span, table)
@@ -420,20 +420,20 @@ class PartRows:
         spilled = self._reader.spilled
         if spilled is not None and spilled.put(self._file_name(columns, span), batch):
             # From here on the file is used, and what was decoded is let go of.
-            found = self._kept(columns, span, len(batch), None)
-            if found is not None:
-                return found
+            kept = self._kept(columns, span, len(batch), None)
+            if kept is not None:
+                return kept
         piece: Piece = SortedKeys(batch) if columns == self._keys else batch
         self._reader.decoded.put(self._name(columns, span), piece)
         return piece
 
     def _kept(self, columns: tuple[str, ...], span: Span, rows: int, touched: Numbers | None) -> Piece | None:
         """Return columns of a number of rows, of which only those that are touched will be looked at."""
-        found = self._reader.decoded.get(self._name(columns, span))
-        assert found is None or isinstance(found, (SortedKeys, pa.RecordBatch))
+        piece = self._reader.decoded.get(self._name(columns, span))
+        assert piece is None or isinstance(piece, (SortedKeys, pa.RecordBatch))
         spilled = self._reader.spilled
-        if found is not None or spilled is None:
-            return found
+        if piece is not None or spilled is None:
+            return piece
         fields, name = self._fields(columns), self._file_name(columns, span)
         if columns != self._keys:
             return spilled.get(name, fields, rows, touched)
@@ -451,11 +451,11 @@ class PartRows:
 
     def _peeked(self, columns: tuple[str, ...], span: Span, rows: int) -> Piece | None:
         """Return all of a number of rows, without counting as a use."""
-        found = self._reader.decoded.peek(self._name(columns, span))
-        assert found is None or isinstance(found, (SortedKeys, pa.RecordBatch))
+        piece = self._reader.decoded.peek(self._name(columns, span))
+        assert piece is None or isinstance(piece, (SortedKeys, pa.RecordBatch))
         spilled = self._reader.spilled
-        if found is not None or spilled is None:
-            return found
+        if piece is not None or spilled is None:
+            return piece
         return spilled.get(self._file_name(columns, span), self._fields(columns), rows, None)
 
     def _fields(self, columns: tuple[str, ...]) -> pa.Schema:

@@ -98,11 +98,11 @@ def newest(found: Sequence[Aged], left: SortedKeys, names: Sequence[str]) -> tup
         names: the columns of the schema.
     """
     keys = list(left.batch.schema.names)
-    places = [_places(each, left, keys) for each in found]
+    places = [_places(aged, left, keys) for aged in found]
     if not _are_apart(places):
         found = [_together(found, names)]
         places = [_places(found[0], left, keys)]
-    rows = [_last(each, at).select(list(names)) for each, at in zip(found, places, strict=True)]
+    rows = [_last(aged, at).select(list(names)) for aged, at in zip(found, places, strict=True)]
     is_left = np.ones(len(left), np.bool_)
     for at in places:
         is_left[at[at >= 0]] = False
@@ -118,8 +118,8 @@ def _places(updates: Aged, left: SortedKeys, keys: Sequence[str]) -> Ints:
 
 def _are_apart(places: Iterable[Ints]) -> bool:
     """Whether no key has updates in two tables: each of them has those of an interval of keys."""
-    inside = (each[each >= 0] for each in places)
-    ends = sorted((int(each[0]), int(each[-1])) for each in inside if len(each))
+    inside = (positions[positions >= 0] for positions in places)
+    ends = sorted((int(positions[0]), int(positions[-1])) for positions in inside if len(positions))
     return all(last < first for (_, last), (first, _) in pairwise(ends))
 
 
@@ -127,10 +127,10 @@ def _together(found: Sequence[Aged], names: Sequence[str]) -> Aged:
     """Return updates of several tables as those of one, in which what cancels is gone."""
     times, diffs = (pa.field(name, pa.int64(), nullable=False) for name in ("_time", "_diff"))
     tables = [
-        each.table.select(list(names))
-        .append_column(times, int64_array(each.times))
-        .append_column(diffs, int64_array(each.diffs))
-        for each in found
+        aged.table.select(list(names))
+        .append_column(times, int64_array(aged.times))
+        .append_column(diffs, int64_array(aged.diffs))
+        for aged in found
     ]
     return Aged(consolidate(pa.concat_tables(tables), [*names, "_time"]), None, None)
 
@@ -279,9 +279,9 @@ class Rungs:
         return made[::-1], count
 
     def _known(self, ages: Sequence[Age]) -> list[tuple[Names, int]] | None:
-        found = self._reader.decoded.get(self._ladder_name(ages))
-        assert found is None or isinstance(found, _Ladder)
-        return None if found is None else [*found.steps]
+        ladder = self._reader.decoded.get(self._ladder_name(ages))
+        assert ladder is None or isinstance(ladder, _Ladder)
+        return None if ladder is None else [*ladder.steps]
 
     def _ladder_name(self, ages: Sequence[Age]) -> Hashable:
         # The oldest of all runs stays longest. Where it goes, a ladder is made anew.
@@ -299,9 +299,9 @@ class Rungs:
     def _make(self, steps: Sequence[_Step]) -> None:
         """Make rungs of the parts themselves: all that has to be fetched is fetched at once."""
         ages = [age for step in steps for age in step.ages]
-        said = iter(self._reader.map(lambda age: _said_by(age, self._scan, self._reader), ages))
+        age_tables = iter(self._reader.map(lambda age: _said_by(age, self._scan, self._reader), ages))
         for step in steps:
-            tables = [next(said) for _ in step.ages]
+            tables = [next(age_tables) for _ in step.ages]
             self._put(step, tables[::-1])
 
     def _joined(self, steps: Sequence[_Step]) -> _Step:
@@ -317,11 +317,11 @@ class Rungs:
         return _Step(both.ages, len(rung.keys))
 
     def _kept(self, step: _Step) -> Rung | None:
-        found = self._reader.decoded.get(self._rung_name(step))
-        assert found is None or isinstance(found, Rung)
-        if found is not None:
-            self._made[step.name] = found
-        return found
+        rung = self._reader.decoded.get(self._rung_name(step))
+        assert rung is None or isinstance(rung, Rung)
+        if rung is not None:
+            self._made[step.name] = rung
+        return rung
 
     def _put(self, step: _Step, tables: Sequence[pa.Table]) -> Rung:
         """Make a rung of what several say, the newest first, and keep it."""

@@ -84,9 +84,9 @@ def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
         if column is None:
             return None
         keys = _as_table(column, names, type(keys).__name__)
-    found = [name for name in keys.column_names if name in names or not name.startswith("__index_level_")]
-    if sorted(found) != sorted(names):
-        raise SchemaMismatch(f"the keys have the columns {found}: give exactly the key columns, {list(names)}")
+    column_names = [name for name in keys.column_names if name in names or not name.startswith("__index_level_")]
+    if sorted(column_names) != sorted(names):
+        raise SchemaMismatch(f"the keys have the columns {column_names}: give exactly the key columns, {list(names)}")
     return keys.select(list(names))
 
 

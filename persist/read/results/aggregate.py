@@ -242,8 +242,8 @@ class _Sums:
         if pc.all(is_finite, min_count=0).as_py():
             return values
         for kind, odd in _ODD.items():
-            found = pc.is_nan(values) if math.isnan(odd) else pc.equal(values, odd)
-            self._put(f"{kind}:{name}", diffs * pc.fill_null(found, False).to_numpy(), largest, columns)
+            is_odd = pc.is_nan(values) if math.isnan(odd) else pc.equal(values, odd)
+            self._put(f"{kind}:{name}", diffs * pc.fill_null(is_odd, False).to_numpy(), largest, columns)
         return pc.if_else(is_finite, values, pa.scalar(None, pa.float64()))
 
     def _put(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
@@ -317,8 +317,8 @@ class _Groups:
     def result(self) -> pa.Table:
         """Return the table that was asked for."""
         columns: dict[str, Any] = dict(zip(self._group_by, self._keys.columns, strict=True))
-        for each in self._sums.request.aggregations:
-            columns[each.output] = self._output(each)
+        for aggregation in self._sums.request.aggregations:
+            columns[aggregation.output] = self._output(aggregation)
         return pa.table(columns)
 
     def _output(self, each: Aggregation) -> pa.Array:
@@ -383,14 +383,14 @@ def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Tab
     if is_nested:
         columns = {**columns, "row": np.arange(len(given))}
         sums.append(("row", "min", None))
-    found = pa.table(ids | columns).group_by(names, use_threads=False).aggregate(sums)
+    grouped = pa.table(ids | columns).group_by(names, use_threads=False).aggregate(sums)
     if is_nested:
-        groups = given.take(found["row_min"]).columns
-        found = found.drop_columns([*names, "row_min"])
+        groups = given.take(grouped["row_min"]).columns
+        grouped = grouped.drop_columns([*names, "row_min"])
     else:
-        groups = [found[name] for name in names]
-        found = found.drop_columns(names)
-    summed = {name: found[f"{first}_sum"] for name, first in same_as.items()}
+        groups = [grouped[name] for name in names]
+        grouped = grouped.drop_columns(names)
+    summed = {name: grouped[f"{first}_sum"] for name, first in same_as.items()}
     return pa.table(dict(zip(names, groups, strict=True)) | summed)
 
 

@@ -61,8 +61,8 @@ def export_to_store(
             stored.append(f"part-{len(stored)}.parquet")
             rows += count
             blob.set(stored[-1], data)
-        said = {"as_of": int(schema.metadata[b"persist.as_of"]), "rows": rows, "files": stored}
-        blob.set(SUCCESS, json.dumps(said).encode())
+        summary = {"as_of": int(schema.metadata[b"persist.as_of"]), "rows": rows, "files": stored}
+        blob.set(SUCCESS, json.dumps(summary).encode())
     except BaseException:
         # The mark goes last, and stays if anything else does.
         with suppress(PersistError):
@@ -157,8 +157,8 @@ def _check_delta_types(schema: pa.Schema) -> None:
 def _unknown(kind: pa.DataType) -> pa.DataType | None:
     """Return the type that Delta does not have: a type itself, or one inside it."""
     if pt.is_nested(kind):
-        found = (_unknown(kind.field(at).type) for at in range(kind.num_fields))
-        return next((each for each in found if each is not None), None)
+        unknown_types = (_unknown(kind.field(at).type) for at in range(kind.num_fields))
+        return next((inner_type for inner_type in unknown_types if inner_type is not None), None)
     is_known = (
         pt.is_boolean(kind) or pt.is_signed_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
         or pt.is_decimal128(kind) or pt.is_date(kind) or (pt.is_timestamp(kind) and kind.unit != "ns")
@@ -276,7 +276,7 @@ def export_delta(
         raise InvalidUsage(f"uri={uri!r} is neither the path nor the URL of a Delta table")
     uri = os.fspath(uri)
     _check_delta_types(result.schema)
-    told = deltalake.CommitProperties(custom_metadata={"persist.as_of": str(as_of)})
+    properties = deltalake.CommitProperties(custom_metadata={"persist.as_of": str(as_of)})
     storage = dict(storage_options or {})
 
     def write(reader: pa.RecordBatchReader) -> int:
@@ -285,7 +285,7 @@ def export_delta(
             reader,
             mode=mode,
             schema_mode="overwrite" if mode == "overwrite" else None,
-            commit_properties=told,
+            commit_properties=properties,
             storage_options=storage,
         )
         return int(deltalake.DeltaTable(uri, storage_options=storage).version())
@@ -300,15 +300,15 @@ def export_iceberg(result: ArrowResult, as_of: int, catalog: Any, identifier: st
     _check_mode(mode)
     if not hasattr(catalog, "create_table_transaction"):
         raise InvalidUsage(f'{catalog!r} is no catalog: give one of pyiceberg.catalog.load_catalog("name", …)')
-    told = {"persist.as_of": str(as_of)}
+    properties = {"persist.as_of": str(as_of)}
 
     def write(reader: pa.RecordBatchReader) -> int:
         if mode == "error" or not catalog.table_exists(identifier):
             with catalog.create_table_transaction(identifier, schema=result.schema) as created:
-                created.append(reader, snapshot_properties=told)
+                created.append(reader, snapshot_properties=properties)
         else:
             table = catalog.load_table(identifier)
-            (table.append if mode == "append" else table.overwrite)(reader, snapshot_properties=told)
+            (table.append if mode == "append" else table.overwrite)(reader, snapshot_properties=properties)
         return int(catalog.load_table(identifier).current_snapshot().snapshot_id)
 
     return _Batches(result).given_to(write, f"the Iceberg table {identifier}")

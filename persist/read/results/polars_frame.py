@@ -50,7 +50,7 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
 def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
     if pat.is_nested(kind):
         inner = [field.type for field in children(kind)]
-        made = [_in_milliseconds(each) for each in inner]
+        made = [_in_milliseconds(inner_type) for inner_type in inner]
         return kind if made == inner else with_children(kind, made)
     if pat.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
@@ -94,14 +94,14 @@ def pushed_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression
         written = json.loads(predicate.meta.serialize(format="json"))
     except Exception:  # Python functions cannot be written, and Polars may stop writing others.
         return None
-    found: pc.Expression | None = None
-    for each in _conjuncts(written):
+    conjunction: pc.Expression | None = None
+    for conjunct in _conjuncts(written):
         try:
-            expression = arrow_filter(_condition(polars, each, schema), schema)
+            expression = arrow_filter(_condition(polars, conjunct, schema), schema)
         except (_NotUnderstood, InvalidUsage):
             continue
-        found = expression if found is None else found & expression
-    return found
+        conjunction = expression if conjunction is None else conjunction & expression
+    return conjunction
 
 
 def _conjuncts(node: Any) -> Iterator[Any]:

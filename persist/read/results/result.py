@@ -107,13 +107,13 @@ class ArrowResult(ShownByRepr):
         """Return the first rows, of as many as there are; no more is read than that takes, which is a part at least."""
         if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
             raise InvalidUsage(f"head({rows!r}) is not a number of rows: give 0 or more")
-        found: list[pa.Table] = []
+        slices: list[pa.Table] = []
         left = rows
         with closing(self._tables()) as tables:
             while left > 0 and (table := next(tables, None)) is not None:
-                found.append(table.slice(0, left))
-                left -= len(found[-1])
-        return pa.concat_tables(found) if found else self.schema.empty_table()
+                slices.append(table.slice(0, left))
+                left -= len(slices[-1])
+        return pa.concat_tables(slices) if slices else self.schema.empty_table()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield what `to_batches` does."""

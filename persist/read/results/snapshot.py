@@ -167,8 +167,8 @@ class Snapshot(ArrowResult):
         so within one.
         """
         scan = replace(self.scan, columns=columns)
-        for each in scan.slices_within(self._reading().slice_bytes):
-            yield from read_snapshot(each, "diff", self._reading())
+        for scan_slice in scan.slices_within(self._reading().slice_bytes):
+            yield from read_snapshot(scan_slice, "diff", self._reading())
 
     def aggregate(
         self, group_by: Sequence[str] = (), aggregations: Mapping[str, tuple[str | None, str]] = MappingProxyType({})
@@ -249,10 +249,10 @@ class Snapshot(ArrowResult):
             self._lookup = Lookup(self.scan)
         wanted = self._lookup.wanted(keys)
         with self._reading.explained():
-            found = self._lookup.contents(wanted, self.form, self._reading())
-        if self.form == "diff" or "_diff" not in found.column_names:
-            return found
-        tables = list(repeated(found, self.scan))
+            matching_rows = self._lookup.contents(wanted, self.form, self._reading())
+        if self.form == "diff" or "_diff" not in matching_rows.column_names:
+            return matching_rows
+        tables = list(repeated(matching_rows, self.scan))
         if not self.scan.columns:
             return rows_without_columns(sum(map(len, tables)))
         return pa.concat_tables([pa.Table.from_batches([], self.schema), *tables])

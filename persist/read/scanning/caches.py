@@ -199,14 +199,14 @@ def fetched(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[i
         CorruptBlob: check says so.
     """
     if within is None:
-        found = get_checked(blob, part.blob, part.bytes, check)
+        checked = get_checked(blob, part.blob, part.bytes, check)
     else:
-        found = get_range_checked(blob, part.blob, within, check)
-    if found is None:
+        checked = get_range_checked(blob, part.blob, within, check)
+    if checked is None:
         raise MissingBlob(
             part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
         )
-    return found
+    return checked
 
 
 SPILL_BYTES_MIN = 64 << 10  # Less is decoded as soon as a file is opened.

@@ -226,11 +226,11 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables
         return
-    found = next(tables, None)
+    summed = next(tables, None)
     for table in tables:
-        found = consolidate(pa.concat_tables([found, table]), scan.columns)
-    if found is not None:
-        yield found
+        summed = consolidate(pa.concat_tables([summed, table]), scan.columns)
+    if summed is not None:
+        yield summed
 
 
 def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], PartReader]) -> Iterator[pa.Table]:
@@ -239,21 +239,21 @@ def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], Pa
     Memory: what `read_snapshot` takes, and a slice.
     """
     if len(slices) < 2:
-        for each in slices:
-            yield from read_snapshot(each, form, reading())
+        for scan_slice in slices:
+            yield from read_snapshot(scan_slice, form, reading())
         return
     thread = Pool(1, "persist-merging")
     before: Iterator[pa.Table] = iter(())
     try:
-        for each in slices:
-            passed_on = _Returning(_passed_on(each, reading(), Split.of(each, form), form))
+        for scan_slice in slices:
+            passed_on = _Returning(_passed_on(scan_slice, reading(), Split.of(scan_slice, form), form))
             for table in passed_on:
                 yield from before
                 yield table
             yield from before
             rest = passed_on.value
             if rest is not None:
-                before = _when_made(thread.submit(rest.consolidated), each, form)
+                before = _when_made(thread.submit(rest.consolidated), scan_slice, form)
         yield from before
     finally:
         thread.shutdown(wait=True)
@@ -323,12 +323,12 @@ def differences(present: Scan, new: NewRows, reader: PartReader) -> Iterator[pa.
         given = sum(part.rows for part in new)
     ids = {id(part) for part in ours}
     passed = 0
-    for each in replace(present, base=(*present.base, *ours)).slices_within(reader.rewrite_slice_bytes):
-        there = [each.empty(columns), *rows_of(each)]
+    for scan_slice in replace(present, base=(*present.base, *ours)).slices_within(reader.rewrite_slice_bytes):
+        there = [scan_slice.empty(columns), *rows_of(scan_slice)]
         passed += sum(map(len, there))
-        base = [part for part in each.base if id(part) not in ids]
-        read = [*each.base_rows(reader, columns, base), *each.updates(reader, columns)]
-        here = negated(pa.concat_tables([each.empty(columns), *read]))
+        base = [part for part in scan_slice.base if id(part) not in ids]
+        read = [*scan_slice.base_rows(reader, columns, base), *scan_slice.updates(reader, columns)]
+        here = negated(pa.concat_tables([scan_slice.empty(columns), *read]))
         yield consolidate(
             pa.concat_tables(without_pairs(pa.concat_tables(there), here, schema.key_names)), schema.names
         )
@@ -344,7 +344,9 @@ RowsOf: TypeAlias = Callable[[Scan], list[pa.Table]]  # Those of the new rows in
 
 def _stored(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> RowsOf:
     ids = {id(part) for part in new}
-    return lambda each: [*each.base_rows(reader, columns, [part for part in each.base if id(part) in ids])]
+    return lambda scan_slice: [
+        *scan_slice.base_rows(reader, columns, [part for part in scan_slice.base if id(part) in ids])
+    ]
 
 
 def _held(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsOf, list[Part]]:

@@ -106,7 +106,7 @@ def explained(contents: CollectionState, scan: Scan, form: str, slices: int) -> 
     """Return what a plan of `snapshot_scan` over contents will read, in so many slices."""
     forwards = scan.sign > 0
     time = scan.time_lower - 1 if forwards else scan.time_upper - 1
-    keyframe = next((each for each in contents.keyframes if each.as_of == time), None)
+    keyframe = next((candidate for candidate in contents.keyframes if candidate.as_of == time), None)
     history = contents.history_parts
     base = contents.parts_of(keyframe.parts) if keyframe is not None else ()
     early = sum(part.time_max < scan.time_lower for part in history)
