@@ -76,16 +76,16 @@ class Adapter:
 
     def adapted(self, plan: Json) -> tuple[Node, int]:
         """Return a relation, and how many columns it has."""
-        found = _ADAPTED.get(plan["type"])
-        if found is None:
+        adapter = _ADAPTED.get(plan["type"])
+        if adapter is None:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
         if plan["type"] == "LOGICAL_GET":
             self._check_table(plan)
         check_members(plan, _MEMBERS[plan["type"]].split(), plan["type"])
-        node, width = found(self, plan)
-        for each in terms_of(node):
-            check_without_now(each, self._sql)
+        node, width = adapter(self, plan)
+        for term in terms_of(node):
+            check_without_now(term, self._sql)
         return node, width
 
     def _child(self, plan: Json, at: int = 0) -> tuple[Node, int]:
@@ -99,7 +99,7 @@ class Adapter:
     def scan(self, plan: Json) -> tuple[Node, int]:
         table = plan["function_data"]["table"]
         columns = self._tables[table]
-        numbers = [each["index"] for each in plan.get("column_indexes", ())]
+        numbers = [column_index["index"] for column_index in plan.get("column_indexes", ())]
         asked = [columns[number] for number in numbers if number < _ROW_ID]
         for _, kind in asked:
             if isinstance(kind, Unreadable):
@@ -117,8 +117,8 @@ class Adapter:
     def filter(self, plan: Json) -> tuple[Node, int]:
         node, width = self._child(plan)
         conditions = [part for condition in self._of.every(plan["expressions"]) for part in conjuncts(condition)]
-        timed = [each for each in conditions if reads_now(each)]
-        rest = [each for each in conditions if each not in timed]
+        timed = [condition for condition in conditions if reads_now(condition)]
+        rest = [condition for condition in conditions if condition not in timed]
         node = bounded(Filter(node, all_of(rest)) if rest else node, timed, self._unit, self._sql)
         return _mapped(node, width, plan.get("projection_map"))
 
@@ -134,12 +134,12 @@ class Adapter:
         if how is None:
             raise InvalidUsage(f"a {plan['join_type']} JOIN is not supported in a view")
         equal, same, rest = [], [], []
-        for each in plan.get("conditions", ()):
-            comparison = each["comparison"]
+        for clause in plan.get("conditions", ()):
+            comparison = clause["comparison"]
             if comparison == "INVALID":
-                rest.append(self._of.one(each["left"]))
+                rest.append(self._of.one(clause["left"]))
                 continue
-            one, other = self._of.one(each["left"]), self._of.one(each["right"])
+            one, other = self._of.one(clause["left"]), self._of.one(clause["right"])
             if comparison == "COMPARE_EQUAL":
                 equal.append((one, other))
             elif comparison == "COMPARE_NOT_DISTINCT_FROM":
@@ -153,12 +153,12 @@ class Adapter:
             rest.append(self._of.one(plan["condition"]))
         condition = all_of(rest) if rest else None
         node: Node = Join(how, left, right, tuple(equal), tuple(same), condition)
-        found = width
+        full_width = width
         if how == "mark":
-            found += 1
+            full_width += 1
         elif how not in ("semi", "anti"):
-            found += others
-        return self._narrowed(node, plan, how, width, others, found)
+            full_width += others
+        return self._narrowed(node, plan, how, width, others, full_width)
 
     def _narrowed(self, node: Node, plan: Json, how: str, width: int, others: int, found: int) -> tuple[Node, int]:
         lefts, rights = plan.get("left_projection_map"), plan.get("right_projection_map")
@@ -168,7 +168,7 @@ class Adapter:
         if how == "mark":
             picked.append(width)
         elif how not in ("semi", "anti"):
-            picked += [width + each for each in rights or range(others)]
+            picked += [width + number for number in rights or range(others)]
         return Project(node, tuple(map(Place, picked))), len(picked)
 
     def aggregate(self, plan: Json) -> tuple[Node, int]:
@@ -182,8 +182,10 @@ class Adapter:
             )
         sets = plan.get("grouping_sets") or [list(range(len(keys)))]
         groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
-        found = Aggregate(node, keys, aggregates, tuple(tuple(sorted(each)) for each in sets), groupings)
-        return found, len(keys) + len(aggregates) + len(groupings)
+        aggregate = Aggregate(
+            node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings
+        )
+        return aggregate, len(keys) + len(aggregates) + len(groupings)
 
     def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> tuple[Node, int]:
         """Return each row once; what the rows are in the order of by columns beside them, the first one says."""
@@ -225,18 +227,18 @@ class Adapter:
     def union(self, plan: Json) -> tuple[Node, int]:
         parts = self._parts(plan, bool(plan.get("setop_all")))
         width = parts[0][1]
-        node = _united([each for each, _ in parts])
+        node = _united([part for part, _ in parts])
         return node if plan.get("setop_all") else Distinct(node), width
 
     def _parts(self, plan: Json, is_all: bool) -> list[tuple[Node, int]]:
         """Return what a UNION is made of, through those below it that change nothing: all are one of many parts."""
-        below = [each for each in plan["children"] if each["type"] == "LOGICAL_UNION"]
-        through = [each for each in below if bool(each.get("setop_all")) or not is_all]
-        for each in through:
-            check_members(each, _MEMBERS[each["type"]].split(), each["type"])
+        below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
+        through = [child for child in below if bool(child.get("setop_all")) or not is_all]
+        for child in through:
+            check_members(child, _MEMBERS[child["type"]].split(), child["type"])
         every = [
-            self._parts(each, is_all) if any(each is other for other in through) else [self.adapted(each)]
-            for each in plan["children"]
+            self._parts(child, is_all) if any(child is other for other in through) else [self.adapted(child)]
+            for child in plan["children"]
         ]
         return [part for parts in every for part in parts]
 
@@ -264,7 +266,7 @@ class Adapter:
         return Let(plan["table_index"], value, body), width
 
     def ref(self, plan: Json) -> tuple[Node, int]:
-        types = tuple(self._of.type_of(each, plan) for each in plan["chunk_types"])
+        types = tuple(self._of.type_of(kind, plan) for kind in plan["chunk_types"])
         if plan.get("is_recurring"):
             raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
         return Ref(plan["cte_index"], types), len(types)
@@ -282,12 +284,12 @@ class Adapter:
         return Values(("boolean",), ((TRUE,),)), 1
 
     def expressions(self, plan: Json) -> tuple[Node, int]:
-        types = tuple(self._of.type_of(each, plan) for each in plan["expr_types"])
+        types = tuple(self._of.type_of(kind, plan) for kind in plan["expr_types"])
         input_, _ = self._child(plan)
         return _united([Project(input_, self._of.every(row)) for row in plan["expressions"]]), len(types)
 
     def empty(self, plan: Json) -> tuple[Node, int]:
-        types = tuple(self._of.type_of(each, plan) for each in plan.get("return_types", ()))
+        types = tuple(self._of.type_of(kind, plan) for kind in plan.get("return_types", ()))
         return Values(types or ("boolean",), ()), max(1, len(types))
 
 
@@ -357,7 +359,7 @@ def _united(parts: Sequence[Node]) -> Node:
 
 def _determines(targets: Sequence[Term], node: Node, width: int) -> bool:
     """Return whether rows that agree in some expressions agree in all columns, which may be computed from these."""
-    known = {each.index for each in targets if isinstance(each, Place)}
+    known = {target.index for target in targets if isinstance(target, Place)}
     if not isinstance(node, Project):
         return len(known) == width
     given = [node.outputs[at] for at in known]

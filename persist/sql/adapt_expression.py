@@ -144,14 +144,14 @@ class Expressions:
         kind = self.type_of(value["type"], node)
         if value.get("is_null") or "value" not in value:
             return constant(kind, None)
-        found = value["value"]
-        if kind == "hugeint" or (kind.startswith("decimal") and isinstance(found, dict)):
-            found = (found["upper"] << 64) + found["lower"]
+        literal = value["value"]
+        if kind == "hugeint" or (kind.startswith("decimal") and isinstance(literal, dict)):
+            literal = (literal["upper"] << 64) + literal["lower"]
         elif kind == "interval":
-            found = f"{found.get('months', 0)},{found.get('days', 0)},{found.get('micros', 0)}"
+            literal = f"{literal.get('months', 0)},{literal.get('days', 0)},{literal.get('micros', 0)}"
         elif kind == "boolean":
-            found = "true" if found else "false"
-        return constant(kind, str(found))
+            literal = "true" if literal else "false"
+        return constant(kind, str(literal))
 
     def _case(self, node: Json) -> Term:
         kind = self.type_of(node["return_type"], node)

@@ -71,7 +71,7 @@ class ViewsPlan:
 
     def refresh(self) -> None:
         """Bring all views that are wanted up to what their inputs have sealed, in one commit."""
-        views = [live_view(self._engine, each.view) for each in self.changes if each.action != "destroy"]
+        views = [live_view(self._engine, change.view) for change in self.changes if change.action != "destroy"]
         if views:
             with ViewsTogether(views, {}) as together:
                 together.refresh()
@@ -98,7 +98,7 @@ class _Planner:
         self._engine = engine
         self._wanted = wanted
         self._catalog = Catalog(engine)
-        self._present = {name: found for name in wanted if (found := self._view(name)) is not None}
+        self._present = {name: view for name in wanted if (view := self._view(name)) is not None}
         self._gone: dict[str, LiveView] = {}
         self._drafts: list[Draft] = []
 
@@ -115,34 +115,34 @@ class _Planner:
         steps += [step for draft in self._drafts for step in draft.steps]
         names = {id_: name for draft in self._drafts for id_, name in draft.names.items()}
         names |= {id_: view.handle.name for view in gone for id_ in (*view.definition.inputs, view.handle.id)}
-        changes = [*(Change(each, "destroy", "it has no definition") for each in dropped), *made]
+        changes = [*(Change(dropped_name, "destroy", "it has no definition") for dropped_name in dropped), *made]
         return ViewsPlan(self._engine, changes, steps, names)
 
     def _view(self, name: str) -> LiveView | None:
         check_free_name(name)
         if name not in self._engine.names():
             return None
-        found = loaded(self._engine, name)
-        definition = definition_of(found)
+        handle = loaded(self._engine, name)
+        definition = definition_of(handle)
         if definition is None:
             raise InvalidUsage(f"there is a collection {name!r} that is no view: call the view otherwise, or rename it")
-        return LiveView(found, definition)
+        return LiveView(handle, definition)
 
     def _unwanted(self) -> dict[str, LiveView]:
-        found = {}
+        unwanted = {}
         for name in self._engine.names():
             handle = loaded(self._engine, name)
             definition = None if name in self._wanted else definition_of(handle)
             if definition is not None:
-                found[name] = LiveView(handle, definition)
-        return found
+                unwanted[name] = LiveView(handle, definition)
+        return unwanted
 
     def _ordered(self) -> list[str]:
         """Return the names of the wanted views, each after those that it reads."""
         names = list(dict.fromkeys([*self._catalog.names, *self._wanted]))
         reads: dict[str, list[str]] = {}
-        for name, each in self._wanted.items():
-            read = _told(name, partial(mentioned, each.sql, names))
+        for name, view in self._wanted.items():
+            read = _told(name, partial(mentioned, view.sql, names))
             reads[name] = [one for one in read if one in self._wanted]
         try:
             return list(TopologicalSorter(reads).static_order())

@@ -28,40 +28,40 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
     Raises:
         InvalidUsage: one of them is not there, or it cannot be told which one is meant.
     """
-    found = []
+    collections = []
     with _deep_is_refused():
         tables = tables_of(sql)
-    for each, at in tables.items():
-        same = [name for name in names if name == each] or [name for name in names if name.lower() == each.lower()]
+    for table, at in tables.items():
+        same = [name for name in names if name == table] or [name for name in names if name.lower() == table.lower()]
         if len(same) > 1:
             raise InvalidUsage(
-                f"the query reads {each!r}, and there are the collections {sorted(same)}: write one of them"
+                f"the query reads {table!r}, and there are the collections {sorted(same)}: write one of them"
             )
         if not same:
-            close = get_close_matches(each, names, 3, 0.5)
+            close = get_close_matches(table, names, 3, 0.5)
             hint = f"; did you mean {', '.join(map(repr, close))}?" if close else f"; there are {sorted(names)[:20]}"
             raise InvalidUsage(
-                f"the query reads {each!r}, and there is no collection of that name{hint}{place(sql, at)}"
+                f"the query reads {table!r}, and there is no collection of that name{hint}{place(sql, at)}"
             )
-        found.append(same[0])
-    return list(dict.fromkeys(found))
+        collections.append(same[0])
+    return list(dict.fromkeys(collections))
 
 
 def columns_of(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
     """Return the columns of a collection with their types, and what DuckDB would take a query to read besides."""
-    found: list[tuple[str, str | Unreadable]] = []
+    columns: list[tuple[str, str | Unreadable]] = []
     for column in schema.names:
         kind = schema.arrow.field(column).type
         why = (
             f"column {column!r} of collection {name!r} is of type {kind}, which queries cannot read: name the columns "
             "that the query needs in place of *, or make a collection with this one as texts or numbers, by a dataflow"
         )
-        found.append((column, of_arrow(kind) or Unreadable(why, kind)))
+        columns.append((column, of_arrow(kind) or Unreadable(why, kind)))
     if names_row_id and _ROW_ID not in map(str.lower, schema.names):
         # DuckDB numbers the rows of its tables, and a column of that name hides the number.
         why = f"rowid: rows of collections have no number, and collection {name!r} has no column of that name"
-        found.append((_ROW_ID, Unreadable(f"{why}; use its key, which is {list(schema.key_names)}")))
-    return found
+        columns.append((_ROW_ID, Unreadable(f"{why}; use its key, which is {list(schema.key_names)}")))
+    return columns
 
 
 def planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, list[tuple[str, str]]]:
@@ -82,11 +82,11 @@ def _planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, l
             raise InvalidUsage(f"collection {name!r} has no column of a type that queries can read")
     units = {schema.timeline for schema in schemas.values()}
     unit = units.pop() if len(units) == 1 else None
-    found = bound(sql, tables, f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})")
-    plan, width = Adapter(sql, tables, unit).adapted(found.plan)
+    bound_query = bound(sql, tables, f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})")
+    plan, width = Adapter(sql, tables, unit).adapted(bound_query.plan)
     if _levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
-    columns = found.columns()
+    columns = bound_query.columns()
     assert width == len(columns), (width, columns)
     return plan, columns
 
@@ -139,11 +139,11 @@ def key_of(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] 
     node = plan
     while isinstance(node, Project | Filter | Temporal | TopK):
         if isinstance(node, Project):
-            columns_at = {at: each.index for at, each in enumerate(node.outputs) if isinstance(each, Place)}
+            columns_at = {at: output.index for at, output in enumerate(node.outputs) if isinstance(output, Place)}
             places = {columns_at[at]: to for at, to in places.items() if at in columns_at}
         node = node.input
     if isinstance(node, Aggregate) and len(node.sets) == 1 and node.keys:
-        found = [places[at] for at in range(len(node.keys)) if at in places]
-        if len(found) == len(node.keys):
-            return tuple(names[at] for at in sorted(found))
+        key_places = [places[at] for at in range(len(node.keys)) if at in places]
+        if len(key_places) == len(node.keys):
+            return tuple(names[at] for at in sorted(key_places))
     return tuple(names)

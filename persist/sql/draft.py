@@ -70,7 +70,7 @@ class Catalog:
     def names(self) -> list[str]:
         """The names of all."""
         kept = [name for name in self._engine.names() if name not in self._by_name]
-        return [*kept, *(name for name, each in self._by_name.items() if each is not None)]
+        return [*kept, *(name for name, readable in self._by_name.items() if readable is not None)]
 
     def remove(self, name: str) -> None:
         """Plan without a collection."""
@@ -106,12 +106,12 @@ class Catalog:
         return version_of(contents, held.schema), set(columns)
 
     def _stored(self, id_: str, name: str) -> Readable:
-        found = loaded_by_id(self._engine, id_, name)
-        contents, definition = found.contents(), definition_of(found)
+        handle = loaded_by_id(self._engine, id_, name)
+        contents, definition = handle.contents(), definition_of(handle)
         inputs = () if definition is None else definition.inputs
         since = contents.since.time or 0
         last, is_view = _last_sealed(contents), definition is not None
-        readable = Readable(id_, found.name, found.schema, contents.timeline, last, since, inputs, is_view)
+        readable = Readable(id_, handle.name, handle.schema, contents.timeline, last, since, inputs, is_view)
         self._by_id[id_] = readable
         return readable
 
@@ -122,14 +122,14 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     Raises:
         InvalidUsage: as `Client.create_view`.
     """
-    reads = {each: catalog.named(each) for each in mentioned(sql, catalog.names)}
-    plan, columns = planned(sql, {each: readable.schema for each, readable in reads.items()})
+    reads = {read_name: catalog.named(read_name) for read_name in mentioned(sql, catalog.names)}
+    plan, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()})
     check_columns(columns)
     _check_runs(name, plan, columns, reads)
     keys = key_of(plan, columns, key)
-    every = {id_: catalog.by_id(id_) for each in reads.values() for id_ in (each.id, *each.inputs)}
+    every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
     definition = Definition(
-        VERSION, sql, tuple(every), {each: r.id for each, r in reads.items()}, tuple(columns), keys, plan
+        VERSION, sql, tuple(every), {read_name: r.id for read_name, r in reads.items()}, tuple(columns), keys, plan
     )
     _check_together(catalog, name, definition, every)
     schema = _schema_of(columns, keys, reads.values())
@@ -139,16 +139,19 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
         record_kinds.Create(id_, name, schema.to_json(), view=definition.to_json()),
         *_holds(id_, definition, every.values()),
     )
-    return Draft(made, definition, steps, {id_: name, **{each.id: each.name for each in every.values()}})
+    return Draft(made, definition, steps, {id_: name, **{readable.id: readable.name for readable in every.values()}})
 
 
 def _check_runs(name: str, plan: Node, columns: Sequence[tuple[str, str]], reads: Mapping[str, Readable]) -> None:
     """Raise InvalidUsage if the plan is none that can be run, such as one whose constants cannot be computed."""
     program = Program("view")
-    sources = {each: program.source(each, schema=pa.schema(_columns_of(found))) for each, found in reads.items()}
+    sources = {
+        read_name: program.source(read_name, schema=pa.schema(_columns_of(readable)))
+        for read_name, readable in reads.items()
+    }
     try:
         answer = Lowering(program, sources.__getitem__).answer(plan)
-        outputs: dict[str, Any] = {each: Col(column(at)) for at, (each, _) in enumerate(columns)}
+        outputs: dict[str, Any] = {column_name: Col(column(at)) for at, (column_name, _) in enumerate(columns)}
         answer.map(**outputs)
     except InvalidUsage as error:
         raise InvalidUsage(f"the query of view {name!r} cannot be computed on any rows: {error}") from error
@@ -160,8 +163,8 @@ def _check_together(catalog: Catalog, name: str, definition: Definition, every: 
     All views of a graph are refreshed by one program, which reads a collection once.
     """
     own = read_by(definition)
-    for id_, each in every.items():
-        parts = [(name, each.schema, set(own[id_]))] if own.get(id_) else []
+    for id_, readable in every.items():
+        parts = [(name, readable.schema, set(own[id_]))] if own.get(id_) else []
         for view in every.values():
             read = catalog.read_as(view, id_) if view.is_view else None
             if read is not None:
@@ -174,7 +177,7 @@ def _check_together(catalog: Catalog, name: str, definition: Definition, every: 
             if other := sorted(column for column in columns if then.get(column) != now.get(column)):
                 raise InvalidUsage(
                     f"view {name!r} and the views that it reads are refreshed together, and {reader!r} reads "
-                    f"collection {each.name!r} as of version {schema.version} of its schema, in which {other} are "
+                    f"collection {readable.name!r} as of version {schema.version} of its schema, in which {other} are "
                     f"other columns than in version {parts[0][1].version}, which {parts[0][0]!r} reads: make "
                     f"{reader!r} anew first"
                 )
@@ -182,7 +185,7 @@ def _check_together(catalog: Catalog, name: str, definition: Definition, every: 
 
 def _columns_of(readable: Readable) -> list[pa.Field]:
     schema = readable.schema
-    return [pa.field(each, kind) for each, kind in zip(schema.names, schema.types, strict=False)]
+    return [pa.field(name, kind) for name, kind in zip(schema.names, schema.types, strict=False)]
 
 
 def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> list[record_kinds.SetHold]:
@@ -192,26 +195,26 @@ def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> lis
     computed again, and not read, so their history is not kept; the hold says only that they are needed.
     """
     inputs, columns = list(inputs), read_by(definition)
-    last = min((each.last for each in inputs if each.last is not None), default=0)
-    at = max([last, *(each.since for each in inputs if not each.is_view)])
+    last = min((readable.last for readable in inputs if readable.last is not None), default=0)
+    at = max([last, *(readable.since for readable in inputs if not readable.is_view)])
     return [
         record_kinds.SetHold(
-            each.id,
+            readable.id,
             view_hold(view),
-            TIME_MAX if each.is_view else at,
-            schema=each.schema.version,
-            columns=column_ids(each.schema, columns.get(each.id, ())),
+            TIME_MAX if readable.is_view else at,
+            schema=readable.schema.version,
+            columns=column_ids(readable.schema, columns.get(readable.id, ())),
         )
-        for each in inputs
+        for readable in inputs
     ]
 
 
 def read_by(definition: Definition) -> dict[str, dict[str, str]]:
     """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
-    found: dict[str, dict[str, str]] = {}
+    types_by_id: dict[str, dict[str, str]] = {}
     for name, columns in scans_of(rewritten(definition.plan)).items():
-        found.setdefault(definition.reads[name], {}).update(columns)
-    return found
+        types_by_id.setdefault(definition.reads[name], {}).update(columns)
+    return types_by_id
 
 
 def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:
@@ -223,8 +226,8 @@ def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...
 def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], reads: Any) -> CollectionSchema:
     kinds = {name: to_arrow(kind) for name, kind in columns}
     return CollectionSchema.of(
-        {each: kinds[each] for each in keys},
-        {each: kind for each, kind in kinds.items() if each not in keys} or None,
+        {name: kinds[name] for name in keys},
+        {name: kind for name, kind in kinds.items() if name not in keys} or None,
         _timeline(reads),
     )
 
@@ -239,5 +242,5 @@ def _last_sealed(contents: CollectionState) -> int | None:
 
 def _timeline(reads: Any) -> str | None:
     """Return the timeline that all inputs share; times count only if they do not."""
-    found = {each.timeline for each in reads}
-    return found.pop() if len(found) == 1 else None
+    timelines = {readable.timeline for readable in reads}
+    return timelines.pop() if len(timelines) == 1 else None

@@ -55,16 +55,16 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
         for name, columns in tables.items():
             shown = ", ".join(f"{_quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
             connection.execute(f"CREATE TABLE {_quoted(name)} ({shown})")
-        found = _json(_first(connection, _SERIALIZE, sql, sql))
-        if found["error"]:
-            raise InvalidUsage(_explained(found, sql))
-        if len(found.get("plans", ())) != 1:
-            raise InvalidUsage(f"the query has {len(found.get('plans', ()))} statements: give one, a SELECT")
+        serialized = _json(_first(connection, _SERIALIZE, sql, sql))
+        if serialized["error"]:
+            raise InvalidUsage(_explained(serialized, sql))
+        if len(serialized.get("plans", ())) != 1:
+            raise InvalidUsage(f"the query has {len(serialized.get('plans', ()))} statements: give one, a SELECT")
         try:
             described = connection.execute(f"DESCRIBE {sql.rstrip().rstrip(';')}").fetchall()
         except Exception as error:
             raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
-    return Bound(found["plans"][0], tuple((name, kind) for name, kind, *_ in described))
+    return Bound(serialized["plans"][0], tuple((name, kind) for name, kind, *_ in described))
 
 
 def _declared(kind: str | Unreadable, connection: Any) -> str:
@@ -107,12 +107,12 @@ def _parsed(sql: str) -> Any:
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
-        found = _json(_first(connection, _PARSE, sql, sql))
-    if found["error"]:
-        raise InvalidUsage(_explained(found, sql))
-    if len(found.get("statements", ())) != 1:
-        raise InvalidUsage(f"the query has {len(found.get('statements', ()))} statements: give one, a SELECT")
-    return found["statements"][0]
+        parsed = _json(_first(connection, _PARSE, sql, sql))
+    if parsed["error"]:
+        raise InvalidUsage(_explained(parsed, sql))
+    if len(parsed.get("statements", ())) != 1:
+        raise InvalidUsage(f"the query has {len(parsed.get('statements', ()))} statements: give one, a SELECT")
+    return parsed["statements"][0]
 
 
 def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None:
@@ -122,19 +122,19 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
         InvalidUsage: the query has a parameter.
     """
     if isinstance(node, list):
-        for each in node:
-            _collect(each, tables, own, sql)
+        for child in node:
+            _collect(child, tables, own, sql)
     if not isinstance(node, dict):
         return
     if node.get("type") == "BASE_TABLE":
         tables.setdefault(str(node.get("table_name")), node.get("query_location", 0))
     if isinstance(node.get("cte_map"), dict):
-        own.update(str(each["key"]).lower() for each in node["cte_map"].get("map", ()))
+        own.update(str(entry["key"]).lower() for entry in node["cte_map"].get("map", ()))
     if node.get("type") == "VALUE_PARAMETER":
         where = place(sql, node.get("query_location", 0))
         raise InvalidUsage(f"the query has a parameter, and nobody gives it a value: write the value instead{where}")
-    for each in node.values():
-        _collect(each, tables, own, sql)
+    for child in node.values():
+        _collect(child, tables, own, sql)
 
 
 def _kind(name: str, kind: str) -> str:
@@ -150,8 +150,8 @@ _SERIALIZE = "SELECT json_serialize_plan(?, skip_null := true, skip_empty := tru
 
 def _first(connection: Any, statement: str, argument: str, sql: str) -> str:
     try:
-        found: str = connection.execute(statement, [argument]).fetchone()[0]
-        return found
+        text: str = connection.execute(statement, [argument]).fetchone()[0]
+        return text
     except Exception as error:
         raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
 
@@ -175,7 +175,7 @@ def _duckdb() -> Any:
             "queries are parsed by DuckDB, which is not installed: pip install 'persist-collections[sql]'. "
             "Views that exist are refreshed without it."
         ) from error
-    version = tuple(int(each) for each in duckdb.__version__.split(".")[:2])
+    version = tuple(int(number) for number in duckdb.__version__.split(".")[:2])
     if version != SUPPORTED:
         raise InvalidUsage(
             f"queries are parsed by DuckDB {'.'.join(map(str, SUPPORTED))}, and {duckdb.__version__} is installed: "

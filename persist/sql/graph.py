@@ -27,14 +27,14 @@ from persist.sql.types import to_arrow
 
 def scans_of(plan: Node) -> dict[str, list[tuple[str, str]]]:
     """Return the collections that a plan reads, and which columns of them with their types."""
-    found: dict[str, dict[str, str]] = {}
+    read_columns: dict[str, dict[str, str]] = {}
     left = [plan]
     while left:
         node = left.pop()
         if isinstance(node, Scan):
-            found.setdefault(node.collection, {}).update(zip(node.columns, node.types, strict=True))
+            read_columns.setdefault(node.collection, {}).update(zip(node.columns, node.types, strict=True))
         left += children(node)
-    return {name: list(columns.items()) for name, columns in found.items()}
+    return {name: list(columns.items()) for name, columns in read_columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ class ViewProgram(Program):
             name, definition = view.handle.name, view.definition
             sizes = sizes_of(engine, definition)
             answer = Lowering(self, partial(self._stream_of, engine, definition), sizes).answer(definition.plan)
-            columns: dict[str, Any] = {each: Col(column(at)) for at, (each, _) in enumerate(definition.columns)}
+            columns: dict[str, Any] = {
+                column_name: Col(column(at)) for at, (column_name, _) in enumerate(definition.columns)
+            }
             answer = answer.map(**columns).named(f"view {name}")
             self._streams[view.handle.id] = answer
             if is_rehearsal:
@@ -95,21 +97,21 @@ class ViewProgram(Program):
         return False
 
     def output(self, collection: str) -> CollectionHandle | None:
-        return next(each.handle for each in self._views if each.handle.name == collection)
+        return next(view.handle for view in self._views if view.handle.name == collection)
 
     def definition(self, collection: str) -> tuple[int, int] | None:
-        found = next(each.definition for each in self._views if each.handle.name == collection)
-        return found.number, found.since
+        definition = next(view.definition for view in self._views if view.handle.name == collection)
+        return definition.number, definition.since
 
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: those of the views that depend on it."""
         id_ = self._ids[collection]
-        return [view_hold(each.handle.id) for each in self._views if id_ in each.definition.inputs]
+        return [view_hold(view.handle.id) for view in self._views if id_ in view.definition.inputs]
 
 
 def sizes_of(engine: Engine, definition: Definition) -> dict[str, Statistics]:
     """Return what is known of the sizes of the collections that a view reads."""
-    return {each: size for each, id_ in definition.reads.items() if (size := _size_of(engine, id_, each))}
+    return {name: size for name, id_ in definition.reads.items() if (size := _size_of(engine, id_, name))}
 
 
 def _size_of(engine: Engine, id_: str, name: str) -> Statistics | None:
@@ -129,22 +131,22 @@ def views_for(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
         InvalidUsage: it is no view.
         CollectionNotFound: it was destroyed.
     """
-    found: dict[str, Defined] = {}
+    views: dict[str, Defined] = {}
 
     def visit(handle: CollectionHandle) -> bool:
         definition = definition_of(handle)
         if definition is None:
             return False
-        for each, below in definition.reads.items():
-            if below not in found:
-                visit(loaded_by_id(engine, below, each))
-        found[handle.id] = Defined(handle, definition)
+        for read_name, below in definition.reads.items():
+            if below not in views:
+                visit(loaded_by_id(engine, below, read_name))
+        views[handle.id] = Defined(handle, definition)
         return True
 
     for id_, name in wanted.items():
         if not visit(loaded_by_id(engine, id_, name)):
             raise InvalidUsage(f"collection {name!r} is no view: it is written by its users")
-    return list(found.values())
+    return list(views.values())
 
 
 def definition_of(handle: CollectionHandle) -> Definition | None:

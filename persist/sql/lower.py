@@ -67,11 +67,11 @@ class Lowering:
             case Values():
                 return self._program.constant(_table(node))
             case Project(input_, outputs):
-                return numbered(self.stream(input_), [lowered(each) for each in outputs])
+                return numbered(self.stream(input_), [lowered(output) for output in outputs])
             case Filter(input_, condition):
                 return self.stream(input_).filter(lowered(condition))
             case Temporal(input_, lower, upper):
-                bounds = [None if each is None else lowered(each) for each in (lower, upper)]
+                bounds = [None if bound is None else lowered(bound) for bound in (lower, upper)]
                 return self.stream(input_).temporal_filter(*bounds)
             case Join(_, left, right):
                 return joined(node, self.stream(left), self.stream(right))
@@ -144,21 +144,23 @@ def _table(node: Values) -> pa.Table:
     arrays = []
     for at, kind in enumerate(node.types):
         values = [row[at] for row in node.rows]
-        arrays.append(pa.array([each.value.as_py() for each in values if isinstance(each, Lit)], to_arrow(kind)))
-    return pa.table({column(at): each for at, each in enumerate(arrays)})
+        arrays.append(
+            pa.array([literal.value.as_py() for literal in values if isinstance(literal, Lit)], to_arrow(kind))
+        )
+    return pa.table({column(at): array for at, array in enumerate(arrays)})
 
 
 def _named(stream: Stream, expressions: list[Term], prefix: str) -> tuple[Stream, list[str]]:
     """Return a stream with expressions among its columns, and what these are called."""
-    found: dict[str, Any] = {}
+    computed: dict[str, Any] = {}
     names: list[str] = []
-    for each in expressions:
-        made = lowered(each)
-        name = made.name if isinstance(made, Col) else f"{prefix}{len(found)}"
+    for expression in expressions:
+        made = lowered(expression)
+        name = made.name if isinstance(made, Col) else f"{prefix}{len(computed)}"
         if not isinstance(made, Col):
-            found[name] = made
+            computed[name] = made
         names.append(name)
-    return (stream.extend(**found) if found else stream), names
+    return (stream.extend(**computed) if computed else stream), names
 
 
 def _top(node: TopK, stream: Stream) -> Stream:
@@ -166,11 +168,11 @@ def _top(node: TopK, stream: Stream) -> Stream:
     if node.limit == 0:
         return stream.filter(False)
     stream, keys = _named(stream, list(node.partition), "p")
-    stream, by = _named(stream, [each.by for each in node.order], "o")
+    stream, by = _named(stream, [sort_key.by for sort_key in node.order], "o")
     order = {}
-    for name, each in zip(by, node.order, strict=True):
+    for name, sort_key in zip(by, node.order, strict=True):
         if name not in order and name not in keys:
-            order[name] = each
+            order[name] = sort_key
     count = ALL_ROWS if node.limit is None else node.limit
     if not keys and count + node.offset <= FEW:
         stream = _foremost(stream, by, node)
@@ -180,12 +182,14 @@ def _top(node: TopK, stream: Stream) -> Stream:
         if not rest:
             # All columns are keys: one of each group is as good as another.
             return stream.distinct().project(*columns) if count == 1 and not node.offset else _counted(node, stream)
-        found = stream.group_by(*keys).top_k(count, rest[0], skip=node.offset)
+        top_rows = stream.group_by(*keys).top_k(count, rest[0], skip=node.offset)
     else:
-        nulls = [name for name, each in order.items() if each.nulls_first]
-        down = [each.descending for each in order.values()]
-        found = stream.group_by(*keys).top_k(count, list(order), descending=down, skip=node.offset, nulls_first=nulls)
-    return found.project(*columns)
+        nulls = [name for name, sort_key in order.items() if sort_key.nulls_first]
+        down = [sort_key.descending for sort_key in order.values()]
+        top_rows = stream.group_by(*keys).top_k(
+            count, list(order), descending=down, skip=node.offset, nulls_first=nulls
+        )
+    return top_rows.project(*columns)
 
 
 def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
@@ -197,8 +201,8 @@ def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
     down = [order[name].descending if name in order else False for name in names]
     nulls = [name for name in names if name in order and order[name].nulls_first]
     assert node.limit is not None
-    found = stream.extend(_part=part).group_by("_part")
-    return found.top_k(node.limit + node.offset, names, descending=down, nulls_first=nulls).project(*columns)
+    by_part = stream.extend(_part=part).group_by("_part")
+    return by_part.top_k(node.limit + node.offset, names, descending=down, nulls_first=nulls).project(*columns)
 
 
 def _counted(node: TopK, stream: Stream) -> Stream:
@@ -210,15 +214,15 @@ def _windowed(stream: Stream, calls: tuple[WindowCall, ...]) -> Stream:
     width = len(stream.columns)
     columns = list(stream.columns)
     by_partition: dict[tuple[Term, ...], list[int]] = {}
-    for at, each in enumerate(calls):
-        by_partition.setdefault(each.partition, []).append(at)
+    for at, window_call in enumerate(calls):
+        by_partition.setdefault(window_call.partition, []).append(at)
     for partition, places in by_partition.items():
         stream, keys = _named(stream, list(partition), "p")
         made = []
         for at in places:
             stream, call = _window_function(stream, calls[at], column(width + at), at, set(keys))
             made.append(call)
-        columns += [each.name for each in made]
+        columns += [function.name for function in made]
         stream = stream.group_by(*dict.fromkeys(keys)).windows(made).project(*columns)
     return stream.project(*(column(at) for at in range(width + len(calls))))
 
@@ -231,17 +235,19 @@ def _window_function(
         number = _whole(arguments.pop(1), function)
     if function == "ntile":
         number = _whole(arguments.pop(0), function)
-    values = [lowered(each) for each in arguments]
+    values = [lowered(argument) for argument in arguments]
     if call.where is not None:
         if not values:
             values, function = [Lit(pa.scalar(True))], "count"
         values = [kept_where(call.where, value, type_of(value, stream.schema, "map")) for value in values]
     if function in ("lag", "lead") and len(values) > 1:
         values[1] = sql_call("cast", to_arrow(call.type), values[1])
-    extended = {f"a{at}_{n}": each for n, each in enumerate(values)}
-    orders = {f"o{at}_{n}": lowered(each.by) for n, each in enumerate(call.order)}
+    extended = {f"a{at}_{n}": value for n, value in enumerate(values)}
+    orders = {f"o{at}_{n}": lowered(sort_key.by) for n, sort_key in enumerate(call.order)}
     stream = stream.extend(**extended, **orders) if extended or orders else stream
-    by = tuple((key, each.descending, each.nulls_first) for key, each in zip(orders, call.order, strict=True))
+    by = tuple(
+        (key, sort_key.descending, sort_key.nulls_first) for key, sort_key in zip(orders, call.order, strict=True)
+    )
     frame = call.frame
     made = WindowFunction(name, function, to_arrow(call.type), tuple(extended), number, by, frame.start, frame.end)
     return stream, made
@@ -268,9 +274,9 @@ def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
         known[name] = streams[name] if name in streams else program.source(name)
         if not isinstance(known[name], Stream):
             raise InvalidUsage(f"sql: {name}={known[name]!r} is no stream of this program")
-    schemas = {name: CollectionSchema.of(each.schema, None) for name, each in known.items()}
+    schemas = {name: CollectionSchema.of(stream.schema, None) for name, stream in known.items()}
     plan, columns = planned(query, schemas)
     check_columns(columns)
-    found = Lowering(program, known.__getitem__).answer(plan)
+    rows = Lowering(program, known.__getitem__).answer(plan)
     outputs: dict[str, Any] = {name: Col(column(at)) for at, (name, _) in enumerate(columns)}
-    return found.map(**outputs)
+    return rows.map(**outputs)

@@ -26,17 +26,21 @@ NARROW = 18  # Digits of a decimal that fit one word.
 def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     """Return a row for each group of each grouping set."""
     node = msgspec.structs.replace(node, aggregates=tuple(map(_without_count_if, node.aggregates)))
-    keys: dict[str, Any] = {f"k{at}": lowered(each) for at, each in enumerate(node.keys)}
+    keys: dict[str, Any] = {f"k{at}": lowered(key) for at, key in enumerate(node.keys)}
     kinds = {name: type_of(key, stream.schema, "map") for name, key in keys.items()}
-    values: dict[str, Any] = {f"v{at}": _value(each, stream) for at, each in enumerate(node.aggregates)}
-    values |= {f"o{at}": lowered(each.arguments[1]) for at, each in enumerate(node.aggregates) if _is_picked(each)}
+    values: dict[str, Any] = {f"v{at}": _value(aggregation, stream) for at, aggregation in enumerate(node.aggregates)}
+    values |= {
+        f"o{at}": lowered(aggregation.arguments[1])
+        for at, aggregation in enumerate(node.aggregates)
+        if _is_picked(aggregation)
+    }
     rows = stream.map(**keys, **values, there=True)
-    found = None
-    for each in node.sets:
-        made = _one_set(node, rows, each, kinds, program)
-        found = made if found is None else found + made
-    assert found is not None
-    return found
+    union = None
+    for grouping_set in node.sets:
+        made = _one_set(node, rows, grouping_set, kinds, program)
+        union = made if union is None else union + made
+    assert union is not None
+    return union
 
 
 def _without_count_if(aggregation: Aggregation) -> Aggregation:
@@ -68,18 +72,18 @@ def _one_set(
     keys = [f"k{at}" for at in picked]
     if not keys:
         rows = rows + _nothing(rows, program)
-    found = _grouped(node, rows, keys)
+    groups = _grouped(node, rows, keys)
     outputs: list[Term] = [Col(name) if name in keys else null_of(kind) for name, kind in kinds.items()]
-    for at, each in enumerate(node.aggregates):
-        kind = to_arrow(each.type)
+    for at, aggregation in enumerate(node.aggregates):
+        kind = to_arrow(aggregation.type)
         made = Col(f"v{at}")
-        outputs.append(made if found.schema.field(f"v{at}").type == kind else sql_call("cast", kind, made))
+        outputs.append(made if groups.schema.field(f"v{at}").type == kind else sql_call("cast", kind, made))
     for numbers in node.groupings:
         bits = 0
         for at in numbers:
             bits = 2 * bits + (at not in picked)
         outputs.append(Lit(pa.scalar(bits, pa.int64())))
-    return numbered(found, outputs)
+    return numbered(groups, outputs)
 
 
 def _nothing(rows: Stream, program: Program) -> Stream:
@@ -88,57 +92,61 @@ def _nothing(rows: Stream, program: Program) -> Stream:
 
 
 def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
-    apart = {f"v{at}": each for at, each in enumerate(node.aggregates) if _is_distinct(each) or _is_picked(each)}
-    plain = {f"v{at}": each for at, each in enumerate(node.aggregates) if f"v{at}" not in apart}
+    apart = {
+        f"v{at}": aggregation
+        for at, aggregation in enumerate(node.aggregates)
+        if _is_distinct(aggregation) or _is_picked(aggregation)
+    }
+    plain = {f"v{at}": aggregation for at, aggregation in enumerate(node.aggregates) if f"v{at}" not in apart}
     is_global = not keys
-    found = _aggregated(plain, rows, keys, is_global=is_global) if plain else None
-    for name, each in apart.items():
+    groups = _aggregated(plain, rows, keys, is_global=is_global) if plain else None
+    for name, aggregation in apart.items():
         # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
-        if _is_picked(each):
-            one = _picked(name, each, rows, keys)
+        if _is_picked(aggregation):
+            one = _picked(name, aggregation, rows, keys)
         else:
-            one = _aggregated({name: each}, rows.project(*keys, name).distinct(), keys, is_global=True)
-        if found is not None:
-            one = found.join(one, keys, null_equals=True) if keys else found.cross(one)
-        found = one
-    return rows.project(*keys).distinct() if found is None else found
+            one = _aggregated({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True)
+        if groups is not None:
+            one = groups.join(one, keys, null_equals=True) if keys else groups.cross(one)
+        groups = one
+    return rows.project(*keys).distinct() if groups is None else groups
 
 
 def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
     """Return a row per key with aggregates. Sums of wide decimals are those of their limbs, put together."""
     made: dict[str, Summary] = {}
     outputs: dict[str, Any] = {key: Col(key) for key in keys}
-    for name, each in wanted.items():
+    for name, aggregation in wanted.items():
         kind = rows.schema.field(name).type
-        if each.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
+        if aggregation.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
             for number in ("lower", "upper"):
                 limb = sql_call(f"{number}_limb", pa.int64(), Col(name))
                 made[f"{name}_{number}"] = Summary("wide_sum", limb)
             limbs = (Col(f"{name}_lower"), Col(f"{name}_upper"))
-            if each.function == "sum":
+            if aggregation.function == "sum":
                 outputs[name] = sql_call("joined_limbs", pa.decimal128(38, kind.scale), *limbs)
             else:
                 made[f"{name}_count"] = Summary("count", sql_call("upper_limb", pa.int64(), Col(name)))
                 scale = Lit(pa.scalar(kind.scale, pa.int64()))
                 outputs[name] = sql_call("mean_of_limbs", pa.float64(), *limbs, Col(f"{name}_count"), scale)
         else:
-            made[name] = _aggregate(name, each, rows, is_global=is_global)
+            made[name] = _aggregate(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)
-    found = rows.project(*keys, *_read(made)).group_by(*keys).agg(**made)
-    return found if all(name in made for name in wanted) else found.map(**outputs)
+    groups = rows.project(*keys, *_read(made)).group_by(*keys).agg(**made)
+    return groups if all(name in made for name in wanted) else groups.map(**outputs)
 
 
 def _read(made: dict[str, Summary]) -> list[str]:
-    return sorted(set().union(*(columns_of(each.of) for each in made.values())))
+    return sorted(set().union(*(columns_of(summary.of) for summary in made.values())))
 
 
 def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
     """Return of each key the value where what it goes by is least or greatest; of several such, the least value."""
     by = name.replace("v", "o")
-    kinds = {each: rows.schema.field(each).type for each in (name, by)}
-    both = sql_call("and", pa.bool_(), *(sql_call("is_not_null", pa.bool_(), Col(each)) for each in kinds))
+    kinds = {column: rows.schema.field(column).type for column in (name, by)}
+    both = sql_call("and", pa.bool_(), *(sql_call("is_not_null", pa.bool_(), Col(column)) for column in kinds))
     columns: dict[str, Any] = {key: Col(key) for key in keys}
-    columns |= {each: sql_call("case", kind, both, Col(each), null_of(kind)) for each, kind in kinds.items()}
+    columns |= {column: sql_call("case", kind, both, Col(column), null_of(kind)) for column, kind in kinds.items()}
     is_greatest = aggregation.function == "arg_max"
     first = rows.map(**columns).group_by(*keys).top_k(1, [by, name], descending=[is_greatest, False])
     return first.project(*keys, name)

@@ -47,7 +47,7 @@ def lowered(term: Term) -> Term:
     if not isinstance(term, Call):
         return term
     call = Call(term.function, tuple(map(lowered, term.arguments)), term.options)
-    if term.function in ("sql.error", "sql.case") or not all(isinstance(each, Lit) for each in call.arguments):
+    if term.function in ("sql.error", "sql.case") or not all(isinstance(argument, Lit) for argument in call.arguments):
         return call
     try:
         value = evaluate(call, _OneRow())
@@ -93,16 +93,14 @@ def joined(join: Join, left: Stream, right: Stream) -> Stream:
         return semi(ours, theirs, on, has_one=has_one)
     if join.how == "anti":
         return left - semi(ours, theirs, on, has_one=has_one)
-    found = inner(ours, theirs, on)
+    rows = inner(ours, theirs, on)
     if join.how in ("left", "full", "single"):
-        found = found + _with_nulls(left - semi(ours, theirs, on, has_one=has_one), right, before=False)
+        rows = rows + _with_nulls(left - semi(ours, theirs, on, has_one=has_one), right, before=False)
     if join.how in ("right", "full"):
-        found = found + _with_nulls(
-            right - semi(theirs, ours, _turned(on, rest, join, width, right)), left, before=True
-        )
+        rows = rows + _with_nulls(right - semi(theirs, ours, _turned(on, rest, join, width, right)), left, before=True)
     if join.how == "single" and not has_one:
-        found = found + _second_partners(ours, theirs, on, found)
-    return found
+        rows = rows + _second_partners(ours, theirs, on, rows)
+    return rows
 
 
 def _filtered(stream: Stream, conditions: Sequence[Term]) -> Stream:
@@ -119,7 +117,7 @@ def _turned(on: On, rest: Sequence[Term], join: Join, width: int, right: Stream)
         return Place(index + others if index < width else index - width)
 
     keys = tuple((other, one, nulls) for one, other, nulls in on.keys)
-    return On(keys, tuple(lowered(moved(each, to)) for each in rest))
+    return On(keys, tuple(lowered(moved(condition, to)) for condition in rest))
 
 
 def _with_nulls(stream: Stream, other: Stream, *, before: bool) -> Stream:
@@ -140,7 +138,7 @@ class _Keyed:
 
 
 def _keyed(left: Stream, right: Stream, on: On) -> _Keyed:
-    nulls = any(each for _, _, each in on.keys)
+    nulls = any(is_same for _, _, is_same in on.keys)
     names = {column(at): f"r{at}" for at in range(len(right.columns))}
     computed: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
@@ -204,8 +202,8 @@ def _marked(
     with_partner = semi(left, right, on)
     unknown = _unknown(left, right, on, pairs, conjuncts, width)
     if join.how == "unless":
-        found = left - with_partner
-        return found if unknown is None else found - unknown
+        without_partner = left - with_partner
+        return without_partner if unknown is None else without_partner - unknown
     marked = _mark(with_partner, True)
     rest = left - with_partner
     if unknown is not None:
@@ -226,8 +224,8 @@ def _unknown(
     width: int,
 ) -> Stream | None:
     """Return the rows of the left of which NULLs leave open whether they have a partner; None if there can be none."""
-    same = tuple(each for each in on.keys if each[2])
-    equal = [each for each in on.keys if not each[2]]
+    same = tuple(key for key in on.keys if key[2])
+    equal = [key for key in on.keys if not key[2]]
     if not equal and not conjuncts:
         return None
     if len(equal) == 1 and not conjuncts:
@@ -237,7 +235,8 @@ def _unknown(
         return nulls + (open_ - semi(open_, right, on))
     conditions = [sql_call("equal", pa.bool_(), one, shifted(other, width)) for one, other, nulls in pairs if not nulls]
     possible = [
-        sql_call("coalesce", pa.bool_(), lowered(each), Lit(pa.scalar(True))) for each in (*conditions, *conjuncts)
+        sql_call("coalesce", pa.bool_(), lowered(condition), Lit(pa.scalar(True)))
+        for condition in (*conditions, *conjuncts)
     ]
     maybe = semi(left, right, On(same, tuple(possible)))
     return maybe - semi(maybe, right, on)

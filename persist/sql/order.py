@@ -59,8 +59,8 @@ class Estimate:
 
     def values(self, key: Term) -> float:
         """Return about how many different values a key has; of one of which nothing is known, the root of the rows."""
-        found = self.distinct.get(key.index) if isinstance(key, Place) else None
-        return max(1.0, min(self.rows, self.rows**0.5 if found is None else found))
+        count = self.distinct.get(key.index) if isinstance(key, Place) else None
+        return max(1.0, min(self.rows, self.rows**0.5 if count is None else count))
 
     def kept(self, share: float) -> "Estimate":
         return Estimate(self.rows * share, self.distinct)
@@ -70,22 +70,24 @@ def estimated(node: Node, known: Known) -> Estimate:
     """Return about how large a relation is."""
     match node:
         case Scan(collection, columns):
-            found = known.get(collection)
-            if found is None:
+            statistics = known.get(collection)
+            if statistics is None:
                 return Estimate(ROWS, {})
-            counts = {at: float(found.distinct[name]) for at, name in enumerate(columns) if name in found.distinct}
-            return Estimate(max(1.0, found.rows), counts)
+            counts = {
+                at: float(statistics.distinct[name]) for at, name in enumerate(columns) if name in statistics.distinct
+            }
+            return Estimate(max(1.0, statistics.rows), counts)
         case Filter(input_, condition):
             below = estimated(input_, known)
-            for each in factored_conjuncts(condition):
-                below = below.kept(_share(each, below))
+            for conjunct in factored_conjuncts(condition):
+                below = below.kept(_share(conjunct, below))
             return below
         case Project(input_, outputs):
             below = estimated(input_, known)
             counts = {
-                at: below.distinct[each.index]
-                for at, each in enumerate(outputs)
-                if isinstance(each, Place) and each.index in below.distinct
+                at: below.distinct[output.index]
+                for at, output in enumerate(outputs)
+                if isinstance(output, Place) and output.index in below.distinct
             }
             return Estimate(below.rows, counts)
         case Temporal(input_) | Distinct(input_):
@@ -102,8 +104,8 @@ def estimated(node: Node, known: Known) -> Estimate:
             return _joined(one, _shifted_estimate(other, width), [(a, shifted(b, width)) for a, b in node.equal])
         case Join(how, left) if how in ("semi", "anti", "unless"):
             return estimated(left, known).kept(SEMI_KEEPS)
-    below_all = [estimated(each, known) for each in children(node)]
-    return Estimate(max((each.rows for each in below_all), default=ROWS), {})
+    below_all = [estimated(child, known) for child in children(node)]
+    return Estimate(max((estimate.rows for estimate in below_all), default=ROWS), {})
 
 
 def _share(condition: Term, given: Estimate) -> float:
@@ -113,10 +115,10 @@ def _share(condition: Term, given: Estimate) -> float:
     if calls(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
         key = condition.arguments[0]
         is_known = isinstance(key, Place) and key.index in given.distinct
-        each = 1 / given.values(key) if is_known else EQUAL_KEEPS
-        return float(min(1.0, each * (len(condition.arguments) - 1)))
+        share = 1 / given.values(key) if is_known else EQUAL_KEEPS
+        return float(min(1.0, share * (len(condition.arguments) - 1)))
     if calls(condition, "or"):
-        return float(min(1.0, sum(_share(each, given) for each in condition.arguments)))
+        return float(min(1.0, sum(_share(argument, given) for argument in condition.arguments)))
     if calls(condition, "like", "prefix", "suffix", "contains"):
         return EQUAL_KEEPS
     return OTHER_KEEPS
@@ -132,7 +134,7 @@ def _joined(one: Estimate, other: Estimate, keys: Sequence[tuple[Term, Term]]) -
     counts = {**one.distinct, **other.distinct}
     for a, b in keys:
         least = min(one.values(a), other.values(b))
-        counts |= {each.index: least for each in (a, b) if isinstance(each, Place)}
+        counts |= {key.index: least for key in (a, b) if isinstance(key, Place)}
     return Estimate(rows, counts)
 
 
@@ -147,34 +149,34 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
         known: what is known of the sizes of collections; it decides about speed only.
     """
     if not isinstance(node, Join) or node.how != "inner" or node.same:
-        return replaced(node, lambda each: ordered(each, known))
+        return replaced(node, lambda child: ordered(child, known))
     relations: list[Node] = []
     pairs: list[tuple[Term, Term]] = []
     conditions: list[Term] = []
     _flatten(node, 0, relations, pairs, conditions)
     if len(relations) < 3:
-        return replaced(node, lambda each: ordered(each, known))
-    widths = [width_of(each) for each in relations]
+        return replaced(node, lambda child: ordered(child, known))
+    widths = [width_of(leaf) for leaf in relations]
     starts = [sum(widths[:at]) for at in range(len(widths))]
 
     def owners(expression: Term) -> set[int]:
         return {max(at for at, start in enumerate(starts) if start <= index) for index in places_in(expression)}
 
     estimates = [
-        _shifted_estimate(estimated(each, known), start) for each, start in zip(relations, starts, strict=True)
+        _shifted_estimate(estimated(leaf, known), start) for leaf, start in zip(relations, starts, strict=True)
     ]
     order = _order(estimates, [(one, other, owners(one), owners(other)) for one, other in pairs])
     place: dict[int, int] = {}
-    found: Node | None = None
+    joined: Node | None = None
     left_pairs = list(pairs)
     left_conditions = list(conditions)
     for at in order:
         relation = ordered(relations[at], known)
         here = set(place)
         mine = {starts[at] + n for n in range(widths[at])}
-        if found is None:
+        if joined is None:
             place = {starts[at] + n: n for n in range(widths[at])}
-            found = relation
+            joined = relation
             continue
         equal, kept = [], []
         for one, other in left_pairs:
@@ -188,14 +190,14 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
                 kept.append((one, other))
         left_pairs = kept
         place = {**place, **{index: len(place) + n for n, index in enumerate(sorted(mine))}}
-        now = [each for each in left_conditions if places_in(each) <= place.keys()]
-        left_conditions = [each for each in left_conditions if each not in now]
-        condition = all_of([placed(each, place) for each in now]) if now else None
-        found = Join("inner", found, relation, tuple(equal), (), condition)
-    assert found is not None
+        now = [conjunct for conjunct in left_conditions if places_in(conjunct) <= place.keys()]
+        left_conditions = [conjunct for conjunct in left_conditions if conjunct not in now]
+        condition = all_of([placed(conjunct, place) for conjunct in now]) if now else None
+        joined = Join("inner", joined, relation, tuple(equal), (), condition)
+    assert joined is not None
     rest = [sql_call("equal", pa.bool_(), *pair) for pair in left_pairs]
-    found = filtered(found, [placed(each, place) for each in rest])
-    return Project(found, tuple(Place(place[index]) for index in range(sum(widths))))
+    joined = filtered(joined, [placed(equality, place) for equality in rest])
+    return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
 
 
 def _flatten(
@@ -215,13 +217,13 @@ def _flatten(
     for one, other in node.equal:
         pairs.append((shifted(one, start), shifted(other, start + width)))
     if node.condition is not None:
-        conditions += [shifted(each, start) for each in factored_conjuncts(node.condition)]
+        conditions += [shifted(condition, start) for condition in factored_conjuncts(node.condition)]
 
 
 def _order(relations: Sequence[Estimate], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
     """Return the relations in an order; pairs are keys, with the relations that their sides read."""
-    found = [_order_from(start, relations, pairs) for start in range(len(relations))]
-    return min(found)[-1]
+    orders = [_order_from(start, relations, pairs) for start in range(len(relations))]
+    return min(orders)[-1]
 
 
 def _order_from(

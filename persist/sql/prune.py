@@ -46,12 +46,12 @@ def types_of(node: Node) -> tuple[str, ...]:
                 return types_of(left)
             return (*types_of(left), *(("boolean",) if how == "mark" else types_of(right)))
         case Aggregate(input_, keys, aggregates, _, groupings):
-            made = (*(each.type for each in aggregates), *("int64" for _ in groupings))
+            made = (*(aggregation.type for aggregation in aggregates), *("int64" for _ in groupings))
             return (*types_in(keys, types_of(input_)), *made)
         case SetOperation(_, left) | Recursive(_, _, left):
             return types_of(left)
         case Window(input_, calls):
-            return (*types_of(input_), *(each.type for each in calls))
+            return (*types_of(input_), *(call.type for call in calls))
         case Let(_, _, body):
             return types_of(body)
     raise AssertionError(node)
@@ -95,10 +95,10 @@ def _needed(node: Node, needed: Sequence[int]) -> Node:
         case Filter(input_, condition):
             wanted = _union(needed, [condition])
             place = {index: at for at, index in enumerate(wanted)}
-            found = Filter(_needed(input_, wanted), placed(condition, place))
-            return _picked(found, [place[at] for at in needed])
+            filtered = Filter(_needed(input_, wanted), placed(condition, place))
+            return _picked(filtered, [place[at] for at in needed])
         case Temporal(input_, lower, upper):
-            wanted = _union(needed, [each for each in (lower, upper) if each is not None])
+            wanted = _union(needed, [bound for bound in (lower, upper) if bound is not None])
             place = {index: at for at, index in enumerate(wanted)}
             bounds = [None if e is None else placed(e, place) for e in (lower, upper)]
             return _picked(Temporal(_needed(input_, wanted), *bounds), [place[at] for at in needed])
@@ -137,16 +137,16 @@ def _over(input_: Node, expressions: Sequence[Term], make: Callable[[Node, list[
     if not wanted:
         wanted = [0]
     place = {index: at for at, index in enumerate(wanted)}
-    made = [placed(each, place) for each in expressions]
-    found: Node = make(_needed(input_, wanted), made)
-    return found
+    made = [placed(expression, place) for expression in expressions]
+    relation: Node = make(_needed(input_, wanted), made)
+    return relation
 
 
 def _aggregate(node: Aggregate) -> Node:
     reads = [
         *node.keys,
-        *(argument for each in node.aggregates for argument in each.arguments),
-        *(each.where for each in node.aggregates if each.where is not None),
+        *(argument for aggregation in node.aggregates for argument in aggregation.arguments),
+        *(aggregation.where for aggregation in node.aggregates if aggregation.where is not None),
     ]
     wanted = _union((), reads) or [0]
     place = {index: at for at, index in enumerate(wanted)}
@@ -157,14 +157,14 @@ def _aggregate(node: Aggregate) -> Node:
     return msgspec.structs.replace(
         node,
         input=_needed(node.input, wanted),
-        keys=tuple(moved(each, to) for each in node.keys),
+        keys=tuple(moved(key, to) for key in node.keys),
         aggregates=tuple(
             msgspec.structs.replace(
-                each,
-                arguments=tuple(moved(argument, to) for argument in each.arguments),
-                where=None if each.where is None else moved(each.where, to),
+                aggregation,
+                arguments=tuple(moved(argument, to) for argument in aggregation.arguments),
+                where=None if aggregation.where is None else moved(aggregation.where, to),
             )
-            for each in node.aggregates
+            for aggregation in node.aggregates
         ),
     )
 
@@ -187,7 +187,7 @@ def _join(node: Join, needed: Sequence[int]) -> Node:
     def both(each: tuple[Term, Term]) -> tuple[Term, Term]:
         return placed(each[0], ours), placed(each[1], theirs)
 
-    found = Join(
+    join = Join(
         node.how,
         _needed(node.left, lefts),
         _needed(node.right, rights),
@@ -197,8 +197,8 @@ def _join(node: Join, needed: Sequence[int]) -> Node:
     )
     assert others or not is_one_sided
     if node.how == "mark":
-        return _picked(found, [len(lefts) if at == width else ours[at] for at in needed])
-    return _picked(found, [to(at).index for at in needed])
+        return _picked(join, [len(lefts) if at == width else ours[at] for at in needed])
+    return _picked(join, [to(at).index for at in needed])
 
 
 def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
@@ -222,7 +222,7 @@ def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
             return is_empty_without(body, empty | {number} if is_empty_without(value, empty) else empty)
         case Recursive(_, _, anchor):
             return is_empty_without(anchor, empty)
-    return all(is_empty_without(each, empty) for each in children(node))
+    return all(is_empty_without(child, empty) for child in children(node))
 
 
 def unique_columns(node: Node) -> list[frozenset[int]]:
@@ -235,9 +235,11 @@ def unique_columns(node: Node) -> list[frozenset[int]]:
         case Let(_, _, body):
             return unique_columns(body)
         case Project(input_, outputs):
-            places = {each.index: at for at, each in reversed(list(enumerate(outputs))) if isinstance(each, Place)}
-            found = unique_columns(input_)
-            return [frozenset(places[at] for at in each) for each in found if each <= places.keys()]
+            places = {
+                output.index: at for at, output in reversed(list(enumerate(outputs))) if isinstance(output, Place)
+            }
+            unique_sets = unique_columns(input_)
+            return [frozenset(places[at] for at in columns) for columns in unique_sets if columns <= places.keys()]
         case Join(how, left) if how in ("semi", "anti", "mark", "single", "unless"):
             return unique_columns(left)
         case Join(how, left) if how in ("inner", "left") and has_one_partner(node):

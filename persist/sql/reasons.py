@@ -51,48 +51,48 @@ def reasons(plan: Node, known: Known = NOTHING) -> list[str]:
 
 def _every(node: Node) -> Iterator[Node]:
     yield node
-    for each in children(node):
-        yield from _every(each)
+    for child in children(node):
+        yield from _every(child)
 
 
 def _of_joins(before: Node, after: Node) -> list[str]:
-    told = []
+    lines = []
     crosses = _crosses(before) - _crosses(after)
     if crosses > 0:
         shown = _became(crosses, "cross product", "a join by key", "joins by key")
-        told.append(f"{shown}: a condition above says what is equal")
+        lines.append(f"{shown}: a condition above says what is equal")
     was, now = _hows(before), _hows(after)
     for how, one, many, value in _MARKS:
         if now[how] > was[how]:
             shown = _became(now[how] - was[how], "mark", one, many)
-            told.append(f"{shown}: only rows for which it is {value} are asked for")
+            lines.append(f"{shown}: only rows for which it is {value} are asked for")
     outer = sum(was[how] - now[how] for how in ("left", "single"))
     if outer > 0:
         shown = _became(outer, "outer join", "an inner one", "inner ones")
-        told.append(f"{shown}: a condition above is true of no row without a partner")
+        lines.append(f"{shown}: a condition above is true of no row without a partner")
     if sum(was.values()) > sum(now.values()):
         count = sum(was.values()) - sum(now.values())
         shown = "1 join is" if count == 1 else f"{count} joins are"
-        told.append(f"{shown} left out: what a subquery gives has the values for which it was asked already")
+        lines.append(f"{shown} left out: what a subquery gives has the values for which it was asked already")
     if _joins_below_bounds(after) < _joins_below_bounds(before):
-        told.append("bounds of time went below joins: these forget what is over")
-    return told
+        lines.append("bounds of time went below joins: these forget what is over")
+    return lines
 
 
 def _hows(plan: Node) -> Counter[str]:
     """Return how many joins of each kind there are."""
-    return Counter(str(each.how) for each in _every(plan) if isinstance(each, Join))
+    return Counter(str(node.how) for node in _every(plan) if isinstance(node, Join))
 
 
 def _crosses(plan: Node) -> int:
     return sum(
-        isinstance(each, Join) and each.how == "inner" and not (each.equal or each.same) for each in _every(plan)
+        isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in _every(plan)
     )
 
 
 def _joins_below_bounds(plan: Node) -> int:
-    bounds = [each for each in _every(plan) if isinstance(each, Temporal)]
-    return sum(isinstance(each, Join) for bound in bounds for each in _every(bound))
+    bounds = [node for node in _every(plan) if isinstance(node, Temporal)]
+    return sum(isinstance(node, Join) for bound in bounds for node in _every(bound))
 
 
 def _of_conditions(before: Node, after: Node) -> list[str]:
@@ -103,35 +103,35 @@ def _of_conditions(before: Node, after: Node) -> list[str]:
 
 def _conditions(plan: Node) -> Counter[str]:
     """Return how many conditions are asked of what is read of each collection, before anything else is done with it."""
-    found: Counter[str] = Counter()
-    for each in _every(plan):
-        if isinstance(each, Filter):
-            below = each.input
+    counts: Counter[str] = Counter()
+    for node in _every(plan):
+        if isinstance(node, Filter):
+            below = node.input
             while isinstance(below, Project | Filter):
                 below = below.input
             if isinstance(below, Scan):
-                found[below.collection] += len(factored_conjuncts(each.condition))
-    return found
+                counts[below.collection] += len(factored_conjuncts(node.condition))
+    return counts
 
 
 def _of_order(before: Node, after: Node, known: Known) -> list[str]:
-    told = []
-    was = [[name for name, _ in each] for each in _orders(before, known)]
-    for each in _orders(after, known):
-        names = [name for name, _ in each]
+    lines = []
+    was = [[name for name, _ in order] for order in _orders(before, known)]
+    for order in _orders(after, known):
+        names = [name for name, _ in order]
         if names not in was:
-            shown = ", ".join(f"{name} (about {max(1.0, rows):,.0f} rows)" for name, rows in each)
-            told.append(f"joins are in the order {shown}: by what is known of sizes, least is in between then")
-    return told
+            shown = ", ".join(f"{name} (about {max(1.0, rows):,.0f} rows)" for name, rows in order)
+            lines.append(f"joins are in the order {shown}: by what is known of sizes, least is in between then")
+    return lines
 
 
 def _orders(node: Node, known: Known) -> list[list[tuple[str, float]]]:
     """Return of all inner joins of three relations or more what they join, in order, and how large that is."""
     if isinstance(node, Join) and node.how == "inner" and not node.same:
         leaves = list(_leaves(node))
-        here = [(_named(each), estimated(each, known).rows) for each in leaves]
-        return [*([here] if len(here) > 2 else []), *(found for each in leaves for found in _orders(each, known))]
-    return [found for each in children(node) for found in _orders(each, known)]
+        here = [(_named(leaf), estimated(leaf, known).rows) for leaf in leaves]
+        return [*([here] if len(here) > 2 else []), *(order for leaf in leaves for order in _orders(leaf, known))]
+    return [order for child in children(node) for order in _orders(child, known)]
 
 
 def _leaves(node: Node) -> Iterator[Node]:
@@ -144,7 +144,7 @@ def _leaves(node: Node) -> Iterator[Node]:
 
 def _named(node: Node) -> str:
     return (
-        " and ".join(dict.fromkeys(repr(each.collection) for each in _every(node) if isinstance(each, Scan))) or "rows"
+        " and ".join(dict.fromkeys(repr(scan.collection) for scan in _every(node) if isinstance(scan, Scan))) or "rows"
     )
 
 
@@ -158,11 +158,11 @@ def _of_columns(before: Node, after: Node) -> list[str]:
 
 
 def _columns(plan: Node) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for each in _every(plan):
-        if isinstance(each, Scan):
-            found.setdefault(each.collection, set()).update(each.columns)
-    return found
+    columns: dict[str, set[str]] = {}
+    for node in _every(plan):
+        if isinstance(node, Scan):
+            columns.setdefault(node.collection, set()).update(node.columns)
+    return columns
 
 
 def _became(count: int, what: str, one: str, many: str) -> str:
@@ -193,14 +193,14 @@ class _Growth:
     def found(self, node: Node) -> list[str]:
         if isinstance(node, Let):
             self._values[node.number] = node.value
-        told = [each for below in children(node) for each in self.found(below)]
+        lines = [line for below in children(node) for line in self.found(below)]
         match node:
             case Join(_, left, right, (), ()) if self._grows(left) and self._grows(right):
-                told.append(self._told(node))
-        return list(dict.fromkeys(told))
+                lines.append(self._told(node))
+        return list(dict.fromkeys(lines))
 
     def _told(self, node: Join) -> str:
-        sides = [" and ".join(map(repr, self._read(each))) or "rows" for each in (node.left, node.right)]
+        sides = [" and ".join(map(repr, self._read(side))) or "rows" for side in (node.left, node.right)]
         pairs = self._size(node.left) * self._size(node.right)
         return (
             f"the query joins {sides[0]} with {sides[1]} without a key: it compares all of their records, about "
@@ -209,10 +209,12 @@ class _Growth:
         )
 
     def _read(self, node: Node) -> list[str]:
-        found = list(scans_of(node))
+        collections = list(scans_of(node))
         if isinstance(node, Ref) and node.number in self._values:
-            found += self._read(self._values[node.number])
-        return list(dict.fromkeys([*found, *(each for below in children(node) for each in self._read(below))]))
+            collections += self._read(self._values[node.number])
+        return list(
+            dict.fromkeys([*collections, *(collection for below in children(node) for collection in self._read(below))])
+        )
 
     def _grows(self, node: Node) -> bool:
         """Return whether a relation has the more rows the more its inputs have, without an end."""

@@ -56,13 +56,13 @@ class Redefinition:
 
 def dependents_of(engine: Engine, view: CollectionHandle) -> list[CollectionHandle]:
     """Return the views that depend on a view, by way of others, too."""
-    found = []
+    dependents = []
     for hold in view.contents().holds:
         if hold.startswith(VIEW_HOLD):
             with suppress(CollectionNotFound):  # It is destroyed just now.
                 id_ = hold.removeprefix(VIEW_HOLD)
-                found.append(loaded_by_id(engine, id_, id_))
-    return found
+                dependents.append(loaded_by_id(engine, id_, id_))
+    return dependents
 
 
 def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefinition | None:
@@ -77,22 +77,24 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     if _means_the_same(changed.definition, draft.definition):
         return None
     every = [changed, *map(_dependent, dependents_of(engine, view))]
-    if any(each.id in draft.definition.inputs for each in every):
+    if any(dependent.id in draft.definition.inputs for dependent in every):
         raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
     _check_together(every)
     catalog = Catalog(engine)
     inputs: dict[str, tuple[str, ...]] = {}
     steps: list[Step] = []
-    for each in _in_order(every):
-        _check_columns(each, changed, draft)
-        inputs[each.id] = _inputs_of(catalog, each, changed, draft, inputs)
-        definition = _next(each, draft.definition if each is changed else each.definition, inputs[each.id])
-        schema = _schema_after(changed.contents.schema, draft) if each is changed else None
-        steps.append(kinds.Redefine(each.id, definition.to_json(), each.contents.upper_times, schema))
-        steps += _hold_steps(engine, each, definition, catalog, renews=each is changed)
-    names = {each.id: each.name for each in every}
-    for each in every:
-        names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[each.id], *each.definition.inputs)}
+    for dependent in _in_order(every):
+        _check_columns(dependent, changed, draft)
+        inputs[dependent.id] = _inputs_of(catalog, dependent, changed, draft, inputs)
+        definition = _next(
+            dependent, draft.definition if dependent is changed else dependent.definition, inputs[dependent.id]
+        )
+        schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
+        steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
+        steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
+    names = {dependent.id: dependent.name for dependent in every}
+    for dependent in every:
+        names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
     return Redefinition(tuple(steps), names)
 
 
@@ -127,19 +129,19 @@ def _check_same_kind(view: Dependent, draft: Draft) -> None:
 
 def _check_together(every: Sequence[Dependent]) -> None:
     """Raise InvalidUsage unless all views that were ever refreshed are sealed to one time, at which they can switch."""
-    uppers = {each.contents.upper_times for each in every if each.contents.upper_times != (0,)}
+    uppers = {dependent.contents.upper_times for dependent in every if dependent.contents.upper_times != (0,)}
     if len(uppers) > 1:
-        told = ", ".join(f"{each.name!r} to {each.contents.upper_times[0]}" for each in every)
+        seals = ", ".join(f"{dependent.name!r} to {dependent.contents.upper_times[0]}" for dependent in every)
         raise InvalidUsage(
-            f"these views depend on each other and would switch together, and they are sealed differently far: {told}."
+            f"these views depend on each other and would switch together, and they are sealed differently far: {seals}."
             " Seal what they read to one time, refresh them, and try again"
         )
 
 
 def _in_order(every: Sequence[Dependent]) -> list[Dependent]:
     """Return views so that each comes after those that it depends on."""
-    ids = {each.id for each in every}
-    return sorted(every, key=lambda each: len(ids.intersection(each.definition.inputs)))
+    ids = {dependent.id for dependent in every}
+    return sorted(every, key=lambda dependent: len(ids.intersection(dependent.definition.inputs)))
 
 
 def _check_columns(each: Dependent, changed: Dependent, draft: Draft) -> None:
@@ -161,10 +163,10 @@ def _inputs_of(
     """Return the ids of all that a view depends on from now on."""
     if each is changed:
         return draft.definition.inputs
-    found: dict[str, None] = {}
+    inputs: dict[str, None] = {}
     for id_ in each.definition.reads.values():
-        found |= dict.fromkeys((id_, *(known[id_] if id_ in known else catalog.by_id(id_).inputs)))
-    return tuple(found)
+        inputs |= dict.fromkeys((id_, *(known[id_] if id_ in known else catalog.by_id(id_).inputs)))
+    return tuple(inputs)
 
 
 def _next(each: Dependent, wanted: Definition, inputs: tuple[str, ...]) -> Definition:
@@ -182,11 +184,11 @@ def _next(each: Dependent, wanted: Definition, inputs: tuple[str, ...]) -> Defin
 def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
     """Return the next version of the schema of the view; None if its columns stay what they are."""
     after = draft.made.schema
-    old, new = (dict(zip(each.names, each.types, strict=False)) for each in (before, after))
+    old, new = (dict(zip(schema.names, schema.types, strict=False)) for schema in (before, after))
     if list(old.items()) == list(new.items()):
         return None
     values = [name for name in after.names if name not in after.key_names]
-    found = evolved(
+    new_schema = evolved(
         replace(before, known=before.known or (before,)),
         add={name: kind for name, kind in new.items() if name not in old},
         defaults={},
@@ -195,7 +197,7 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
         widen={name: kind for name, kind in new.items() if name in old and old[name] != kind},
         reorder=values or None,
     )
-    return found.to_json()
+    return new_schema.to_json()
 
 
 def _hold_steps(

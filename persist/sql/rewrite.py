@@ -230,13 +230,13 @@ def _pushed_into_mark(join: Join, lefts: list[Term], rest: list[Term], width: in
     negated = [part for part in rest if isinstance(part, Call) and calls(part, "not") and part.arguments == (mark,)]
     how: Any = "semi" if mark in rest else "unless" if negated else "mark"
     left, right = _pushed(join.left, lefts), _pushed(join.right, [])
-    found: Node = Join(how, left, right, join.equal, join.same, join.condition)
+    joined: Node = Join(how, left, right, join.equal, join.same, join.condition)
     if how == "mark":
-        return filtered(found, rest)
+        return filtered(joined, rest)
     value = Lit(pa.scalar(how == "semi"))
     above = [part for part in rest if part != mark and part not in negated]
-    found = Project(found, (*map(Place, range(width)), value))
-    return _pushed(found, above) if above else found
+    joined = Project(joined, (*map(Place, range(width)), value))
+    return _pushed(joined, above) if above else joined
 
 
 def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Node:

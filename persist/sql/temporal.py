@@ -54,8 +54,8 @@ def bounded(node: Node, conditions: list[Term], unit: str | None, sql: str) -> N
     Args:
         unit: of the timeline; None if times are numbers.
     """
-    for each in conditions:
-        node = _bounded(node, each, unit or "", sql)
+    for condition in conditions:
+        node = _bounded(node, condition, unit or "", sql)
     return node
 
 
@@ -118,5 +118,5 @@ def _refuse(expression: Term, sql: str) -> NoReturn:
 def _place(expression: Term, sql: str) -> str:
     match expression:
         case Call(_, arguments, _, at):
-            return place(sql, at) or next((found for each in arguments if (found := _place(each, sql))), "")
+            return place(sql, at) or next((where for argument in arguments if (where := _place(argument, sql))), "")
     return ""

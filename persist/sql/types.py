@@ -60,20 +60,22 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 @cache
 def to_arrow(kind: str) -> pa.DataType:
     """Return the Arrow type of a type."""
-    found = _DECIMAL.fullmatch(kind)
-    return pa.decimal128(int(found[1]), int(found[2])) if found else _SIMPLE[kind]
+    match = _DECIMAL.fullmatch(kind)
+    return pa.decimal128(int(match[1]), int(match[2])) if match else _SIMPLE[kind]
 
 
 def of_arrow(kind: pa.DataType) -> str | None:
     """Return the type that queries read a column of a collection as; None if they cannot."""
     if pat.is_decimal128(kind) and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
-    same = next((each for each in ("text", "blob") if is_read_as(kind, _SIMPLE[each])), None)
+    same = next((name for name in ("text", "blob") if is_read_as(kind, _SIMPLE[name])), None)
     if same is not None:
         return same
     if pat.is_timestamp(kind) and kind.tz not in (None, "UTC"):
         return None
-    return next((name for name, each in _SIMPLE.items() if each == kind and name not in ("interval", "null")), None)
+    return next(
+        (name for name, arrow_type in _SIMPLE.items() if arrow_type == kind and name not in ("interval", "null")), None
+    )
 
 
 @cache
@@ -158,8 +160,8 @@ class Unreadable:
 
 def to_duckdb(kind: str) -> str:
     """Return what DuckDB calls a type."""
-    found = _DECIMAL.fullmatch(kind)
-    return f"DECIMAL({found[1]},{found[2]})" if found else _DUCKDB[kind]
+    match = _DECIMAL.fullmatch(kind)
+    return f"DECIMAL({match[1]},{match[2]})" if match else _DUCKDB[kind]
 
 
 def of_name(name: str) -> str:
@@ -168,8 +170,8 @@ def of_name(name: str) -> str:
     Raises:
         KeyError: there is none.
     """
-    found = re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", name)
-    return f"decimal({found[1]},{found[2]})" if found else _NAMES[name.strip('"')]
+    match = re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", name)
+    return f"decimal({match[1]},{match[2]})" if match else _NAMES[name.strip('"')]
 
 
 def of_duckdb(kind: dict[str, Any]) -> str:

@@ -86,7 +86,7 @@ class LiveView:
         try:
             if self._running is None:
                 views = views_for(self.engine, {self.handle.id: self.handle.name})
-                self._numbers = {each.handle.id: each.definition.number for each in views}
+                self._numbers = {view.handle.id: view.definition.number for view in views}
                 self._adopt(views[-1].definition)
                 self._running = ViewProgram(self.engine, views).open(self.engine, **self.options)
             self._running.run()
@@ -125,11 +125,11 @@ class LiveView:
         self.engine.writer("redefine")
         for left in reversed(range(TRIES)):
             self._refresh_all()
-            found = redefinition(self.engine, self.handle, sql)
-            if found is None:
+            change = redefinition(self.engine, self.handle, sql)
+            if change is None:
                 return
             try:
-                self.engine.submit("redefine", found.steps, dict(found.names)).result()
+                self.engine.submit("redefine", change.steps, dict(change.names)).result()
             except (UpperMismatch, HoldMoved, SchemaMoved):
                 if not left:
                     raise
@@ -141,7 +141,10 @@ class LiveView:
 
     def _refresh_all(self) -> None:
         """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
-        views = [self, *(live_view(self.engine, each.name) for each in dependents_of(self.engine, self.handle))]
+        views = [
+            self,
+            *(live_view(self.engine, dependent.name) for dependent in dependents_of(self.engine, self.handle)),
+        ]
         with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views, self.options) as together:
             together.refresh()
 
@@ -162,7 +165,7 @@ class LiveView:
         return "\n".join(
             [
                 shown,
-                *(f"rewritten: {each}" for each in why),
+                *(f"rewritten: {reason}" for reason in why),
                 *_told(self.definition),
                 *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state),
             ]
@@ -208,7 +211,7 @@ class ViewsTogether:
     """
 
     def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:
-        if not views or len({id(each.engine) for each in views}) > 1:
+        if not views or len({id(view.engine) for view in views}) > 1:
             raise InvalidUsage(f"open_together: {list(views)!r} are not views of one client")
         self._views = list(views)
         self._options = options
@@ -221,7 +224,7 @@ class ViewsTogether:
         for left in reversed(range(TRIES)):
             try:
                 if self._running is None:
-                    wanted = {each.handle.id: each.handle.name for each in self._views}
+                    wanted = {view.handle.id: view.handle.name for view in self._views}
                     self._running = ViewProgram(engine, views_for(engine, wanted)).open(engine, **self._options)
                 self._running.run()
                 return
@@ -309,8 +312,8 @@ def _existing(engine: Engine, name: str, sql: str, key: Sequence[str] | None, op
 
 def _created(engine: Engine, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> LiveView:
     draft = drafted(Catalog(engine), name, sql, key)
-    for each in unbounded(draft.definition.plan, partial(_records, engine)):
-        warnings.warn(f"view {name!r}: {each}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
+    for reason in unbounded(draft.definition.plan, partial(_records, engine)):
+        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
     return LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
 
