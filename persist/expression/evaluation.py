@@ -30,7 +30,7 @@ def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
     assert isinstance(expression, Call)
     if expression.function in LAZY:
         return _lazily(expression, columns)
-    arguments = [evaluate(each, columns) for each in expression.arguments]
+    arguments = [evaluate(argument, columns) for argument in expression.arguments]
     return _FUNCTIONS[expression.function](*arguments, *expression.options)
 
 
@@ -67,16 +67,16 @@ def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
         return _case(expression.arguments, columns, rows, kind)
     kleene = pc.and_kleene if expression.function == "sql.and" else pc.or_kleene
     settled = pa.scalar(expression.function == "sql.or")
-    found = as_array(evaluate(expression.arguments[0], columns), rows)
-    for each in expression.arguments[1:]:
-        is_open = pc.fill_null(pc.not_equal(found, settled), True)
+    truths = as_array(evaluate(expression.arguments[0], columns), rows)
+    for argument in expression.arguments[1:]:
+        is_open = pc.fill_null(pc.not_equal(truths, settled), True)
         at = pc.indices_nonzero(is_open)
         if len(at) == rows:
-            found = kleene(found, as_array(evaluate(each, columns), rows))
+            truths = kleene(truths, as_array(evaluate(argument, columns), rows))
         elif len(at):
-            part = kleene(found.take(at), as_array(evaluate(each, Rows(columns, at)), len(at)))
-            found = as_array(pc.replace_with_mask(found, is_open, part), rows)
-    return found
+            part = kleene(truths.take(at), as_array(evaluate(argument, Rows(columns, at)), len(at)))
+            truths = as_array(pc.replace_with_mask(truths, is_open, part), rows)
+    return truths
 
 
 def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
@@ -99,13 +99,13 @@ def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int,
     if not parts:
         return pa.array([], kind)
     order = np.empty(rows, np.int64)
-    order[np.concatenate([each.to_numpy() for each in places])] = np.arange(rows)
+    order[np.concatenate([indices.to_numpy() for indices in places])] = np.arange(rows)
     return pa.concat_arrays(parts).take(pa.array(order))
 
 
 def _part_of(expression: Term, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
-    found = as_array(evaluate(expression, columns), len(columns))
-    return found if found.type == kind else found.cast(kind)
+    values = as_array(evaluate(expression, columns), len(columns))
+    return values if values.type == kind else values.cast(kind)
 
 
 def type_of(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
@@ -158,12 +158,12 @@ def _divide(one: Value, other: Value) -> Value:
 
 def _whole(one: Value, other: Value) -> tuple[Value, Value]:
     """Return both as the same kind of number, a divisor of zero as NULL."""
-    for each in (one, other):
-        if not (pat.is_integer(each.type) or pat.is_floating(each.type)):
-            raise TypeError(f"{each.type} is not a number")
+    for operand in (one, other):
+        if not (pat.is_integer(operand.type) or pat.is_floating(operand.type)):
+            raise TypeError(f"{operand.type} is not a number")
     is_floating = pat.is_floating(one.type) or pat.is_floating(other.type)
     kind = pa.float64() if is_floating else pa.int64()
-    one, other = (pc.cast(each, kind, safe=not is_floating) for each in (one, other))
+    one, other = (pc.cast(operand, kind, safe=not is_floating) for operand in (one, other))
     return one, pc.if_else(pc.equal(other, pa.scalar(0, kind)), pa.scalar(None, kind), other)
 
 
@@ -187,19 +187,19 @@ def _modulo(one: Value, other: Value) -> Value:
 
 def _float_modulo(one: Value, other: Value) -> Value:
     """Return the exact rest of floats: what is left after the rounded quotient may be no number at all."""
-    rows = next((len(each) for each in (one, other) if not isinstance(each, pa.Scalar)), None)
-    ones, others = (as_array(each, 1 if rows is None else rows) for each in (one, other))
+    rows = next((len(operand) for operand in (one, other) if not isinstance(operand, pa.Scalar)), None)
+    ones, others = (as_array(operand, 1 if rows is None else rows) for operand in (one, other))
     with np.errstate(invalid="ignore"):
-        rest = np.mod(*(each.fill_null(1.0).to_numpy(zero_copy_only=False) for each in (ones, others)))
+        rest = np.mod(*(array.fill_null(1.0).to_numpy(zero_copy_only=False) for array in (ones, others)))
     is_null = pc.or_(pc.is_null(ones), pc.is_null(others)).to_numpy(zero_copy_only=False)
-    found = pa.array(rest, mask=is_null)
-    return found[0] if rows is None else found
+    remainders = pa.array(rest, mask=is_null)
+    return remainders[0] if rows is None else remainders
 
 
 def _condition(*values: Value) -> None:
-    for each in values:
-        if not (pat.is_boolean(each.type) or pat.is_null(each.type)):
-            raise TypeError(f"{each.type} is not a condition")
+    for value in values:
+        if not (pat.is_boolean(value.type) or pat.is_null(value.type)):
+            raise TypeError(f"{value.type} is not a condition")
 
 
 def _and(one: Value, other: Value) -> Value:
@@ -230,10 +230,10 @@ def _cast(value: Value, kind: pa.DataType) -> Value:
 
 
 def _is_in(value: Value, values: tuple[Any, ...]) -> Value:
-    found = pc.is_in(value, value_set=pa.array(list(values), value.type))
+    is_listed = pc.is_in(value, value_set=pa.array(list(values), value.type))
     # As in SQL, what is none of the values may still be one that is NULL.
-    known = pc.or_(found, None not in values)
-    return pc.if_else(pc.and_(pc.is_valid(value), known), found, pa.scalar(None, pa.bool_()))
+    known = pc.or_(is_listed, None not in values)
+    return pc.if_else(pc.and_(pc.is_valid(value), known), is_listed, pa.scalar(None, pa.bool_()))
 
 
 def _part(value: Value, unit: str) -> Value:

@@ -69,7 +69,7 @@ def why_not_cast(given: pa.DataType, kind: pa.DataType) -> str | None:
         return None
     if pat.is_string(kind):
         return None if _is_cast_to_text(given) else CAST_TO_TEXT_AS
-    families = [_family(each) for each in (given, kind)]
+    families = [_family(arrow_type) for arrow_type in (given, kind)]
     is_known = families[0] == families[1] != "other" or tuple(families) in _MOMENTS
     is_ns_to_s = pat.is_timestamp(given) and pat.is_timestamp(kind) and (given.unit, kind.unit) == ("ns", "s")
     if is_known and not is_ns_to_s and not (pat.is_time(kind) and getattr(given, "tz", None)):
@@ -120,13 +120,13 @@ def _to_decimal(value: Array, kind: pa.DataType) -> Array:
 
 
 def _to_float(value: Array, kind: pa.DataType) -> Array:
-    found = numbers.to_double(value) if not pat.is_floating(value.type) else value
+    floats = numbers.to_double(value) if not pat.is_floating(value.type) else value
     if not pat.is_float32(kind):
-        return pc.cast(found, kind)
+        return pc.cast(floats, kind)
     if pat.is_integer(value.type):
         return pc.cast(value, kind, safe=False)
-    narrow = pc.cast(found, kind)
-    if pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(found))).as_py():
+    narrow = pc.cast(floats, kind)
+    if pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(floats))).as_py():
         raise ValueError("a number does not fit a float of 32 bits")
     return narrow
 

@@ -41,11 +41,11 @@ def _distinct_from(one: Array, other: Array, kind: pa.DataType) -> Array:
 
 
 def _in(value: Array, *others: Array) -> Array:
-    *each, _ = others
-    found = pc.equal(ordered(value), ordered(each[0]))
-    for other in each[1:]:
-        found = pc.or_kleene(found, pc.equal(ordered(value), ordered(other)))
-    return found
+    *candidates, _ = others
+    matches = pc.equal(ordered(value), ordered(candidates[0]))
+    for other in candidates[1:]:
+        matches = pc.or_kleene(matches, pc.equal(ordered(value), ordered(other)))
+    return matches
 
 
 def _not_in(value: Array, *others: Array) -> Array:
@@ -105,12 +105,12 @@ def _extreme(is_greatest: bool) -> Callable[..., Array]:
 
     def extreme(*arguments: Any) -> Array:
         *values, kind = arguments
-        found = values[0]
-        for each in values[1:]:
-            better = pc.fill_null(compare(ordered(each), ordered(found)), False)
-            better = pc.or_(better, pc.is_null(found))
-            found = pc.if_else(pc.and_(better, pc.is_valid(each)), each, found)
-        return found.cast(kind)
+        best = values[0]
+        for value in values[1:]:
+            better = pc.fill_null(compare(ordered(value), ordered(best)), False)
+            better = pc.or_(better, pc.is_null(best))
+            best = pc.if_else(pc.and_(better, pc.is_valid(value)), value, best)
+        return best.cast(kind)
 
     return extreme
 
@@ -118,10 +118,10 @@ def _extreme(is_greatest: bool) -> Callable[..., Array]:
 def _of_floats(function: Callable[..., Any]) -> Callable[..., Array]:
     def apply(*arguments: Any) -> Array:
         *values, kind = arguments
-        arrays = [each.cast(pa.float64()) for each in values]
+        arrays = [value.cast(pa.float64()) for value in values]
         with np.errstate(all="ignore"):
-            found = function(*map(numbers.floats, arrays))
-        return numbers.of_floats(found, *arrays).cast(kind)
+            results = function(*map(numbers.floats, arrays))
+        return numbers.of_floats(results, *arrays).cast(kind)
 
     return apply
 
@@ -151,10 +151,10 @@ def _round(value: Array, *rest: Any) -> Array:
 
 
 def _sign(value: Array, kind: pa.DataType) -> Array:
-    found = pc.sign(value.cast(pa.float64()) if pat.is_decimal(value.type) else value)
-    if pat.is_floating(found.type):  # NaN is of no sign.
-        found = pc.if_else(pc.is_nan(found), pa.scalar(0, found.type), found)
-    return found.cast(kind)
+    signs = pc.sign(value.cast(pa.float64()) if pat.is_decimal(value.type) else value)
+    if pat.is_floating(signs.type):  # NaN is of no sign.
+        signs = pc.if_else(pc.is_nan(signs), pa.scalar(0, signs.type), signs)
+    return signs.cast(kind)
 
 
 def _part(unit: str) -> Callable[..., Array]:
@@ -176,10 +176,10 @@ def _error(text: Array, kind: pa.DataType) -> Array:
 def _logical(function: Callable[..., Array]) -> Callable[..., Array]:
     def apply(*arguments: Any) -> Array:
         *values, _ = arguments
-        found = values[0]
-        for each in values[1:]:
-            found = function(found, each)
-        return found
+        truths = values[0]
+        for value in values[1:]:
+            truths = function(truths, value)
+        return truths
 
     return apply
 
@@ -303,26 +303,26 @@ def called(name: str) -> Callable[..., Any]:
         *values, kind = arguments
         first = _constant_of(name, values) if name in _CONSTANT else ()
         if name in PATTERNS:
-            check_constants(name, *(each.as_py() if isinstance(each, pa.Scalar) else None for each in values))
-        rows = next((len(each) for each in values if not isinstance(each, pa.Scalar)), None)
-        arrays = [_repeated(each, 1 if rows is None else rows) for each in values]
-        arrays = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in arrays]
-        found = function(*first, *arrays, kind)
+            check_constants(name, *(value.as_py() if isinstance(value, pa.Scalar) else None for value in values))
+        rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
+        arrays = [_repeated(value, 1 if rows is None else rows) for value in values]
+        arrays = [array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array for array in arrays]
+        results = function(*first, *arrays, kind)
         if name in ("case", "error"):
-            return found
-        if found.type != kind:
-            found = found.cast(kind)
-        return found[0] if rows is None else found
+            return results
+        if results.type != kind:
+            results = results.cast(kind)
+        return results[0] if rows is None else results
 
     return call
 
 
 def _constant_of(name: str, values: list[Any]) -> tuple[str]:
     """Take the constant text that a function needs out of its arguments, of which it may be any, and return it."""
-    for at, each in enumerate(values):
-        if isinstance(each, pa.Scalar) and pat.is_string(each.type) and each.is_valid:
+    for at, value in enumerate(values):
+        if isinstance(value, pa.Scalar) and pat.is_string(value.type) and value.is_valid:
             del values[at]
-            return (each.as_py(),)
+            return (value.as_py(),)
     raise ValueError(f"the {_CONSTANT[name]} of {name}() is a constant text in a view")
 
 

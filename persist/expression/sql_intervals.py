@@ -40,12 +40,12 @@ UNITS = {
 
 def nulls_of(*arrays: Array) -> Flags | None:
     """Return where one of some arrays is NULL; None if none is anywhere."""
-    found: Flags | None = None
+    nulls: Flags | None = None
     for array in arrays:
         if array.null_count:
             null = array.is_null().to_numpy(zero_copy_only=False)
-            found = null if found is None else found | null
-    return found
+            nulls = null if nulls is None else nulls | null
+    return nulls
 
 
 def parts(intervals: Array) -> tuple[Ints, Ints, Ints]:
@@ -54,10 +54,10 @@ def parts(intervals: Array) -> tuple[Ints, Ints, Ints]:
         return (np.empty(0, np.int64),) * 3
     records = np.frombuffer(intervals.buffers()[1], _RECORD, len(intervals), 16 * intervals.offset)
     null = nulls_of(intervals)
-    found = records["months"].astype(np.int64), records["days"].astype(np.int64), records["nanos"] // 1000
+    fields = records["months"].astype(np.int64), records["days"].astype(np.int64), records["nanos"] // 1000
     if null is None:
-        return found
-    months, days, micros = (np.where(null, 0, each) for each in found)
+        return fields
+    months, days, micros = (np.where(null, 0, field) for field in fields)
     return months, days, micros
 
 
@@ -105,18 +105,18 @@ def of_units(unit: str) -> Callable[[Array, pa.DataType], Array]:
 
 def times_checked(one: Ints, other: Ints | np.int64) -> Ints:
     """Return products of whole numbers; one that does not fit 64 bits raises."""
-    found: Ints = one * other
+    products: Ints = one * other
     if (np.abs(one.astype(np.float64) * np.asarray(other, np.float64)) > 2.0**63 - 2.0**12).any():
         raise ValueError("an interval does not fit 64 bits")
-    return found
+    return products
 
 
 def plus_checked(one: Ints, other: Ints) -> Ints:
     """Return sums of whole numbers; one that does not fit 64 bits raises."""
-    found: Ints = one + other
-    if (((one ^ found) & (other ^ found)) < 0).any():
+    sums: Ints = one + other
+    if (((one ^ sums) & (other ^ sums)) < 0).any():
         raise ValueError("a moment does not fit 64 bits")
-    return found
+    return sums
 
 
 def added(one: Array, other: Array, sign: int) -> Array:
@@ -139,7 +139,7 @@ def multiplied(one: Array, count: Array) -> Array:
     factor = factor if null is None else np.where(null, 0, factor)
     if (np.abs(factor.astype(np.float64)) >= 2.0**31).any():
         raise ValueError("an interval is multiplied by a number of up to 32 bits")
-    months, days, micros = (times_checked(each, factor) for each in parts(one))
+    months, days, micros = (times_checked(part, factor) for part in parts(one))
     return made(months, days, micros, null, len(one))
 
 
@@ -154,8 +154,8 @@ def between(later: Array, earlier: Array) -> Array:
 def as_micros(value: Array) -> Ints:
     """Return dates or timestamps as microseconds since 1970; NULL as 0."""
     stamps = pc.cast(value, pa.timestamp("us", value.type.tz) if pat.is_timestamp(value.type) else pa.timestamp("us"))
-    found: Ints = pc.cast(stamps, pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    return found
+    micros: Ints = pc.cast(stamps, pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return micros
 
 
 def shifted(value: Array, intervals: Array, sign: int, kind: pa.DataType) -> Array:
@@ -163,7 +163,7 @@ def shifted(value: Array, intervals: Array, sign: int, kind: pa.DataType) -> Arr
 
     A time of day goes round at midnight, and takes no notice of months and days.
     """
-    months, days, micros = (sign * each for each in parts(intervals))
+    months, days, micros = (sign * part for part in parts(intervals))
     null = nulls_of(value, intervals)
     if pat.is_time(value.type):
         of_day = value.cast(pa.time64("us")).cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
@@ -185,8 +185,8 @@ def _months_later(day: Ints, months: Ints) -> Ints:
     target = begun + months.astype("timedelta64[M]")
     first = target.astype("datetime64[D]")
     last = ((target + np.timedelta64(1, "M")).astype("datetime64[D]") - first).astype(np.int64) - 1
-    found: Ints = first.astype(np.int64) + np.minimum(inside, last)
-    return found
+    days: Ints = first.astype(np.int64) + np.minimum(inside, last)
+    return days
 
 
 def bucketed(widths: Array, value: Array, kind: pa.DataType) -> Array:
@@ -215,7 +215,7 @@ def bucketed(widths: Array, value: Array, kind: pa.DataType) -> Array:
     month = (stamps // DAY_US).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) - _2000
     begun = month // np.maximum(months, 1) * np.maximum(months, 1) + _2000
     by_month = begun.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY_US
-    found = np.where(months > 0, by_month, by_time)
+    begins = np.where(months > 0, by_month, by_time)
     if pat.is_date(kind):
-        found = found // DAY_US * DAY_US
-    return pa.array(found, mask=null).cast(pa.timestamp("us")).cast(kind)
+        begins = begins // DAY_US * DAY_US
+    return pa.array(begins, mask=null).cast(pa.timestamp("us")).cast(kind)

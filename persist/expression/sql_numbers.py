@@ -40,7 +40,7 @@ def _arithmetic(function: Callable[..., Array], one: Array, other: Array, kind: 
     one, other = _decimal(one), _decimal(other)
     if one.type.precision + other.type.precision >= 38:
         # 38 digits are not enough for what is in between.
-        one, other = (pc.cast(each, pa.decimal256(each.type.precision, each.type.scale)) for each in (one, other))
+        one, other = (pc.cast(value, pa.decimal256(value.type.precision, value.type.scale)) for value in (one, other))
     if function is pc.multiply_checked and one.type.precision + other.type.precision >= _WIDE:
         return _product(one, other, kind)
     return as_decimal(function(one, other), kind)
@@ -130,15 +130,15 @@ def _without_zero(divisor: Array, kind: pa.DataType) -> Array:
 def _of_wholes(function: Callable[[int, int], int], one: Array, other: Array, kind: pa.DataType) -> Array:
     scale = max(getattr(one.type, "scale", 0), getattr(other.type, "scale", 0))
     context = Context(prec=2 * _WIDE)
-    found: list[int | None] = []
+    results: list[int | None] = []
     for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True):
         if a is None or b is None:
-            found.append(None)
+            results.append(None)
             continue
-        found.append(function(*(int(context.scaleb(Decimal(each), scale)) for each in (a, b))))
+        results.append(function(*(int(context.scaleb(Decimal(number), scale)) for number in (a, b))))
     is_remainder = function(7, 4) == 3
     factor = 0 if is_remainder else scale
-    made = [None if n is None else context.scaleb(context.create_decimal(n), factor - scale) for n in found]
+    made = [None if n is None else context.scaleb(context.create_decimal(n), factor - scale) for n in results]
     return as_decimal(pa.array(made, pa.decimal256(_WIDE, scale)), kind)
 
 
@@ -160,17 +160,17 @@ def _of_pairs(function: Callable[..., Any], one: Array, other: Array, kind: pa.D
             raise ValueError(f"{plain.__name__}() needs more than {kind.precision} digits")
         return pa.array(wide, kind)
     null = pc.or_(pc.is_null(one), pc.is_null(other)).to_numpy(zero_copy_only=False)
-    first, second = (each.cast(pa.int64()).fill_null(1).to_numpy(zero_copy_only=False) for each in (one, other))
+    first, second = (operand.cast(pa.int64()).fill_null(1).to_numpy(zero_copy_only=False) for operand in (one, other))
     first, second = np.where(null, 1, first), np.where(null, 1, second)
-    found = function(first, second)
+    results = function(first, second)
     if function is np.lcm:
-        sizes = [np.where(each < 0, -each, each).astype(np.uint64) for each in (first, second)]
+        sizes = [np.where(operand < 0, -operand, operand).astype(np.uint64) for operand in (first, second)]
         times = sizes[0] // np.maximum(np.gcd(*sizes), np.uint64(1))
         if (sizes[1] > np.uint64(2**63 - 1) // np.maximum(times, np.uint64(1)))[times > 0].any():
             raise ValueError("the least common multiple does not fit 64 bits")
-    if (found < 0).any():
+    if (results < 0).any():
         raise ValueError("the greatest common divisor does not fit 64 bits")
-    return pa.array(found, mask=null).cast(kind)
+    return pa.array(results, mask=null).cast(kind)
 
 
 def bit_count(value: Array, kind: pa.DataType) -> Array:
@@ -198,16 +198,16 @@ def as_kind(value: Array, kind: pa.DataType) -> Array:
 def floats(value: Array) -> Floats:
     """Return floats as numpy; NULL as 0."""
     filled = value.fill_null(0.0) if value.null_count else value
-    found: Floats = filled.to_numpy(zero_copy_only=False).astype(np.float64)
-    return found
+    values: Floats = filled.to_numpy(zero_copy_only=False).astype(np.float64)
+    return values
 
 
 def of_floats(values: Floats, *given: Array) -> Array:
     """Return floats as Arrow, NULL where one of the arguments was."""
     mask = np.zeros(len(values), np.bool_)
-    for each in given:
-        if each.null_count:
-            mask |= each.is_null().to_numpy(zero_copy_only=False)
+    for argument in given:
+        if argument.null_count:
+            mask |= argument.is_null().to_numpy(zero_copy_only=False)
     return pa.array(values, mask=mask if mask.any() else None)
 
 
@@ -215,8 +215,8 @@ def round_half_away(values: Floats) -> Floats:
     whole = np.trunc(values)
     with np.errstate(invalid="ignore"):
         rest = np.abs(values - whole)
-    found: Floats = np.where(np.isfinite(values), whole + np.where(rest >= 0.5, np.sign(values), 0.0), values)
-    return found
+    rounded_values: Floats = np.where(np.isfinite(values), whole + np.where(rest >= 0.5, np.sign(values), 0.0), values)
+    return rounded_values
 
 
 def rounded(value: Array, digits: Array | None, kind: pa.DataType) -> Array:
@@ -234,20 +234,22 @@ def rounded(value: Array, digits: Array | None, kind: pa.DataType) -> Array:
         factor = np.power(10.0, np.abs(counts))
         less = round_half_away(values / factor) * factor
         more = round_half_away(values * factor) / factor
-    found = np.where(counts < 0, np.where(np.isfinite(less), less, 0), np.where(np.isfinite(more), more, values))
-    return pa.array(np.where(np.isfinite(values), found, values), mask=null).cast(kind)
+    rounded_values = np.where(
+        counts < 0, np.where(np.isfinite(less), less, 0), np.where(np.isfinite(more), more, values)
+    )
+    return pa.array(np.where(np.isfinite(values), rounded_values, values), mask=null).cast(kind)
 
 
 def _rounded_decimals(value: Array, digits: Array, kind: pa.DataType) -> Array:
-    found = pa.nulls(len(value), kind)
+    rounded_values = pa.nulls(len(value), kind)
     for count in pc.unique(digits).drop_null().to_pylist():
         rows = pc.fill_null(pc.equal(digits, count), False)
         some = value.filter(rows)
         some = rounded_decimal(some, count) if count < value.type.scale else some
-        found = pc.replace_with_mask(
-            found, rows, as_decimal(some, kind) if pat.is_decimal(kind) else pc.cast(some, kind)
+        rounded_values = pc.replace_with_mask(
+            rounded_values, rows, as_decimal(some, kind) if pat.is_decimal(kind) else pc.cast(some, kind)
         )
-    return found
+    return rounded_values
 
 
 def _rounded_integers(value: Array, counts: npt.NDArray[np.int64], null: Any, kind: pa.DataType) -> Array:
@@ -269,7 +271,7 @@ def to_double(value: Array) -> Array:
         return pc.cast(value, pa.float64(), safe=False) if not pat.is_boolean(value.type) else _of_boolean(value)
     if value.type.precision <= 15:
         return of_floats(unscaled(value).astype(np.float64) / 10.0**value.type.scale, value)
-    return pa.array([None if each is None else float(each) for each in value.to_pylist()], pa.float64())
+    return pa.array([None if number is None else float(number) for number in value.to_pylist()], pa.float64())
 
 
 def _of_boolean(value: Array) -> Array:
@@ -283,8 +285,8 @@ def unscaled(value: Array) -> npt.NDArray[np.int64]:
     if value.null_count:
         value = value.fill_null(pa.scalar(Decimal(0), value.type))
     raw = np.frombuffer(value.buffers()[1], np.int64) if len(value) else np.empty(0, np.int64)
-    found: npt.NDArray[np.int64] = raw[2 * value.offset : 2 * (value.offset + len(value)) : 2]
-    return found
+    wholes: npt.NDArray[np.int64] = raw[2 * value.offset : 2 * (value.offset + len(value)) : 2]
+    return wholes
 
 
 LIMB = 62  # Bits of the lower limb of a wide decimal.
@@ -318,19 +320,19 @@ def joined_limbs(lower: Array, upper: Array, kind: pa.DataType) -> Array:
     Raises:
         ValueError: one does not fit.
     """
-    lower, upper = (each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in (lower, upper))
+    lower, upper = (limbs.combine_chunks() if isinstance(limbs, pa.ChunkedArray) else limbs for limbs in (lower, upper))
     if lower.type.bit_width == kind.bit_width == 128 and kind.precision == 38 and not _has_upper(upper):
         return pa.Array.from_buffers(kind, len(lower), lower.buffers(), offset=lower.offset)
-    context, found = Context(prec=_WIDE), list[Decimal | None]()
+    context, sums = Context(prec=_WIDE), list[Decimal | None]()
     for low, high in zip(lower.to_pylist(), upper.to_pylist(), strict=True):
         if low is None:
-            found.append(None)
+            sums.append(None)
             continue
         total = int(low) + (int(high) << LIMB)
         if abs(total) >= 10**kind.precision:
             raise ValueError(f"a sum needs more than the {kind.precision} digits of {kind}")
-        found.append(context.scaleb(context.create_decimal(total), -kind.scale))
-    return pa.array(found, kind)
+        sums.append(context.scaleb(context.create_decimal(total), -kind.scale))
+    return pa.array(sums, kind)
 
 
 def _has_upper(upper: Array) -> bool:
@@ -339,20 +341,20 @@ def _has_upper(upper: Array) -> bool:
 
 def mean_of_limbs(lower: Array, upper: Array, counts: Array, scale: Array) -> Array:
     """Return sums of limbs over counts, rounded once."""
-    columns = (each.to_pylist() for each in (lower, upper, counts, scale))
-    found = [
+    columns = (column.to_pylist() for column in (lower, upper, counts, scale))
+    means = [
         None if low is None or not count else (int(low) + (int(high) << LIMB)) / (count * 10**digits)
         for low, high, count, digits in zip(*columns, strict=True)
     ]
-    return pa.array(found, pa.float64())
+    return pa.array(means, pa.float64())
 
 
 def bucket(columns: tuple[Array, ...], buckets: int) -> npt.NDArray[np.int64]:
     """Return a number below buckets for each record, the same for equal ones."""
-    found = np.zeros(len(columns[0]), np.int64)
+    hashes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        found = found * np.int64(31) + _small(column)
-    return (found ^ (found >> 7) ^ (found >> 17)) & np.int64(buckets - 1)
+        hashes = hashes * np.int64(31) + _small(column)
+    return (hashes ^ (hashes >> 7) ^ (hashes >> 17)) & np.int64(buckets - 1)
 
 
 def _small(column: Array) -> npt.NDArray[np.int64]:
@@ -364,8 +366,8 @@ def _small(column: Array) -> npt.NDArray[np.int64]:
         data = column.buffers()[2]
         sums = np.concatenate(([0], np.frombuffer(data, np.uint8).cumsum() if data is not None else ()))
         places = ends.astype(np.int64)
-        found: npt.NDArray[np.int64] = (sums[places[1:]] - sums[places[:-1]]).astype(np.int64)
-        return found
+        byte_sums: npt.NDArray[np.int64] = (sums[places[1:]] - sums[places[:-1]]).astype(np.int64)
+        return byte_sums
     if pat.is_decimal128(kind):
         return unscaled(column) if column.type.precision <= 18 else limb(column, 0).fill_null(0).to_numpy()
     if pat.is_floating(kind):

@@ -15,30 +15,32 @@ _OPTIONS = "cgimnps"  # Of DuckDB. By s, a dot is a newline, too, and by m, n an
 
 def _like_pattern(pattern: str) -> str:
     """Return a LIKE pattern as a regular expression; a backslash takes the next character as it is."""
-    found, at = [], 0
+    pieces, at = [], 0
     while at < len(pattern):
-        each = pattern[at]
-        if each == "\\" and at + 1 < len(pattern):
+        character = pattern[at]
+        if character == "\\" and at + 1 < len(pattern):
             at += 1
-            found.append(re.escape(pattern[at]))
+            pieces.append(re.escape(pattern[at]))
         else:
-            found.append({"%": ".*", "_": "."}.get(each) or re.escape(each))
+            pieces.append({"%": ".*", "_": "."}.get(character) or re.escape(character))
         at += 1
-    return f"(?s)^{''.join(found)}$"
+    return f"(?s)^{''.join(pieces)}$"
 
 
 def _like(is_like: bool, ignore_case: bool) -> Callable[..., Array]:
     def like(text: Array, pattern: Array, *rest: Any) -> Array:
-        found = pa.nulls(len(text), pa.bool_())
-        for each in pc.unique(pattern).to_pylist():
-            if each is None:
+        matches = pa.nulls(len(text), pa.bool_())
+        for distinct_pattern in pc.unique(pattern).to_pylist():
+            if distinct_pattern is None:
                 continue
-            shape = each if len(rest) > 1 else each.replace("\\", "\\\\")
+            shape = distinct_pattern if len(rest) > 1 else distinct_pattern.replace("\\", "\\\\")
             if len(rest) > 1:
-                _check_escapes(text.filter(pc.fill_null(pc.equal(pattern, each), False)), each, ignore_case)
+                _check_escapes(
+                    text.filter(pc.fill_null(pc.equal(pattern, distinct_pattern), False)), distinct_pattern, ignore_case
+                )
             matched = _matched(text, shape, ignore_case)
-            found = pc.if_else(pc.fill_null(pc.equal(pattern, each), False), matched, found)
-        return found if is_like else pc.invert(found)
+            matches = pc.if_else(pc.fill_null(pc.equal(pattern, distinct_pattern), False), matched, matches)
+        return matches if is_like else pc.invert(matches)
 
     return like
 
@@ -53,7 +55,7 @@ def _check_escapes(text: Array, pattern: str, ignore_case: bool) -> None:
 
 def _matched(text: Array, pattern: str, ignore_case: bool) -> Array:
     body = pattern.strip("%")
-    if not ignore_case and not any(each in body for each in "%_\\") and body:
+    if not ignore_case and not any(wildcard in body for wildcard in "%_\\") and body:
         if pattern == body:
             return pc.equal(text, body)
         if pattern == body + "%":
@@ -70,7 +72,7 @@ def _flagged(pattern: str, options: str, function: str) -> str:
     unknown = set(options) - set(_OPTIONS)
     if unknown:
         raise ValueError(f"{function}() has no option {min(unknown)!r} in a view; there are {', '.join(_OPTIONS)}")
-    cases, dots = ([each for each in options if each in some] for some in ("ci", "smnp"))
+    cases, dots = ([option for option in options if option in some] for some in ("ci", "smnp"))
     flags = ("i" if cases[-1:] == ["i"] else "") + ("s" if dots[-1:] == ["s"] else "")
     return f"(?{flags}){pattern}" if flags else pattern
 
@@ -114,10 +116,10 @@ def _extracted(text: Array, pattern: Array, *rest: Any) -> Array:
 
     def one(text: Array, pattern: str, group: int = 0, options: str = "") -> Array:
         shape, groups = _named_groups(_flagged(pattern, options, "regexp_extract"))
-        found = pc.extract_regex(text, f"(?P<g0>{shape})")
+        extracted = pc.extract_regex(text, f"(?P<g0>{shape})")
         if not 0 <= group <= groups:
             return pa.array([""] * len(text))
-        return pc.fill_null(pc.struct_field(found, f"g{group}"), "")
+        return pc.fill_null(pc.struct_field(extracted, f"g{group}"), "")
 
     return by_each(one, text, (pattern, *others), kind)
 
@@ -131,47 +133,47 @@ def check_constants(function: str, *arguments: Any) -> None:
     if not function.startswith("regexp"):
         return
     _, pattern, *rest = arguments
-    for each in rest[1 if function == "regexp_replace" else 0 :]:
-        if isinstance(each, str):
-            _flagged("", each, function)
+    for argument in rest[1 if function == "regexp_replace" else 0 :]:
+        if isinstance(argument, str):
+            _flagged("", argument, function)
     if pattern is None:
         return
     pc.match_substring_regex("", pattern)
-    group, groups = next((each for each in rest if isinstance(each, int)), 0), _named_groups(pattern)[1]
+    group, groups = next((argument for argument in rest if isinstance(argument, int)), 0), _named_groups(pattern)[1]
     if not 0 <= group <= groups:
         raise ValueError(f"{function}() is asked for group {group}, and the pattern {pattern!r} has {groups}")
 
 
 def _named_groups(pattern: str) -> tuple[str, int]:
     """Return a pattern whose groups are named g1, g2, …, as Arrow wants them, and how many there are."""
-    found: list[str] = []
+    pieces: list[str] = []
     groups, at, in_class = 0, 0, False
     while at < len(pattern):
-        each = pattern[at]
-        if each == "\\":
-            found.append(pattern[at : at + 2])
+        character = pattern[at]
+        if character == "\\":
+            pieces.append(pattern[at : at + 2])
             at += 2
             continue
         if in_class:
-            in_class = each != "]"
-        elif each == "[":
+            in_class = character != "]"
+        elif character == "[":
             in_class = True
             # A bracket that closes is one of the characters where it comes first.
             head = re.match(r"\[\^?\]?", pattern[at:])
             assert head is not None
-            found.append(head[0])
+            pieces.append(head[0])
             at += len(head[0])
             continue
-        elif each == "(":
+        elif character == "(":
             name = re.match(r"\(\?P?<[^>=!]+>", pattern[at:])
             if name is not None or not pattern.startswith("(?", at):
                 groups += 1
-                found.append(f"(?P<g{groups}>")
+                pieces.append(f"(?P<g{groups}>")
                 at += len(name[0]) if name is not None else 1
                 continue
-        found.append(each)
+        pieces.append(character)
         at += 1
-    return "".join(found), groups
+    return "".join(pieces), groups
 
 
 PATTERNS: dict[str, Callable[..., Array]] = {

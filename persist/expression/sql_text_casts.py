@@ -44,18 +44,18 @@ def of_text(text: Array, kind: pa.DataType, *, tries: bool = False) -> Array:
     if pat.is_integer(kind) or pat.is_decimal(kind) or pat.is_floating(kind):
         text = pc.utf8_trim(text, characters=_SPACE)
     is_plain = pc.fill_null(pc.match_substring_regex(text, plain), True)
-    found = pa.nulls(len(text), kind)
+    converted = pa.nulls(len(text), kind)
     if pc.any(pc.and_(is_plain, pc.is_valid(text))).as_py():
         try:
-            found = pc.cast(pc.if_else(is_plain, text, pa.scalar(None, pa.string())), kind)
+            converted = pc.cast(pc.if_else(is_plain, text, pa.scalar(None, pa.string())), kind)
         except pa.ArrowInvalid:  # One is out of range, so all are read one by one.
             is_plain = pc.is_null(text)
     is_odd = pc.invert(is_plain)
     codes = text.filter(is_odd).dictionary_encode()
     if not len(codes):
-        return found
-    values = [_read(each, read, kind, tries=tries) for each in codes.dictionary.to_pylist()]
-    return pc.replace_with_mask(found, is_odd, pa.array(values, _storage(kind)).cast(kind).take(codes.indices))
+        return converted
+    values = [_read(distinct_text, read, kind, tries=tries) for distinct_text in codes.dictionary.to_pylist()]
+    return pc.replace_with_mask(converted, is_odd, pa.array(values, _storage(kind)).cast(kind).take(codes.indices))
 
 
 def _read(text: str, read: Callable[[str], Any], kind: pa.DataType, *, tries: bool) -> Any:
@@ -134,26 +134,26 @@ def _decimal(text: str, kind: pa.DataType) -> Decimal:
     exact = _exact(text)
     if exact and exact.adjusted() >= kind.precision - kind.scale:
         raise ValueError(f"it has more than {kind.precision - kind.scale} digits before the point")
-    found = exact.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _CONTEXT)
-    if found and found.adjusted() >= kind.precision - kind.scale:
+    quantized = exact.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _CONTEXT)
+    if quantized and quantized.adjusted() >= kind.precision - kind.scale:
         raise ValueError(f"it has more than {kind.precision - kind.scale} digits before the point")
-    return found
+    return quantized
 
 
 def _float(text: str) -> float:
     if _NUMBER.fullmatch(text):
         return float(text.replace("_", ""))
-    found: float = pc.cast(pa.scalar(text), pa.float64()).as_py()
-    return found
+    value: float = pc.cast(pa.scalar(text), pa.float64()).as_py()
+    return value
 
 
 def _blob(text: str) -> bytes:
     if not text.isascii():
         raise ValueError("bytes beyond ASCII are written as \\xFF")
-    found = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), text.encode())
+    decoded = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), text.encode())
     if b"\\" in _ESCAPED.sub(b"", text.encode()):
         raise ValueError("a backslash is followed by x and two hexadecimal digits")
-    return found
+    return decoded
 
 
 def _date_at(text: str) -> tuple[int, int]:
@@ -220,10 +220,10 @@ def _timestamp(text: str, kind: pa.DataType) -> int:
             offset = int(zone[3]) * 3600 + int(zone[4] or 0) * 60 + int(zone[5] or 0)
             nanos -= (1 if zone[2] == "+" else -1) * offset * 1_000_000_000
     size = 1_000_000 // _PER_SECOND[kind.unit]
-    found = nanos if kind.unit == "ns" else int(rounded(nanos // 1000, size))
-    if abs(found) > np.iinfo(np.int64).max:
+    ticks = nanos if kind.unit == "ns" else int(rounded(nanos // 1000, size))
+    if abs(ticks) > np.iinfo(np.int64).max:
         raise ValueError("it is beyond what a timestamp can be")
-    return found
+    return ticks
 
 
 def rounded(count: Any, size: int) -> Any:
@@ -240,7 +240,7 @@ def text_of_blob(value: Array) -> Array:
     except pa.ArrowInvalid:  # It is not UTF-8.
         pass
     codes = value.dictionary_encode()
-    made = [None if each is None else "".join(map(_shown, each)) for each in codes.dictionary.to_pylist()]
+    made = [None if content is None else "".join(map(_shown, content)) for content in codes.dictionary.to_pylist()]
     return pa.array(made, pa.string()).take(codes.indices)
 
 

@@ -110,7 +110,7 @@ def _trimmed(side: str) -> Callable[..., Array]:
         function = {"both": pc.utf8_trim, "left": pc.utf8_ltrim, "right": pc.utf8_rtrim}[side]
         if not characters:
             return function(text, characters=" ")
-        return by_each(lambda text, each: function(text, characters=each), text, tuple(characters), kind)
+        return by_each(lambda text, unwanted: function(text, characters=unwanted), text, tuple(characters), kind)
 
     return trim
 
@@ -130,7 +130,7 @@ def _replace(text: Array, old: Array, new: Array, kind: pa.DataType) -> Array:
 
 def _contains(function: Callable[..., Array]) -> Callable[..., Array]:
     def contains(text: Array, other: Array, kind: pa.DataType) -> Array:
-        return by_each(lambda text, each: function(text, each), text, (other,), kind)
+        return by_each(lambda text, fragment: function(text, fragment), text, (other,), kind)
 
     return contains
 
@@ -142,8 +142,8 @@ def _position(text: Array, other: Array, kind: pa.DataType) -> Array:
 
 def _checked_join(texts: Sequence[Array], function: str) -> None:
     sizes = bytes_of(texts[0]).fill_null(0)
-    for each in texts[1:]:
-        sizes = pc.add(sizes, bytes_of(each).fill_null(0))
+    for text in texts[1:]:
+        sizes = pc.add(sizes, bytes_of(text).fill_null(0))
     check_bytes(sizes, function)
 
 
@@ -161,12 +161,12 @@ def _concat_operator(*arguments: Any) -> Array:
 
 def _joined(separator: Array, *rest: Any) -> Array:
     first, *texts, _ = rest
-    found = first  # Not by Arrow, whose skipping of NULLs leaves out the records that hold nothing else.
-    for each in texts:
-        _checked_join((found, each, separator), "concat_ws()")
-        both = pc.binary_join_element_wise(found, each, separator)
-        found = pc.coalesce(both, found, each)
-    return pc.if_else(pc.is_valid(separator), pc.fill_null(found, ""), None)
+    joined = first  # Not by Arrow, whose skipping of NULLs leaves out the records that hold nothing else.
+    for text in texts:
+        _checked_join((joined, text, separator), "concat_ws()")
+        both = pc.binary_join_element_wise(joined, text, separator)
+        joined = pc.coalesce(both, joined, text)
+    return pc.if_else(pc.is_valid(separator), pc.fill_null(joined, ""), None)
 
 
 def _padded(side: str) -> Callable[..., Array]:
@@ -181,14 +181,14 @@ def _padded(side: str) -> Callable[..., Array]:
             )
         if not filling and pc.any(pc.less(length, count)).as_py():
             raise ValueError(f"{side}pad() cannot fill up texts with an empty text")
-        found = pc.utf8_slice_codeunits(text, 0, count)
+        padded = pc.utf8_slice_codeunits(text, 0, count)
         # Of texts of one length, the same is missing.
-        for each in pc.unique(length).to_pylist():
-            if each is not None and each < count:
-                missing = (filling * (count - each))[: count - each]
+        for distinct_length in pc.unique(length).to_pylist():
+            if distinct_length is not None and distinct_length < count:
+                missing = (filling * (count - distinct_length))[: count - distinct_length]
                 here = (text, missing) if side == "r" else (missing, text)
-                found = pc.if_else(pc.equal(length, each), pc.binary_join_element_wise(*here, ""), found)
-        return found
+                padded = pc.if_else(pc.equal(length, distinct_length), pc.binary_join_element_wise(*here, ""), padded)
+        return padded
 
     def pad(text: Array, count: Array, filling: Array, kind: pa.DataType) -> Array:
         return by_each(one, text, (count, filling), kind)
@@ -214,7 +214,10 @@ def _of_each_text(function: Callable[..., Any]) -> Callable[..., Array]:
 
         def one(text: Array, *values: Any) -> Array:
             codes = text.dictionary_encode()
-            made = [None if each is None else function(each, *values) for each in codes.dictionary.to_pylist()]
+            made = [
+                None if distinct_text is None else function(distinct_text, *values)
+                for distinct_text in codes.dictionary.to_pylist()
+            ]
             return pa.array(made, kind).take(codes.indices)
 
         return by_each(one, text, tuple(others), kind) if others else one(text)
@@ -224,8 +227,8 @@ def _of_each_text(function: Callable[..., Any]) -> Callable[..., Array]:
 
 def _translated(text: str, old: str, new: str) -> str:
     table: dict[int, str | None] = {}
-    for at, each in enumerate(old):
-        table.setdefault(ord(each), new[at] if at < len(new) else None)
+    for at, character in enumerate(old):
+        table.setdefault(ord(character), new[at] if at < len(new) else None)
     return text.translate(table)
 
 
@@ -235,7 +238,7 @@ def _octets(value: str | bytes) -> bytes:
 
 def _character(code: Array, kind: pa.DataType) -> Array:
     try:
-        return pa.array([None if each is None else chr(each) for each in code.to_pylist()], kind)
+        return pa.array([None if code_point is None else chr(code_point) for code_point in code.to_pylist()], kind)
     except (ValueError, OverflowError, UnicodeEncodeError):
         raise ValueError("chr() takes the number of a character: 0 to 1,114,111, without surrogates") from None
 

@@ -56,19 +56,19 @@ def time_from(value: Array, unit: str, *, after: bool) -> Array:
     """
     mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
     if not unit:
-        found = value.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        times = value.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     elif unit == "ns":
         limit = np.iinfo(np.int64).max // 1000
-        found = np.clip(as_micros(value), -limit, limit) * 1000
+        times = np.clip(as_micros(value), -limit, limit) * 1000
     else:
         size = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
         micros = as_micros(value)
-        found = micros // size
+        times = micros // size
         if not after:
-            found = found + (micros % size != 0)
+            times = times + (micros % size != 0)
     if after:
-        found = np.minimum(found, np.iinfo(np.int64).max - 1) + 1
-    return pa.array(found, mask=mask)
+        times = np.minimum(times, np.iinfo(np.int64).max - 1) + 1
+    return pa.array(times, mask=mask)
 
 
 def part(value: Array, unit: str, kind: pa.DataType) -> Array:
@@ -113,8 +113,8 @@ def _check_moment(value: Array, function: str) -> None:
 def _months(value: Array) -> Ints:
     """Return the months since the year 0 that moments are in."""
     days = as_micros(value) // DAY_US
-    found: Ints = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) + 1970 * 12
-    return found
+    months: Ints = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) + 1970 * 12
+    return months
 
 
 def last_day(value: Array, kind: pa.DataType) -> Array:
@@ -132,19 +132,19 @@ def difference(unit: str, start: Array, end: Array, kind: pa.DataType) -> Array:
     known = [name for name in _UNITS if name != "week"]
     if unit not in known:
         raise ValueError(f"{unit!r} is no unit of date_diff that is supported; there are {', '.join(known)}")
-    for each in (start, end):
-        _check_moment(each, "date_diff")
+    for moment in (start, end):
+        _check_moment(moment, "date_diff")
     months = {"month": 1, "quarter": 3, "year": 12} | {name: 12 * years for name, years in _LONG.items()}
     if unit in months:
-        counts = [_months(each) // months[unit] for each in (start, end)]
+        counts = [_months(moment) // months[unit] for moment in (start, end)]
     else:
-        counts = [as_micros(each) // _SIZES_US[unit] for each in (start, end)]
+        counts = [as_micros(moment) // _SIZES_US[unit] for moment in (start, end)]
     return pa.array(counts[1] - counts[0], mask=nulls_of(start, end)).cast(kind)
 
 
 def minus_date(one: Array, other: Array, kind: pa.DataType) -> Array:
     """Return the days between dates."""
-    days = [each.cast(pa.int32()).cast(pa.int64()) for each in (one, other)]
+    days = [date.cast(pa.int32()).cast(pa.int64()) for date in (one, other)]
     return pc.subtract(*days).cast(kind)
 
 
@@ -152,10 +152,10 @@ def plus_days(date: Array, days: Array, sign: int, kind: pa.DataType) -> Array:
     """Return dates so many days later."""
     count = days.cast(pa.int32())
     number = date.cast(pa.int32())
-    found = pc.add_checked(number, count) if sign > 0 else pc.subtract_checked(number, count)
-    if pc.any(pc.greater_equal(pc.abs(found), 2**31 - 1)).as_py():
+    day_numbers = pc.add_checked(number, count) if sign > 0 else pc.subtract_checked(number, count)
+    if pc.any(pc.greater_equal(pc.abs(day_numbers), 2**31 - 1)).as_py():
         raise ValueError("a date is out of the range of dates")
-    return found.cast(pa.date32()).cast(kind)
+    return day_numbers.cast(pa.date32()).cast(kind)
 
 
 def at_time(date: Array, time: Array, kind: pa.DataType) -> Array:
@@ -166,17 +166,17 @@ def at_time(date: Array, time: Array, kind: pa.DataType) -> Array:
 
 def made_date(year: Array, month: Array, day: Array, kind: pa.DataType) -> Array:
     """Return the dates of years, months and days of the month; one that is not in the calendar raises."""
-    numbers = [each.fill_null(1).to_numpy(zero_copy_only=False).astype(np.int64) for each in (year, month, day)]
+    numbers = [field.fill_null(1).to_numpy(zero_copy_only=False).astype(np.int64) for field in (year, month, day)]
     months = (numbers[0] - 1970) * 12 + numbers[1] - 1
     first = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
     last = (months + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
-    found = first + numbers[2] - 1
-    wrong = (numbers[1] < 1) | (numbers[1] > 12) | (numbers[2] < 1) | (found >= last)
-    null = np.logical_or.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in (year, month, day)])
+    days = first + numbers[2] - 1
+    wrong = (numbers[1] < 1) | (numbers[1] > 12) | (numbers[2] < 1) | (days >= last)
+    null = np.logical_or.reduce([field.is_null().to_numpy(zero_copy_only=False) for field in (year, month, day)])
     if (wrong & ~null).any():
         at = int(np.argmax(wrong & ~null))
-        raise ValueError(f"there is no date {'-'.join(str(each[at]) for each in numbers)}")
-    return pa.array(found.astype(np.int32), mask=null).cast(pa.date32()).cast(kind)
+        raise ValueError(f"there is no date {'-'.join(str(number[at]) for number in numbers)}")
+    return pa.array(days.astype(np.int32), mask=null).cast(pa.date32()).cast(kind)
 
 
 def formatted(value: Array, pattern: str, kind: pa.DataType) -> Array:
@@ -198,7 +198,7 @@ def formatted(value: Array, pattern: str, kind: pa.DataType) -> Array:
             continue
         name = pattern[at + 1 : at + 3] if pattern.startswith("%-", at) else pattern[at + 1 : at + 2]
         if name not in _FORMATS:
-            known = ", ".join(f"%{each}" for each in _FORMATS)
+            known = ", ".join(f"%{directive}" for directive in _FORMATS)
             raise ValueError(f"strftime() does not know %{name} in a view; there are {known}")
         made = _FORMATS[name]
         pieces.append(pa.scalar(made) if isinstance(made, str) else made(stamps))
@@ -308,9 +308,9 @@ _FORMATS: dict[str, str | Callable[[Array], Array]] = {
     "-j": _number(pc.day_of_year, 1),
     "p": lambda value: pc.if_else(pc.less(pc.hour(value), 12), "AM", "PM"),
     "A": _named(_WEEKDAYS, pc.day_of_week),
-    "a": _named(tuple(each[:3] for each in _WEEKDAYS), pc.day_of_week),
+    "a": _named(tuple(weekday[:3] for weekday in _WEEKDAYS), pc.day_of_week),
     "B": _named(_MONTHS, _month_number),
-    "b": _named(tuple(each[:3] for each in _MONTHS), _month_number),
+    "b": _named(tuple(month[:3] for month in _MONTHS), _month_number),
     "w": _number(lambda value: pc.day_of_week(value, week_start=7), 1),
     "u": _number(lambda value: pc.day_of_week(value, count_from_zero=False), 1),
     "G": _number(pc.iso_year, 4),

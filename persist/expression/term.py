@@ -89,7 +89,9 @@ class Call(Term):
         return True
 
     def __hash__(self) -> int:
-        return hash((self.function, self.options, *(each for each in self.arguments if not isinstance(each, Call))))
+        return hash(
+            (self.function, self.options, *(argument for argument in self.arguments if not isinstance(argument, Call)))
+        )
 
     @property
     def kind(self) -> pa.DataType:
