@@ -100,13 +100,13 @@ class Caster:
             columns[name] = column
             for row, why in failed.items():
                 misfits.setdefault(row, why)
-        found = pa.table(columns) if columns else table
-        self._check_times(found, misfits)
+        cast_rows = pa.table(columns) if columns else table
+        self._check_times(cast_rows, misfits)
         if misfits:
-            keep = np.ones(len(found), bool)
+            keep = np.ones(len(cast_rows), bool)
             keep[[*misfits]] = False
-            found = found.filter(pa.array(keep))
-        return CastTable(found, misfits)
+            cast_rows = cast_rows.filter(pa.array(keep))
+        return CastTable(cast_rows, misfits)
 
     def _column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:
         wanted = self.types.get(name, pa.bool_() if name == "_deleted" else pa.int64())

@@ -127,10 +127,10 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     own = [*inspect.signature(function).parameters.values()][1:]
     hints = get_type_hints(function, include_extras=True)
     kinds: dict[str, Any] = {"location": Location}
-    kinds |= {each.name: hints[each.name] for each in own}
+    kinds |= {parameter.name: hints[parameter.name] for parameter in own}
     kinds |= {"as_json": Json, "storage_option": Options, "storage_options_file": OptionsFile}
     kinds["timeout"] = Timeout
-    defaults = {each.name: each.default for each in own}
+    defaults = {parameter.name: parameter.default for parameter in own}
     defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None, "timeout": None}
 
     def run(

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command, given its arguments without the program's name; return the exit status."""
     group = typer.main.get_command(app)
     given = sys.argv[1:] if arguments is None else arguments
-    as_json = "--json" in takewhile(lambda each: each != "--", given)
+    as_json = "--json" in takewhile(lambda argument: argument != "--", given)
     try:
         status = group.main(
             args=None if arguments is None else [*arguments], prog_name="persist", standalone_mode=False
@@ -49,8 +49,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _failed(first, _status_of(first), as_json)
     except OSError as error:
         is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
-        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _failed(told, MISTAKE if is_mistake else UNAVAILABLE, as_json)
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _failed(message, MISTAKE if is_mistake else UNAVAILABLE, as_json)
 
 
 def _status_of(error: "persist.PersistError") -> int:
@@ -79,8 +79,8 @@ def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> 
     text = str(error) if has_lines else " ".join(_CARET.sub("", str(error)).split())
     text = text if isinstance(error, str) else worded(text)
     if as_json:
-        told = {"error": _kind_of(error, status), "message": text, "status": status}
-        print(json.dumps(told), file=sys.stderr)
+        document = {"error": _kind_of(error, status), "message": text, "status": status}
+        print(json.dumps(document), file=sys.stderr)
     else:
         print(f"persist: {shown(text, lines=has_lines)}", file=sys.stderr)
     return status

@@ -59,15 +59,15 @@ class Exposition:
 
     def text(self) -> str:
         """Return all metrics as they are now; if the store does not answer, those of the client."""
-        found: list[Reading] = []
+        metrics: list[Reading] = []
         with self._lock:
             try:
-                found += self._of_location()
+                metrics += self._of_location()
                 up = 1
             except persist.PersistError:
                 up = 0
-        found.append(Reading("persist.up", up, False))
-        return text_of([*found, *readings(self._client.metrics())])
+        metrics.append(Reading("persist.up", up, False))
+        return text_of([*metrics, *readings(self._client.metrics())])
 
     def _of_location(self) -> Iterator[Reading]:
         seqno = self._client.seqno  # This looks for new records; the rest is about the state as it then is.
@@ -83,13 +83,13 @@ class Exposition:
         state = self._client.engine.follower.state
         entries = {name: state.entries[state.ids[name]] for name in names if name in state.ids}
         stale = [n for n, entry in entries.items() if n not in self._known or self._known[n].entry is not entry]
-        found = {facts.name: facts for facts in survey(self._client, stale)}
+        fresh_facts = {facts.name: facts for facts in survey(self._client, stale)}
         self._known = {
-            name: _Known(entry, found[name]) if name in found else self._known[name]
+            name: _Known(entry, fresh_facts[name]) if name in fresh_facts else self._known[name]
             for name, entry in entries.items()
-            if name in found or name in self._known
+            if name in fresh_facts or name in self._known
         }
-        return [each.facts for each in self._known.values()]
+        return [known.facts for known in self._known.values()]
 
 
 def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
@@ -112,10 +112,10 @@ def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
 def text_of(found: Iterable[Reading]) -> str:
     """Return readings in the text format, each family with its type once."""
     families: dict[str, tuple[str, list[str]]] = {}
-    for each in found:
-        name = re.sub(r"[^a-zA-Z0-9_]", "_", each.name) + ("_total" if each.is_counter else "")
-        _, lines = families.setdefault(name, ("counter" if each.is_counter else "gauge", []))
-        lines.append(f"{name}{_labels(each.attributes)} {_number(each.value)}")
+    for reading in found:
+        name = re.sub(r"[^a-zA-Z0-9_]", "_", reading.name) + ("_total" if reading.is_counter else "")
+        _, lines = families.setdefault(name, ("counter" if reading.is_counter else "gauge", []))
+        lines.append(f"{name}{_labels(reading.attributes)} {_number(reading.value)}")
     text = [line for name, (kind, lines) in families.items() for line in (f"# TYPE {name} {kind}", *lines)]
     return "\n".join(text) + "\n"
 

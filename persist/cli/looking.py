@@ -20,13 +20,13 @@ def ls(
     with at.reading() as client:
         from persist.facts import survey
 
-        found = [*survey(client, client.collections(prefix))]
+        all_facts = [*survey(client, client.collections(prefix))]
     if at.as_json:
-        print_json([facts.as_json() for facts in found])
+        print_json([facts.as_json() for facts in all_facts])
         return OK
     head = ("name", "rows", "bytes", "since", "upper", "parts", "holds", "unsealed")
     rows = []
-    for facts in found:
+    for facts in all_facts:
         hidden = facts.unsealed
         updates = "-" if hidden is None else f"{hidden.updates:,}"
         rows_told = "?" if facts.rows is None else f"{facts.rows:,}"
@@ -43,11 +43,11 @@ def show(at: Place, collection: Name) -> int:
     from persist.facts import portrait
 
     with at.reading() as client:
-        told = portrait(client, client.load(collection))
+        summary = portrait(client, client.load(collection))
     if at.as_json:
-        print_json(told.as_json())
+        print_json(summary.as_json())
     else:
-        print_portrait(told)
+        print_portrait(summary)
     return OK
 
 
@@ -66,12 +66,12 @@ def holds(
         names = names_by_id(client)
         for name in collections or client.collections():
             try:
-                found = client.load(name).holds()
+                own_holds = client.load(name).holds()
             except persist.CollectionNotFound:
                 if collections:
                     raise
                 continue  # It was destroyed meanwhile.
-            for hold in found:
+            for hold in own_holds:
                 until = None if hold.expires_ms is None else _moment(hold.expires_ms)
                 rows.append(
                     {"collection": name, "hold": hold.name, "time": hold.time, "holder": hold.holder, "until": until}
@@ -105,21 +105,21 @@ def log(
 
     with at.reading() as client:
         id_ = None if collection is None else client.load(collection).id
-        found, is_cut = records_before(client, before, last, id_)
-        told = Told(client)
-        did = [told.sentences(record) for record in found]
+        records, is_cut = records_before(client, before, last, id_)
+        teller = Told(client)
+        did = [teller.sentences(record) for record in records]
     if at.as_json:
         print_json(
             [
-                {"seqno": record.seqno, "at": _moment(record.written_ms), "writer": record.writer, "did": each}
-                for record, each in zip(found, did, strict=True)
+                {"seqno": record.seqno, "at": _moment(record.written_ms), "writer": record.writer, "did": sentences}
+                for record, sentences in zip(records, did, strict=True)
             ]
         )
         return OK
-    for record, each in zip(found, did, strict=True):
+    for record, sentences in zip(records, did, strict=True):
         exclusive = "" if record.epoch is None else f", epoch {record.epoch}"
         say(f"{record.seqno:>8}  {_moment(record.written_ms)}  {record.writer}{exclusive}")
-        for sentence in each:
+        for sentence in sentences:
             say(f"          {sentence}")
     if is_cut:
         tell("Older records are not kept any more.")

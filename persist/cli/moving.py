@@ -46,7 +46,7 @@ def evolve(
     """Change the schema for every reader and every time from now on; no data is rewritten."""
     from persist.cli.rows_in import typed
 
-    names = dict(_pair(each) for each in rename or [])
+    names = dict(_pair(renaming) for renaming in rename or [])
     if not (add or drop or names or widen or keyed):
         raise persist.InvalidUsage("say what is to change: --add, --drop, --rename, --widen or --keyed")
     if not keyed and (order_by or tombstone is not None or ties != "last"):
@@ -54,8 +54,8 @@ def evolve(
     form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties}
     added = dict(map(typed, add or []))
     with at.writing() as client:
-        found = client.load(collection)
-        version = found.evolve(
+        loaded = client.load(collection)
+        version = loaded.evolve(
             add=added,
             defaults=_defaults(default or [], added),
             drop=drop or [],
@@ -63,7 +63,7 @@ def evolve(
             widen=dict(map(typed, widen or [])),
             keyed=persist.Keyed(**form) if keyed else None,
         )
-        columns = {name: str(found.schema.arrow.field(name).type) for name in found.schema.names}
+        columns = {name: str(loaded.schema.arrow.field(name).type) for name in loaded.schema.names}
         tell_done(
             at,
             {"collection": collection, "version": version, "columns": columns},
@@ -75,15 +75,15 @@ def evolve(
 def _defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
     import pyarrow as pa
 
-    found: dict[str, Any] = {}
-    for name, text in (_pair(each, "--default NAME=VALUE") for each in given):
+    defaults: dict[str, Any] = {}
+    for name, text in (_pair(assignment, "--default NAME=VALUE") for assignment in given):
         if name not in added:
             raise persist.InvalidUsage(f"--default {name}={text}: it is of a column that --add adds")
         try:
-            found[name] = pa.array([text]).cast(added[name])[0].as_py()
+            defaults[name] = pa.array([text]).cast(added[name])[0].as_py()
         except pa.ArrowException as error:
             raise persist.InvalidUsage(f"--default {name}={text} is no {added[name]}: {error}") from error
-    return found
+    return defaults
 
 
 @command
@@ -100,9 +100,9 @@ def export(
     if to not in ("parquet", "delta"):
         raise persist.InvalidUsage(f"--to {to!r} is no form of an export: use parquet or delta")
     with at.reading() as client:
-        found = client.load(collection)
+        loaded = client.load(collection)
         time = None if as_of is None else time_of(as_of)
-        with found.snapshot(time, timeout_s=0, **narrowed(found, columns, where)) as snapshot:
+        with loaded.snapshot(time, timeout_s=0, **narrowed(loaded, columns, where)) as snapshot:
             if to == "parquet":
                 made: Any = snapshot.export_parquet(target)
                 line = f"wrote {counted(len(made), 'file')} to {target}"
@@ -137,16 +137,16 @@ def import_(
     if from_ == "delta" and (time, seal, token) != (None, None, None):
         raise persist.InvalidUsage("--time, --seal and --token go with Parquet: a Delta table has times and resumes")
     with at.writing() as client:
-        found = client.load(collection)
+        loaded = client.load(collection)
         if time is not None:
             upper = None if seal is None else written_time_of(seal)
-            rows = found.import_parquet(source, time=written_time_of(time), seal=upper, token=token)
-            told, line = {"rows": rows}, f"read {counted(rows, 'row')} of {source} into {collection}"
+            rows = loaded.import_parquet(source, time=written_time_of(time), seal=upper, token=token)
+            result, line = {"rows": rows}, f"read {counted(rows, 'row')} of {source} into {collection}"
         else:
-            versions = found.import_delta(source)
-            told = {"versions": len(versions)}
+            versions = loaded.import_delta(source)
+            result = {"versions": len(versions)}
             line = f"made {counted(len(versions), 'version')} of {source} times of {collection}"
-        tell_done(at, {"collection": collection, **told}, line)
+        tell_done(at, {"collection": collection, **result}, line)
     return OK
 
 
@@ -173,15 +173,15 @@ def serve(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
     with at.writing(background=True) if commits else at.reading() as client, ExitStack() as stack:
         server = stack.enter_context(client.serve(url, token=token, insecure=insecure, commits=commits))
-        told = {"url": server.url}
+        addresses = {"url": server.url}
         line = f"{server.url} serves {client.url}{', and commits to it' if commits else ''}. Ctrl-C ends it."
         if metrics is not None:
             from persist.cli.exposition import MetricsServer
 
             shown = stack.enter_context(MetricsServer(client, metrics, token=token, insecure=insecure))
-            told["metrics"] = shown.url
+            addresses["metrics"] = shown.url
             line += f"\nMetrics are at {shown.url}"
-        tell_done(at, told, line)
+        tell_done(at, addresses, line)
         typer.get_text_stream("stdout").flush()
         signal.pause()
     return OK

@@ -29,9 +29,9 @@ def tag(
 ) -> int:
     """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
     with at.writing() as client:
-        found = client.load(collection)
-        tagged = found.tag(name, None if time is None else time_of(time), move=move)
-        shown = times_of(found)(tagged)
+        loaded = client.load(collection)
+        tagged = loaded.tag(name, None if time is None else time_of(time), move=move)
+        shown = times_of(loaded)(tagged)
         tell_done(
             at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {shown} is {name!r}"
         )
@@ -42,9 +42,9 @@ def tag(
 def tags(at: Place, collection: Name) -> int:
     """List the tags of a collection."""
     with at.reading() as client:
-        found = client.load(collection)
-        rows = sorted(found.tags().items(), key=lambda each: (each[1], each[0]))
-        timeline = found.timeline
+        loaded = client.load(collection)
+        rows = sorted(loaded.tags().items(), key=lambda row: (row[1], row[0]))
+        timeline = loaded.timeline
     if at.as_json:
         print_json(dict(rows))
         return OK
@@ -90,9 +90,9 @@ def view(
         raise persist.InvalidUsage("--redefine goes with a query, and not with --key: a view keeps its key")
     if query is None:
         with at.reading() as client:
-            found = client.view(name)
+            loaded = client.view(name)
             tell_done(
-                at, {"view": name, "sql": found.sql, "upper": found.upper.time}, f"{found.sql}\n\n{found.explain()}"
+                at, {"view": name, "sql": loaded.sql, "upper": loaded.upper.time}, f"{loaded.sql}\n\n{loaded.explain()}"
             )
         return OK
     with at.writing() as client:
@@ -121,16 +121,16 @@ def refresh(
     ] = None,
 ) -> int:
     """Bring views up to the times to which what they read is sealed; without names all of them, in one commit."""
-    told: list[dict[str, Any]] = []
+    refreshed: list[dict[str, Any]] = []
     with at.writing() as client:
         room = {"memory_budget": memory_budget, "spill_folder": spill_folder}
         for name, upper in _refreshed(client, views, room) if views else _refreshed_together(client, room):
-            told.append({"view": name, "upper": upper.time})
+            refreshed.append({"view": name, "upper": upper.time})
             if not at.as_json:
                 say(_up_to_date(client, name, upper))
     if at.as_json:
-        print_json(told)
-    elif not told:
+        print_json(refreshed)
+    elif not refreshed:
         tell("persist: there is no view here. persist view makes one")
     return OK
 
@@ -140,11 +140,11 @@ def _refreshed(
 ) -> Iterator[tuple[str, "persist.Antichain"]]:
     """Refresh views in turn, so that one that fails does not keep those before it back."""
     for name in names:
-        found = client.view(name, **room)
+        loaded = client.view(name, **room)
         try:
-            yield name, found.refresh()
+            yield name, loaded.refresh()
         finally:
-            found.close()
+            loaded.close()
 
 
 def _refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
@@ -156,8 +156,8 @@ def _refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> It
     if views:
         with open_together(views, **room) as together:
             together.refresh()
-    for each in views:
-        yield each.name, each.upper
+    for refreshed_view in views:
+        yield refreshed_view.name, refreshed_view.upper
 
 
 @command
@@ -221,16 +221,16 @@ def definitions_in(folder: str) -> "dict[str, Wanted]":
         raise FileNotFoundError(2, "there is no such folder", folder)
     if not root.is_dir():
         raise NotADirectoryError(20, "this is no folder of queries", folder)
-    files = sorted(each for each in root.rglob("*.sql") if each.is_file() and not each.name.startswith("."))
+    files = sorted(path for path in root.rglob("*.sql") if path.is_file() and not path.name.startswith("."))
     if not 0 < len(files) <= FILES_MAX:
         raise persist.InvalidUsage(f"{folder} holds {len(files):,} files NAME.sql: 1 to {FILES_MAX:,} are allowed")
-    found: dict[str, Wanted] = {}
+    definitions: dict[str, Wanted] = {}
     for file in files:
         name = ".".join([*file.relative_to(root).parent.parts, file.stem])
-        if name in found:
+        if name in definitions:
             raise persist.InvalidUsage(f"{folder} defines the view {name!r} twice, the second time in {file}")
-        found[name] = _definition(file)
-    return found
+        definitions[name] = _definition(file)
+    return definitions
 
 
 def _definition(file: Path) -> "Wanted":
@@ -245,8 +245,8 @@ def _definition(file: Path) -> "Wanted":
     sql = text.strip().removesuffix(";").rstrip()
     if not sql:
         raise persist.InvalidUsage(f"{file} is empty: it holds no query")
-    told = _KEY.match(text)
-    key = None if told is None else tuple(each.strip() for each in told[1].split(",") if each.strip())
+    comment = _KEY.match(text)
+    key = None if comment is None else tuple(column.strip() for column in comment[1].split(",") if column.strip())
     if key == ():
         raise persist.InvalidUsage(f"{file} says `-- key:` and names no column")
     return Wanted(sql, key)

@@ -85,8 +85,8 @@ class Place:
         """Return the name of something in a folder that no client of this library has put there; None if all is."""
         if any(mark in self.location for mark in FAR):
             return None
-        with suppress(OSError), os.scandir(os.path.expanduser(self.location)) as found:
-            return min((each.name for each in found if each.name not in OWN), default=None)
+        with suppress(OSError), os.scandir(os.path.expanduser(self.location)) as entries:
+            return min((entry.name for entry in entries if entry.name not in OWN), default=None)
         return None
 
     def nothing(self, url: str) -> "persist.InvalidUsage":
@@ -94,14 +94,14 @@ class Place:
         return persist.InvalidUsage(self._nothing(url))
 
     def _nothing(self, url: str) -> str:
-        said = f"nothing is stored at {url}"
+        problem = f"nothing is stored at {url}"
         if not any(mark in self.location for mark in FAR):
             path = os.path.expanduser(self.location)
             if not os.path.exists(path):
-                return f"{said}: there is no such folder. Check the path, or make a collection with persist create"
+                return f"{problem}: there is no such folder. Check the path, or make a collection with persist create"
             if os.listdir(path):
-                return f"{said}: the folder holds other files, and no log of persist. Check the path"
-        return f"{said}. Check the address, or make a collection with persist create"
+                return f"{problem}: the folder holds other files, and no log of persist. Check the path"
+        return f"{problem}. Check the address, or make a collection with persist create"
 
 
 def tell_done(at: Place, told: dict[str, Any], line: str) -> None:
@@ -132,10 +132,10 @@ def storage_options(given: Sequence[str], file: str | None) -> dict[str, Any]:
 def _text_of(path: str) -> str:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES_MAX:
                 raise persist.InvalidUsage(f"{path} is no plain file of at most {FILE_BYTES_MAX:,} bytes")
-            if found.st_mode & 0o077:
+            if status.st_mode & 0o077:
                 raise persist.InvalidUsage(f"{path} may be read or changed by others than its owner: chmod 600 {path}")
             return file.read()
     except (OSError, UnicodeDecodeError) as error:

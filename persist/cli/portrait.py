@@ -53,11 +53,11 @@ def _print_origin(portrait: Portrait) -> None:
     if portrait.keyed is not None:
         keyed = portrait.keyed
         when = {"seal": "when their times are sealed", "background": "after the seal, and by readers before that"}
-        told = f"events are resolved by {keyed['machine']!r}, {when[keyed['resolve']]}"
-        told += f"; the later by {', '.join(keyed['order_by'])} counts" * bool(keyed["order_by"])
-        told += "; of events that tie, the greatest value counts" * (keyed["ties"] == "greatest")
-        told += f"; column {keyed['tombstone']} says that a key is deleted" * bool(keyed["tombstone"])
-        say(f"keyed     {told}")
+        rules = f"events are resolved by {keyed['machine']!r}, {when[keyed['resolve']]}"
+        rules += f"; the later by {', '.join(keyed['order_by'])} counts" * bool(keyed["order_by"])
+        rules += "; of events that tie, the greatest value counts" * (keyed["ties"] == "greatest")
+        rules += f"; column {keyed['tombstone']} says that a key is deleted" * bool(keyed["tombstone"])
+        say(f"keyed     {rules}")
     if portrait.view is not None:
         say(f"view of   {', '.join(portrait.view['inputs'])}")
         say(f"query     {' '.join(portrait.view['sql'].split())}")
@@ -99,15 +99,15 @@ def records_before(
         collection: the id of the only one of interest.
     """
     seqno = client.seqno if before is None else min(before - 1, client.seqno)
-    found: list[Record] = []
-    while seqno >= 0 and len(found) < last:
+    records: list[Record] = []
+    while seqno >= 0 and len(records) < last:
         record = read_record(client.engine.blob, seqno)
         if record is None:
-            return found[::-1], True
+            return records[::-1], True
         if collection is None or any(mutation.collection == collection for mutation in record.mutations):
-            found.append(record)
+            records.append(record)
         seqno -= 1
-    return found[::-1], False
+    return records[::-1], False
 
 
 class Told:

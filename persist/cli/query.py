@@ -86,22 +86,22 @@ def _tables_of(query: str, connection: Any) -> list[tuple[str, str]]:
     if parsed["error"] or len(parsed["statements"]) != 1:
         why = parsed.get("error_message", f"there are {len(parsed.get('statements', ()))} of them")
         raise persist.InvalidUsage(f"this is not one query that begins with SELECT, FROM or WITH: {why}")
-    found: dict[tuple[str, str], None] = {}
+    tables: dict[tuple[str, str], None] = {}
     left: list[Any] = [parsed]
     while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            if each.get("type") == "BASE_TABLE":
-                found[each["schema_name"], each["table_name"]] = None
-            left += each.values()
-        elif isinstance(each, list):
-            left += each
-    return [*found]
+        node = left.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "BASE_TABLE":
+                tables[node["schema_name"], node["table_name"]] = None
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
+    return [*tables]
 
 
 def _named(table: tuple[str, str], names: Sequence[str]) -> str | None:
     """Return the collection that a table of a query is: names are told apart by case only if they must be."""
-    wanted = ".".join(each for each in table if each)
+    wanted = ".".join(part for part in table if part)
     if wanted in names:
         return wanted
     alike = [name for name in names if name.lower() == wanted.lower()]
@@ -127,17 +127,19 @@ def _register(connection: Any, schema: str, table: str, dataset: Any) -> None:
         connection.register(table, dataset)
         return
     connection.register(f"{schema}.{table}", dataset)
-    quoted = [each.replace('"', '""') for each in (schema, table)]
+    quoted = [name.replace('"', '""') for name in (schema, table)]
     connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted[0]}"')
     connection.execute(f'CREATE VIEW "{quoted[0]}"."{quoted[1]}" AS FROM "{quoted[0]}.{quoted[1]}"')
 
 
 def _times(as_of: Sequence[str], read: Sequence[str]) -> dict[str, int | str]:
     times: dict[str, int | str] = {}
-    for each in as_of:
-        name, equals, time = each.rpartition("=")
+    for option in as_of:
+        name, equals, time = option.rpartition("=")
         if equals and name not in read:
             hint = did_you_mean(name, read) or ","
-            raise persist.InvalidUsage(f"--as-of {each}: the query does not read {name!r}{hint} it reads {list(read)}")
+            raise persist.InvalidUsage(
+                f"--as-of {option}: the query does not read {name!r}{hint} it reads {list(read)}"
+            )
         times[name] = time_of(time)
     return times

@@ -57,10 +57,10 @@ def read(
 
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
-        found = client.load(collection)
-        chosen = narrowed(found, columns, where, schema)
+        loaded = client.load(collection)
+        chosen = narrowed(loaded, columns, where, schema)
         time = None if as_of is None else time_of(as_of)
-        with found.snapshot(time, form=form, schema=schema, timeout_s=wait, **chosen) as snapshot:  # type: ignore[arg-type]
+        with loaded.snapshot(time, form=form, schema=schema, timeout_s=wait, **chosen) as snapshot:  # type: ignore[arg-type]
             write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
     return OK
 
@@ -86,10 +86,10 @@ def changes(
 
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
-        found = client.load(collection)
-        chosen = narrowed(found, columns, where, schema)
+        loaded = client.load(collection)
+        chosen = narrowed(loaded, columns, where, schema)
         end = None if upper is None else time_of(upper)
-        with found.changes(time_of(lower), end, schema=schema, timeout_s=wait, **chosen) as updates:
+        with loaded.changes(time_of(lower), end, schema=schema, timeout_s=wait, **chosen) as updates:
             write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
     return OK
 
@@ -112,8 +112,8 @@ def diff(
 
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
-        found = client.load(collection)
-        table = difference(found, time_of(first), time_of(second), **narrowed(found, columns, where))
+        loaded = client.load(collection)
+        table = difference(loaded, time_of(first), time_of(second), **narrowed(loaded, columns, where))
         write_rows(table.schema, table.to_batches(), wanted, output, limit)
     return OK
 
@@ -141,9 +141,9 @@ def tail(
             f"--format {wanted} has an end, and what tail shows has none: use table, csv or json"
         )
     with at.reading() as client:
-        found = client.load(collection)
+        loaded = client.load(collection)
         start = None if after is None else time_of(after)
-        follow(found, start, contents=contents, until=None if until is None else time_of(until), format=wanted)
+        follow(loaded, start, contents=contents, until=None if until is None else time_of(until), format=wanted)
     return OK
 
 

@@ -54,10 +54,10 @@ class RowFile:
         suffixes = [suffix.lower() for suffix in Path(name or path).suffixes]
         if suffixes and suffixes[-1] in COMPRESSED:
             suffixes.pop()
-        found = format or BY_SUFFIX.get(suffixes[-1] if suffixes else "")
-        if found is None:
+        file_format = format or BY_SUFFIX.get(suffixes[-1] if suffixes else "")
+        if file_format is None:
             raise InvalidUsage(f"the format of {name or path!r} cannot be told from its name: say --format, of {READ}")
-        return cls(path, name or path, found)
+        return cls(path, name or path, file_format)
 
     def pieces(self, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:
         """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file.
@@ -138,8 +138,8 @@ def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: st
         InvalidUsage: a type is missing.
     """
     types = {} if like is None else _types_of(like, format)
-    keys = dict(_column(each, types) for each in key)
-    values = dict(_column(each, types) for each in value)
+    keys = dict(_column(column, types) for column in key)
+    values = dict(_column(column, types) for column in value)
     if like is not None and not value:
         values = {name: types[name] for name in types if name not in keys and name not in OWN}
     if not keys and not values:

@@ -43,10 +43,10 @@ def format_of(asked: str | None, output: str | None, as_json: bool) -> str:
         return asked or "json"
     if output is None:
         return "table"
-    found = BY_SUFFIX.get(Path(output).suffix.lower())
-    if found is None:
+    file_format = BY_SUFFIX.get(Path(output).suffix.lower())
+    if file_format is None:
         raise InvalidUsage(f"the format of {output!r} cannot be told from its name: say --format, one of {WRITTEN[1:]}")
-    return found
+    return file_format
 
 
 def write_rows(
@@ -105,23 +105,23 @@ def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[p
 
 
 def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_order: bool) -> int:
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     is_more = False
     for batch in batches:
-        columns = [column.to_pylist() for column in batch.slice(0, limit + 1 - len(found)).columns]
-        found += zip(*columns, strict=True) if columns else [()] * batch.num_rows
-        if len(found) > limit:
+        columns = [column.to_pylist() for column in batch.slice(0, limit + 1 - len(rows)).columns]
+        rows += zip(*columns, strict=True) if columns else [()] * batch.num_rows
+        if len(rows) > limit:
             is_more = True
             break
     if not is_more and not in_order:
         with suppress(TypeError):  # Some values have no order.
-            found.sort(key=lambda row: [(value is not None, value) for value in row])
+            rows.sort(key=lambda row: [(value is not None, value) for value in row])
     numbers = [i for i, f in enumerate(schema) if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
-    print_table(schema.names, [tuple(map(_cell, row)) for row in islice(found, limit)], right=numbers)
+    print_table(schema.names, [tuple(map(_cell, row)) for row in islice(rows, limit)], right=numbers)
     if is_more:
         shown = "1 row is" if limit == 1 else f"{limit:,} rows are"
         tell(f"Only {shown} shown: say --limit for more, or --output FILE or --format csv for all.")
-    return min(len(found), limit)
+    return min(len(rows), limit)
 
 
 def _cell(value: object) -> str:

@@ -45,8 +45,8 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right:
 
     Where a terminal is too narrow for the columns, each column is a line of its row.
     """
-    cells, to_right = [[cell(each) for each in row] for row in rows], frozenset(right)
-    names = [cell(each) for each in head]
+    cells, to_right = [[cell(value) for value in row] for row in rows], frozenset(right)
+    names = [cell(value) for value in head]
     if not sys.stdout.isatty():
         print(*aligned((names, *cells), to_right), sep="\n")
         return
@@ -199,7 +199,7 @@ _PHRASES = tuple(
 
 def worded(text: str) -> str:
     """Return the message of an error of the library as the command line says it."""
-    text = _OPTION.sub(lambda found: f"--{found[1].replace('_', '-')} ", text)
+    text = _OPTION.sub(lambda option: f"--{option[1].replace('_', '-')} ", text)
     for pattern, said in _PHRASES:
         text = pattern.sub(said, text)
     return text

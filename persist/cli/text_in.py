@@ -33,7 +33,7 @@ def csv_pieces(path: str, name: str, caster: Caster, misfits: Misfits) -> Iterat
     """Yield the rows of a CSV file that fit."""
     names = _head(path, name)
     caster.check_names(names, name)
-    check_text_types({each: caster.types[each] for each in caster.wanted(names) if each in caster.types}, "CSV")
+    check_text_types({column: caster.types[column] for column in caster.wanted(names) if column in caster.types}, "CSV")
     wrong_width = 0
 
     def skip(row: Any) -> str:
@@ -48,7 +48,7 @@ def csv_pieces(path: str, name: str, caster: Caster, misfits: Misfits) -> Iterat
             pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
             pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
             pa_csv.ConvertOptions(
-                column_types={each: pa.binary() for each in names},
+                column_types={column: pa.binary() for column in names},
                 include_columns=caster.wanted(names),
                 null_values=[""],
                 strings_can_be_null=True,
@@ -80,19 +80,21 @@ class _Located:
 
     def reasons(self, wrong_width: int) -> list[str]:
         """Return the first reasons, in the order of their lines. Cost: reading the file up to the last of them."""
-        found: list[str] = []
+        first_reasons: list[str] = []
         record = 0
         left = min(REASONS_MAX, len(self._why) + wrong_width)
         for line, fields in _records(self._path):
             if len(fields) != self._width:
-                found.append(f"line {line}: it has {counted(len(fields), 'field')}, and the head has {self._width}")
+                first_reasons.append(
+                    f"line {line}: it has {counted(len(fields), 'field')}, and the head has {self._width}"
+                )
             else:
                 if record in self._why:
-                    found.append(f"line {line}: {self._why[record]}")
+                    first_reasons.append(f"line {line}: {self._why[record]}")
                 record += 1
-            if len(found) >= left:
+            if len(first_reasons) >= left:
                 break
-        return found
+        return first_reasons
 
 
 def _head(path: str, name: str) -> list[str]:

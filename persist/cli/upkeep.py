@@ -27,14 +27,14 @@ def hold(
 ) -> int:
     """Keep a time and all after it readable, until the hold is moved or released; moves one that there is."""
     with at.writing() as client:
-        found = client.load(collection)
-        held = found.hold(time_of(time), name=name)
-        if held.time != found.as_time("time", time_of(time)):
+        loaded = client.load(collection)
+        held = loaded.hold(time_of(time), name=name)
+        if held.time != loaded.as_time("time", time_of(time)):
             held.advance(time_of(time))
         tell_done(
             at,
             {"collection": collection, "hold": name, "time": held.time},
-            f"{collection} is held at {times_of(found)(held.time)} by {name}",
+            f"{collection} is held at {times_of(loaded)(held.time)} by {name}",
         )
     return OK
 
@@ -43,9 +43,9 @@ def hold(
 def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> int:
     """End a named hold whose owner is gone for good; asks first."""
     with at.writing() as client:
-        found = client.load(collection)
-        held = found.hold(name=hold)
-        what = f"the hold {hold!r} at {times_of(found)(held.time)} of {collection!r}"
+        loaded = client.load(collection)
+        held = loaded.hold(name=hold)
+        what = f"the hold {hold!r} at {times_of(loaded)(held.time)} of {collection!r}"
         if not yes and not agreed(f"Release {what}? History that only it keeps goes for good."):
             tell(f"persist: {what} was not released")
             return MISTAKE
@@ -75,7 +75,7 @@ def compact(
 
     if since is not None and not collections:
         raise persist.InvalidUsage("--since goes with the names of collections: say which ones may forget")
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     with at.writing(memory_budget=memory_budget) as client:
         names = collections or client.collections()
         if since is not None:
@@ -87,32 +87,34 @@ def compact(
         with task("compact", total=len(names), unit="collections") as done:
             for name in names:
                 try:
-                    found = client.load(name)
-                    report = found.compact(only_due=due)
+                    loaded = client.load(name)
+                    report = loaded.compact(only_due=due)
                 except persist.CollectionNotFound:
                     if collections:
                         raise
                     continue  # It was destroyed meanwhile.
                 done(1)
-                told.append({"collection": name, **asdict(report)})
+                reports.append({"collection": name, **asdict(report)})
                 if not at.as_json:
-                    say(f"{name}: {report.sentence(times_of(found))}")
+                    say(f"{name}: {report.sentence(times_of(loaded))}")
     if at.as_json:
-        print_json(told)
+        print_json(reports)
     return OK
 
 
 def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
     """Let the times before since be forgotten, in one commit; say which collections a hold keeps from it."""
-    times = {(found := client.load(name)): found.as_time("since", time_of(since)) for name in dict.fromkeys(names)}
+    times = {
+        (collection := client.load(name)): collection.as_time("since", time_of(since)) for name in dict.fromkeys(names)
+    }
     with client.multi_write() as multi:
-        for found, time in times.items():
-            multi.allow_compaction(found, time)
-    for found, time in times.items():
-        effective = found.since.time
+        for collection, time in times.items():
+            multi.allow_compaction(collection, time)
+    for collection, time in times.items():
+        effective = collection.since.time
         if effective is not None and effective < time:
-            kept_from = times_of(found)(effective)
-            tell(f"persist: {found.name} stays readable from {kept_from} on: persist holds lists what keeps it so")
+            kept_from = times_of(collection)(effective)
+            tell(f"persist: {collection.name} stays readable from {kept_from} on: persist holds lists what keeps it so")
 
 
 @command
@@ -159,8 +161,10 @@ def fsck(
     if report.is_empty:
         raise at.nothing(report.url)
     if at.as_json:
-        told = asdict(report)
-        print_json({**told, "unreferenced": [{**e, "advice": worded(e["advice"])} for e in told["unreferenced"]]})
+        document = asdict(report)
+        print_json(
+            {**document, "unreferenced": [{**e, "advice": worded(e["advice"])} for e in document["unreferenced"]]}
+        )
     else:
         say(worded(str(report)))
     return PROBLEMS if report.problems_left else OK

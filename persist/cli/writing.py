@@ -201,11 +201,11 @@ def overwrite(
     from persist.expression import parse_where
 
     with spooled(file, format) as rows, at.writing() as client:
-        found = _own(client, collection)
-        caster = _caster(found, None, ignore)
+        loaded = _own(client, collection)
+        caster = _caster(loaded, None, ignore)
         count, skipped = checked(rows, caster, skip_bad=skip_bad)
-        only = None if where is None else parse_where(where, found.schema)
-        seqno = found.overwrite(rows_of(rows, caster), time=written_time_of(time), where=only).result()
+        only = None if where is None else parse_where(where, loaded.schema)
+        seqno = loaded.overwrite(rows_of(rows, caster), time=written_time_of(time), where=only).result()
         tell_done(
             at,
             {"collection": collection, "rows": count, "skipped": skipped, "seqno": seqno},
@@ -236,17 +236,17 @@ def delete(
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
     with at.writing() as client:
-        found = _own(client, collection)
+        loaded = _own(client, collection)
         what: Any
         if where is not None:
-            what = parse_where(where, found.schema)
-            seqno = found.delete(what, time=written_time_of(time)).result()
+            what = parse_where(where, loaded.schema)
+            seqno = loaded.delete(what, time=written_time_of(time)).result()
         else:
             with spooled(keys or "", format) as rows:
-                caster = Caster(found.schema, None, keys_only=True, ignored=tuple(ignore or ()))
+                caster = Caster(loaded.schema, None, keys_only=True, ignored=tuple(ignore or ()))
                 checked(rows, caster, skip_bad=False)
                 what = pa.table(rows_of(rows, caster).read_all())
-            seqno = found.delete(what, time=written_time_of(time)).result()
+            seqno = loaded.delete(what, time=written_time_of(time)).result()
         tell_done(at, {"collection": collection, "seqno": seqno}, f"deleted from {collection} at {time}")
     return OK
 
@@ -262,13 +262,13 @@ def seal(
     if (upper is None) == (not for_ever):
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
     with at.writing() as client:
-        found = _own(client, collection)
-        seqno = found.seal(persist.Antichain() if upper is None else written_time_of(upper)).result()
-        now = found.upper.time
+        loaded = _own(client, collection)
+        seqno = loaded.seal(persist.Antichain() if upper is None else written_time_of(upper)).result()
+        now = loaded.upper.time
         tell_done(
             at,
             {"collection": collection, "upper": now, "seqno": seqno},
-            f"{collection} is complete {'for ever' if now is None else f'before {times_of(found)(now)}'}",
+            f"{collection} is complete {'for ever' if now is None else f'before {times_of(loaded)(now)}'}",
         )
     return OK
 
@@ -277,24 +277,24 @@ def seal(
 def destroy(at: Place, collection: Name, yes: Yes = False) -> int:
     """Remove a collection with all its history; asks first."""
     with at.writing() as client:
-        found = client.load(collection)
+        loaded = client.load(collection)
         if not yes and not agreed(f"Destroy {collection!r} at {client.url}, with all its history?"):
             tell(f"persist: {collection!r} was not destroyed")
             return MISTAKE
-        seqno = found.destroy().result()
+        seqno = loaded.destroy().result()
         tell_done(at, {"destroyed": collection, "seqno": seqno}, f"destroyed {collection}")
     return OK
 
 
 def _own(client: "persist.Client", collection: str) -> "persist.Collection":
     """Return a collection that its users write; a view is written by its query alone."""
-    found = client.load(collection)
-    if found.handle.contents().view is not None:
+    loaded = client.load(collection)
+    if loaded.handle.contents().view is not None:
         raise persist.InvalidUsage(
             f"{collection!r} is a view: it holds what its query gives, and nothing else writes or seals it. Write to "
             "the collections that it reads, then use persist refresh"
         )
-    return found
+    return loaded
 
 
 def _caster(
