@@ -58,7 +58,7 @@ def _events_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> Co
 
 @lru_cache(maxsize=256)
 def _evolved_events(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
-    return replace(_version(schema), known=tuple(_version(each) for each in known))
+    return replace(_version(schema), known=tuple(_version(version) for version in known))
 
 
 def _version(schema: CollectionSchema) -> CollectionSchema:

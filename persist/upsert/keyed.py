@@ -132,10 +132,10 @@ def check_same(given: KeyedForm | None, stored: KeyedForm | None, collection: st
         )
     names = [field.name for field in msgspec.structs.fields(KeyedForm)]
     differing = [name for name in names if getattr(given, name) != getattr(stored, name)]
-    told = [f"{name} is stored as {_told(stored, name)}, given as {_told(given, name)}" for name in differing]
+    differences = [f"{name} is stored as {_told(stored, name)}, given as {_told(given, name)}" for name in differing]
     raise SchemaMismatch(
-        f"the collection {collection!r} is keyed otherwise than given: {'; '.join(told)}. The same events would amount "
-        "to something else, so that cannot be changed. Give what is stored, or use another collection name."
+        f"the collection {collection!r} is keyed otherwise than given: {'; '.join(differences)}. The same events would "
+        "amount to something else, so that cannot be changed. Give what is stored, or use another collection name."
     )
 
 
@@ -158,7 +158,7 @@ def late_column(form: KeyedForm, schema: CollectionSchema) -> pa.DataType:
     name = form.order_by[0]
     if form.fields is None:
         return schema.arrow.field(name).type
-    return next(type_from_json(kind) for each, kind in form.fields if each == name)
+    return next(type_from_json(kind) for field_name, kind in form.fields if field_name == name)
 
 
 def is_counted(kind: pa.DataType) -> bool:

@@ -120,10 +120,10 @@ def _groups_of(rows: pa.Table, keys: pa.Table) -> Ints:
     """Return the number of the key of each row, all of which are among the keys."""
     if not len(rows):
         return np.zeros(0, np.int64)
-    found = SortedKeys(keys).less_than(SortedKeys(rows.select(keys.column_names)))
-    if found is not None:
-        assert int(found.max()) < len(keys), "a row has a key that no event has"
-        return found.astype(np.int64, copy=False)
+    groups = SortedKeys(keys).less_than(SortedKeys(rows.select(keys.column_names)))
+    if groups is not None:
+        assert int(groups.max()) < len(keys), "a row has a key that no event has"
+        return groups.astype(np.int64, copy=False)
     both = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
     order, starts = RowSorter(order_keys(both, keys.column_names)).sort()
     ranks = np.empty(len(order), np.int64)

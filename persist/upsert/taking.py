@@ -85,7 +85,7 @@ def to_events(
     needed = _Needed.of(schema, form, machine)
     data = opened(data)
     if isinstance(data, TableStream):
-        pieces = [_of_table(each, taken, schema, form, stamp, timeline, needed) for each in data.tables(taken)]
+        pieces = [_of_table(piece, taken, schema, form, stamp, timeline, needed) for piece in data.tables(taken)]
         none = taken.arrow.empty_table().drop_columns(["_diff"])
         return joined_events(pieces or [_of_table(none, taken, schema, form, None, timeline, needed)])
     table = as_table(data, _with_deleted(taken))
@@ -318,9 +318,9 @@ def joined_events(tables: Sequence[EventTable]) -> EventTable:
     """Return what came as several tables as one."""
     if len(tables) <= 1:
         return tables[0]
-    table = pa.concat_tables([each.table for each in tables])
+    table = pa.concat_tables([events.table for events in tables])
     at = table.schema.get_field_index(SEQ)
     table = table.set_column(at, table.schema.field(at), int64_array(np.arange(len(table), dtype=np.int64)))
-    known = [each.watermarks for each in tables if each.watermarks is not None]
+    known = [events.watermarks for events in tables if events.watermarks is not None]
     marks = (min(least for least, _ in known), max(most for _, most in known)) if known else None
     return EventTable(tables[0].schema, table, marks)

@@ -140,16 +140,16 @@ def events_of(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect
     paths = wanted.paths(given)
     path_types = {name: wanted.path_type(name, stream.samples) for name in paths}
     plan = RowPlan(PLACES, types, _how(dialect), paths, path_types, dialect.listed)
-    found = sifted(stream.texts, plan, stream.rows)
+    sifted_rows = sifted(stream.texts, plan, stream.rows)
     row = pa.struct(list(types.items()))
     place = pa.list_(row) if dialect.listed else row
     empty = pa.record_batch([pa.array([], t) for t in (place, place, *path_types.values())], [*PLACES, *paths])
-    columns = pa.Table.from_batches([batch for _, batch in found.pieces] or [empty]).combine_chunks()
-    rows, columns = in_order(found.pieces, columns)
+    columns = pa.Table.from_batches([batch for _, batch in sifted_rows.pieces] or [empty]).combine_chunks()
+    rows, columns = in_order(sifted_rows.pieces, columns)
     deletes = stream.deletes[np.searchsorted(stream.rows, rows)]
     changes, more = _changes(rows, deletes, columns, given, wanted, key, dialect.listed)
     events = assembled(changes, key)
-    return delivered(wanted, given, lambda: events.table, [*stream.bad, *found.bad, *more, *events.bad])
+    return delivered(wanted, given, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
 
 
 class _Heads:
@@ -167,15 +167,15 @@ def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stre
     bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~there)]
     rows = np.flatnonzero(there)
     values = given.values if len(rows) == len(given) else given.values.take(int64_array(rows))
-    found = sifted(values, _Heads(), rows)
-    heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in found.pieces)])
-    rows, heads = in_order(found.pieces, heads)
+    sifted_heads = sifted(values, _Heads(), rows)
+    heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in sifted_heads.pieces)])
+    rows, heads = in_order(sifted_heads.pieces, heads)
     mine = _is_of(heads, table, dialect)
     kinds = heads["type"].combine_chunks()
     deletes = _in(kinds, (dialect.deletes,))
     with_rows = deletes | _in(kinds, dialect.writes)
     other = mine & ~with_rows & ~_in(kinds, dialect.skipped)
-    bad += [*found.bad, *(Bad(int(rows[i]), _not_rows(kinds[i].as_py())) for i in np.flatnonzero(other))]
+    bad += [*sifted_heads.bad, *(Bad(int(rows[i]), _not_rows(kinds[i].as_py())) for i in np.flatnonzero(other))]
     kept = mine & with_rows
     texts = given.values.take(int64_array(rows[kept])) if not kept.all() or len(rows) < len(given) else given.values
     return _Stream(rows[kept], texts, deletes[kept], samples_of(texts) if kept.any() else [], bad)

@@ -41,23 +41,23 @@ def samples_of(texts: pa.Array) -> list[dict[str, Any]]:
         *range(min(len(texts), SAMPLES // 2)),
         *(len(texts) * n // SAMPLES for n in range(SAMPLES if len(texts) else 0)),
     }
-    found = []
+    documents = []
     for place in sorted(places):
         try:
             document = json.loads(texts[place].as_py())
         except ValueError:
             continue
         if isinstance(document, dict):
-            found.append(document)
-    return found
+            documents.append(document)
+    return documents
 
 
 def values_at(samples: Iterable[Any], *path: str) -> list[Any]:
     """Return what samples hold at a path, without what is missing or null."""
-    found = list(samples)
+    values = list(samples)
     for name in path:
-        found = [sample[name] for sample in found if isinstance(sample, dict) and sample.get(name) is not None]
-    return found
+        values = [sample[name] for sample in values if isinstance(sample, dict) and sample.get(name) is not None]
+    return values
 
 
 def row_reader(readers: Mapping[str, Reader]) -> Reader:

@@ -265,19 +265,19 @@ def _by_beginning(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: l
 
 def _one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
     """Take apart what the JSON converter does not write: somebody has sorted the members since."""
-    found: dict[bytes, tuple[Described | None, list[int], list[bytes]]] = {}
+    by_schema: dict[bytes, tuple[Described | None, list[int], list[bytes]]] = {}
     for row, text in zip(rows.tolist(), texts.to_pylist(), strict=True):
         try:
             outer = msgspec.json.decode(text, type=_Outer)
             schema = bytes(outer.schema)
-            if schema not in found:
-                found[schema] = (_described(outer), [], [])
+            if schema not in by_schema:
+                by_schema[schema] = (_described(outer), [], [])
         except (msgspec.MsgspecError, Unreadable, UnicodeDecodeError) as error:
             bad.append(Bad(row, _reason(error)))
             continue
-        found[schema][1].append(row)
-        found[schema][2].append(bytes(outer.payload))
-    for described, numbers, payloads in found.values():
+        by_schema[schema][1].append(row)
+        by_schema[schema][2].append(bytes(outer.payload))
+    for described, numbers, payloads in by_schema.values():
         groups.append(Group(np.array(numbers, np.int64), pa.array(payloads, pa.large_binary()), described))
 
 

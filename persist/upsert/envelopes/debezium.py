@@ -126,9 +126,9 @@ def _keys(given: Messages, wanted: Wanted) -> _Keys:
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
     for group in groups:
         plan = RowPlan((), types, how_described(group.described, wanted.logical))
-        found = sifted(group.texts, plan, group.rows)
-        pieces += found.pieces
-        bad += found.bad
+        sifted_keys = sifted(group.texts, plan, group.rows)
+        pieces += sifted_keys.pieces
+        bad += sifted_keys.bad
     empty = pa.record_batch([pa.array([], pa.struct(list(types.items())))], ["row"])
     rows, columns = _in_order(pieces, empty)
     return _Keys(names, _spread(columns["row"], rows, len(given)), bad)
@@ -189,9 +189,9 @@ def _values(given: Messages, wanted: Wanted, keys: _Keys) -> _Values:
         _check_told(group, types, wanted)
         how = how_described(_described_row(group.described, PLACES), wanted.logical)
         plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
-        found = sifted(group.texts, plan, group.rows)
-        pieces += found.pieces
-        bad += found.bad
+        sifted_rows = sifted(group.texts, plan, group.rows)
+        pieces += sifted_rows.pieces
+        bad += sifted_rows.bad
     row = pa.struct(list(types.items()))
     names = [*PLACES, OP, *paths]
     empty = pa.record_batch([pa.array([], t) for t in (row, row, pa.string(), *path_types.values())], names)
@@ -263,7 +263,7 @@ def _nulls(column: pa.Array) -> Mask:
 
 def _unavailable(rows: pa.StructArray) -> list[Problem]:
     """Return where large values that did not change were left out of rows."""
-    found = list[Problem]()
+    problems = list[Problem]()
     for f in rows.type:
         if pat.is_string(f.type) or pat.is_large_string(f.type):
             mark: Any = UNAVAILABLE
@@ -277,8 +277,8 @@ def _unavailable(rows: pa.StructArray) -> list[Problem]:
                 f"the column {f.name!r} holds a large value that did not change and is not in the message: set REPLICA "
                 "IDENTITY FULL for its table, or read the value from the database"
             )
-            found.append((mask, _always(reason)))
-    return found
+            problems.append((mask, _always(reason)))
+    return problems
 
 
 def _with_tombstones(

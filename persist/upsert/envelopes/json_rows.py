@@ -102,10 +102,10 @@ def sifted(texts: pa.Array, reading: Reading[T], rows: np.ndarray | None = None)
         rows: the numbers that the documents have; their places if None.
     """
     numbers = np.arange(len(texts)) if rows is None else rows
-    found: Sifted[T] = Sifted([], [])
+    result: Sifted[T] = Sifted([], [])
     for start, stop in pieces(texts):
-        _sift(texts.slice(start, stop - start), numbers[start:stop], reading, found)
-    return found
+        _sift(texts.slice(start, stop - start), numbers[start:stop], reading, result)
+    return result
 
 
 def _sift(
@@ -197,13 +197,13 @@ def suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
         fields: as for `parse`.
     """
     decode = _decoder(fields).decode
-    found = np.zeros(len(texts), np.bool_)
+    is_suspect = np.zeros(len(texts), np.bool_)
     for at, text in enumerate(texts.to_pylist()):
         try:
             decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            found[at] = True
-    return found
+            is_suspect[at] = True
+    return is_suspect
 
 
 @lru_cache(maxsize=64)

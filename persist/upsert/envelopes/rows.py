@@ -68,10 +68,12 @@ class RowPlan:
 
     def _how_read(self, texts: pa.Array) -> "_HowRead":
         samples = samples_of(texts)
-        found = [row for place in self.places for row in values_at(samples, place)] if self.places else list(samples)
+        row_samples = (
+            [row for place in self.places for row in values_at(samples, place)] if self.places else list(samples)
+        )
         if self.listed:
-            found = [row for rows in found if isinstance(rows, list) for row in rows]
-        row = row_reader({name: self.how(name, t, values_at(found, name)) for name, t in self.types.items()})
+            row_samples = [row for rows in row_samples if isinstance(rows, list) for row in rows]
+        row = row_reader({name: self.how(name, t, values_at(row_samples, name)) for name, t in self.types.items()})
         rows = list_reader(row) if self.listed else row
         extra = {n: reader(self.path_types[n], values_at(samples, *p.split(".")), n) for n, p in self.paths.items()}
         wires: list[tuple[tuple[str, ...], pa.DataType]] = [((place,), rows.wire) for place in self.places]
@@ -123,8 +125,8 @@ def inferred(texts: pa.Array, places: tuple[str, ...], listed: bool = False) -> 
     wholes = [whole for start, stop in pieces(texts) for whole in _wholes(texts.slice(start, stop - start), places)]
     rows = [whole.field(p).type for whole in wholes for p in places if whole.get_field_index(p) >= 0]
     rows = [t.value_type if listed and pat.is_list(t) else t for t in (rows if places else wholes)]
-    found = merged([as_sent(t) for t in rows if pat.is_struct(t)])
-    return {f.name: f.type for f in found} if pat.is_struct(found) else {}
+    row_type = merged([as_sent(t) for t in rows if pat.is_struct(t)])
+    return {f.name: f.type for f in row_type} if pat.is_struct(row_type) else {}
 
 
 def _wholes(texts: pa.Array, places: tuple[str, ...]) -> list[pa.StructType]:
@@ -142,10 +144,10 @@ def _whole(text: bytes, places: tuple[str, ...]) -> pa.StructType | None:
     try:
         document = json.loads(text)
         part = {place: document[place] for place in places if place in document} if places else document
-        found = pa.infer_type([part])
+        inferred_type = pa.infer_type([part])
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         return None
-    return found if pat.is_struct(found) else None
+    return inferred_type if pat.is_struct(inferred_type) else None
 
 
 def described_types(what: Described, logical: Mapping[str, Described]) -> dict[str, pa.DataType]:
@@ -160,9 +162,9 @@ def how_described(what: Described | None, logical: Mapping[str, Described]) -> H
     """
 
     def how(name: str, target: pa.DataType, samples: list[object]) -> Reader:
-        told = logical.get(name) or (what.fields.get(name) if what is not None else None)
-        if told is not None:
-            return described_reader(told, target, samples, name)
+        description = logical.get(name) or (what.fields.get(name) if what is not None else None)
+        if description is not None:
+            return described_reader(description, target, samples, name)
         if what is None and (problem := doubt(target, samples, name)):
             raise Unreadable(problem)
         return reader(target, samples, name)
@@ -204,8 +206,8 @@ def merged(types: list[pa.DataType], name: str = "") -> pa.DataType:
         return pa.float64()
     if all(pat.is_struct(kind) for kind in kinds):
         names = list(dict.fromkeys(f.name for kind in kinds for f in kind))
-        found = {n: [kind.field(n).type for kind in kinds if kind.get_field_index(n) >= 0] for n in names}
-        return pa.struct([(n, merged(inner, f"{name}.{n}".lstrip("."))) for n, inner in found.items()])
+        types_by_name = {n: [kind.field(n).type for kind in kinds if kind.get_field_index(n) >= 0] for n in names}
+        return pa.struct([(n, merged(inner, f"{name}.{n}".lstrip("."))) for n, inner in types_by_name.items()])
     if all(pat.is_list(kind) for kind in kinds):
         return pa.list_(merged([kind.value_type for kind in kinds], name))
     shown = " and ".join(sorted({str(kind) for kind in kinds}))

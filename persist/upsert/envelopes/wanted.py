@@ -99,16 +99,16 @@ class Wanted:
             return pa.int64()
         if self.types is not None and name in self.types:
             return self.types[name]
-        found = values_at(samples, *self.metadata[name].split("."))
-        return pa.scalar(found[0]).type if found else pa.null()
+        values = values_at(samples, *self.metadata[name].split("."))
+        return pa.scalar(values[0]).type if values else pa.null()
 
     def beside(self, messages: Messages, rows: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
         """Return the columns that stand beside the messages, for some of these."""
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
-        found = {n: messages.others[path] for n, path in every.items() if path in messages.others.column_names}
+        columns = {n: messages.others[path] for n, path in every.items() if path in messages.others.column_names}
         return {
             name: one_array(column.take(int64_array(rows))).cast(pa.int64() if name == TIME else column.type)
-            for name, column in found.items()
+            for name, column in columns.items()
         }
 
 

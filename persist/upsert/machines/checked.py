@@ -94,14 +94,14 @@ class Checked:
             BeforeDiffers: some event does, and the policy is "fail".
         """
         groups, times, gone = steps.event_groups(touched), steps.event_times(touched), steps.deletions(touched)
-        held, after, said, unchecked = self._identities(touched, gone)
+        held, after, image_before, unchecked = self._identities(touched, gone)
         counts = np.ones(len(groups), np.bool_)
         value_before = steps.before(groups, after, held).astype(np.int64)
-        differs = ~unchecked & (said != value_before)
+        differs = ~unchecked & (image_before != value_before)
         if differs.any() and self._policy == "fail":
             raise self._difference(touched, int(np.flatnonzero(differs)[0]), value_before)
         if differs.any() and self._policy == "skip":
-            counts = _that_count(groups, after, said, unchecked, held, differs)
+            counts = _that_count(groups, after, image_before, unchecked, held, differs)
         return _replaced(touched, np.flatnonzero(counts), groups, times, after)
 
     def _identities(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
@@ -110,12 +110,12 @@ class Checked:
         structs = combined(touched.events[BEFORE])
         # Members under a NULL struct may be anything, so they are made NULL.
         images = pa.Table.from_arrays([pc.struct_field(structs, [name]) for name in names], names=names)
-        present, after, said = steps.identities([touched.present, touched.events, images], names)
+        present, after, image_before = steps.identities([touched.present, touched.events, images], names)
         held = np.full(touched.groups, ABSENT)
         held[steps.present_groups(touched)] = present
         silent = boolean_values(structs.is_null())
         is_absent = silent & ~gone if self._created_absent else np.zeros(len(silent), np.bool_)
-        return held, np.where(gone, ABSENT, after), np.where(silent, ABSENT, said), silent & ~is_absent
+        return held, np.where(gone, ABSENT, after), np.where(silent, ABSENT, image_before), silent & ~is_absent
 
     def _difference(self, touched: Touched, at: int, value_before: Ints) -> BeforeDiffers:
         names = [*touched.schema.value_names]

@@ -100,7 +100,7 @@ class PerKey:
         ):
             held.setdefault(group, []).append(value)
         gone = touched.events[DELETED].to_pylist()
-        found = list[tuple[tuple[Any, Any], int, int]]()
+        updates = list[tuple[tuple[Any, Any], int, int]]()
         groups = touched.events[GROUP].to_pylist()
         for group, is_gone, ((key, value), time, _) in zip(
             groups, gone, _tuples(touched.events, arriving), strict=True
@@ -109,9 +109,9 @@ class PerKey:
             after = self._after(key, before, Event(None if is_gone else value, time))
             held[group] = after
             if after != before:
-                found += [((key, one), time, -1) for one in before]
-                found += [((key, one), time, 1) for one in after]
-        return to_updates(found, schema) if found else schema.arrow.empty_table()
+                updates += [((key, one), time, -1) for one in before]
+                updates += [((key, one), time, 1) for one in after]
+        return to_updates(updates, schema) if updates else schema.arrow.empty_table()
 
     def _after(self, key: Any, before: Sequence[Any], event: Event) -> list[Any]:
         after = [*self._function(key, [*before], event)]

@@ -86,7 +86,7 @@ class Sessions:
         state = self._present(touched, sums)
         points = self._points(touched, sums)
         groups, times, gone = steps.event_groups(touched), steps.event_times(touched), steps.deletions(touched)
-        found = list[tuple[_Spans, Ints, int]]()
+        changed_spans = list[tuple[_Spans, Ints, int]]()
         for rows in steps.rounds(groups, times):
             now = np.full(touched.groups, -1)
             now[groups[rows]] = times[rows]
@@ -97,9 +97,9 @@ class Sessions:
             kept = old.where(cut[old.groups] < 0)
             new = points.where(rows[~gone[rows] & (rows > cut[groups[rows]])])
             after = _joined_up(kept.plus(new), self._gap)
-            found += [(old, now[old.groups], -1), (after, now[after.groups], 1)]
+            changed_spans += [(old, now[old.groups], -1), (after, now[after.groups], 1)]
             state = _in_order(state.where(~is_touched).plus(after))
-        return self._updates(touched, found, sums)
+        return self._updates(touched, changed_spans, sums)
 
     def _present(self, touched: Touched, sums: list[str]) -> "_Spans":
         columns = [self._start, self._end, self._count, *sums]
