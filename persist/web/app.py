@@ -178,12 +178,12 @@ class Listeners:
     async def _events(self, request: Request) -> AsyncIterator[str]:
         self._count += 1
         try:
-            told: dict[str, Any] | None = None
+            last_state: dict[str, Any] | None = None
             while not await request.is_disconnected():
-                found = await run_in_threadpool(self._look)
-                if found != told:
-                    told = found
-                    yield f"data: {json.dumps(found)}\n\n"
+                state = await run_in_threadpool(self._look)
+                if state != last_state:
+                    last_state = state
+                    yield f"data: {json.dumps(state)}\n\n"
                 await asyncio.sleep(POLL_S)
         finally:
             self._count -= 1

@@ -61,14 +61,14 @@ class Explorer:
 
     def collection(self, name: str) -> dict[str, Any]:
         """Return all there is to say of one collection, and its picture."""
-        found = self._client.load(name)
-        told = portrait(self._client, found)
-        facts = told.facts
+        loaded = self._client.load(name)
+        summary = portrait(self._client, loaded)
+        facts = summary.facts
         latest = facts.latest
         return {
             **_listed(facts, time.time()),
             "url": self._client.url,
-            "columns": [dict(zip(("side", "name", "type"), each, strict=True)) for each in told.columns],
+            "columns": [dict(zip(("side", "name", "type"), column, strict=True)) for column in summary.columns],
             "timeline": facts.contents.timeline,
             "version": len(facts.contents.earlier) + 1,
             "unsealed": None if facts.unsealed is None else facts.unsealed.advice,
@@ -91,70 +91,75 @@ class Explorer:
         """Return a page of the contents as of a time, or what they hold under one key; by a version of the schema."""
         if not 0 <= offset <= OFFSET_MAX:
             raise persist.InvalidUsage(f"only the first {OFFSET_MAX:,} rows can be turned to: search for a key instead")
-        found = self._client.load(name)
-        with found.snapshot(_time(as_of), form="diff", schema=schema, timeout_s=0) as snapshot:
+        collection = self._client.load(name)
+        with collection.snapshot(_time(as_of), form="diff", schema=schema, timeout_s=0) as snapshot:
             at = snapshot.explain().as_of
             if key:
-                wanted = key_of(key, found.handle.reading_schema(schema))
+                wanted = key_of(key, collection.handle.reading_schema(schema))
                 rows = snapshot.lookup(wanted).slice(0, LIST_MAX)
             else:
                 rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, _within(limit, LIST_MAX))
-        return {"as_of": str(at), "moment": _moment(found, at), **cells(rows)}
+        return {"as_of": str(at), "moment": _moment(collection, at), **cells(rows)}
 
     def changes(self, name: str, lower: str, upper: str, *, schema: int | None = None) -> dict[str, Any]:
         """Return the first updates with lower <= time < upper, as far as these are sealed."""
-        found = self._client.load(name)
-        start, stop = found.as_bound("from", _required(lower)), found.as_bound("until", _required(upper))
-        facts = Facts(found.handle.contents())
+        collection = self._client.load(name)
+        start, stop = collection.as_bound("from", _required(lower)), collection.as_bound("until", _required(upper))
+        facts = Facts(collection.handle.contents())
         if facts.upper is not None:
             stop = min(stop, facts.upper)
         asked, start = start, max(start, 0 if facts.since == 0 else (facts.since or 0) + 1)
         is_compacted = asked < start  # What came at since and before it cannot be told apart any more.
         _check_updates(facts, start, stop)
         if start >= stop:
-            empty = found.handle.reading_schema(schema).arrow.empty_table()
+            empty = collection.handle.reading_schema(schema).arrow.empty_table()
             ends = {"from": str(start), "until": str(stop)}
             return {**ends, "more": False, "compacted": is_compacted, **cells(empty)}
-        with found.changes(start, stop, schema=schema, timeout_s=0) as updates:
+        with collection.changes(start, stop, schema=schema, timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
-        told = {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, "compacted": is_compacted}
-        return {**told, **cells(rows.slice(0, ROWS_MAX))}
+        answer = {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, "compacted": is_compacted}
+        return {**answer, **cells(rows.slice(0, ROWS_MAX))}
 
     def history(self, name: str, key: str) -> dict[str, Any]:
         """Return what a key had as of since, and all its updates after that."""
-        found = self._client.load(name)
-        wanted = key_of(key, found.schema)
-        facts = Facts(found.handle.contents())
+        collection = self._client.load(name)
+        wanted = key_of(key, collection.schema)
+        facts = Facts(collection.handle.contents())
         if facts.latest is None or facts.since is None:
-            return {"since": None, "before": None, "updates": cells(found.schema.arrow.empty_table()), "more": False}
-        with found.snapshot(facts.since, form="diff", timeout_s=0) as snapshot:
+            return {
+                "since": None,
+                "before": None,
+                "updates": cells(collection.schema.arrow.empty_table()),
+                "more": False,
+            }
+        with collection.snapshot(facts.since, form="diff", timeout_s=0) as snapshot:
             before = snapshot.lookup(wanted).slice(0, LIST_MAX)
         start = facts.since + 1
-        with found.changes(start, max(start, facts.latest + 1), filter=_is_key(wanted), timeout_s=0) as updates:
+        with collection.changes(start, max(start, facts.latest + 1), filter=_is_key(wanted), timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
-        told = {"since": str(facts.since), "before": cells(before), "updates": cells(rows.slice(0, ROWS_MAX))}
-        return {**told, "more": len(rows) > ROWS_MAX}
+        answer = {"since": str(facts.since), "before": cells(before), "updates": cells(rows.slice(0, ROWS_MAX))}
+        return {**answer, "more": len(rows) > ROWS_MAX}
 
     def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
         """Return what turns the contents of one time into those of another."""
-        found = self._client.load(name)
+        collection = self._client.load(name)
         one, two = _required(first), _required(second)
-        ends = sorted((found.as_time("first", one), found.as_time("second", two)))
-        _check_updates(Facts(found.handle.contents()), ends[0] + 1, ends[1] + 1)
-        rows = difference(found, one, two, columns=None, filter=None)
+        ends = sorted((collection.as_time("first", one), collection.as_time("second", two)))
+        _check_updates(Facts(collection.handle.contents()), ends[0] + 1, ends[1] + 1)
+        rows = difference(collection, one, two, columns=None, filter=None)
         return {"total": len(rows), "more": len(rows) > ROWS_MAX, **cells(rows.slice(0, ROWS_MAX))}
 
     def plan(self, name: str, as_of: str | None) -> dict[str, Any]:
         """Return what reading the contents as of a time takes."""
         with self._client.load(name).snapshot(_time(as_of), timeout_s=0) as snapshot:
-            told = snapshot.explain()
-        fields = asdict(told)
+            explanation = snapshot.explain()
+        fields = asdict(explanation)
         return {
             **{name: fields[name] for name in ("direction", "parts", "bytes", "rows", "memory", "slices", "pruned")},
             **{name: fields[name] for name in ("base_parts", "base_bytes", "base_rows")},
-            "as_of": str(told.as_of),
-            "keyframe": None if told.keyframe is None else str(told.keyframe),
-            "text": str(told),
+            "as_of": str(explanation.as_of),
+            "keyframe": None if explanation.keyframe is None else str(explanation.keyframe),
+            "text": str(explanation),
         }
 
     def lineage(self) -> dict[str, Any]:
@@ -163,13 +168,14 @@ class Explorer:
         Cost: a GET for each collection that has changed since the last call, at most.
         """
         names = self._client.collections()
-        found = self._lineage_of(names[:LINEAGE_MAX])
-        by_id = {each.id: name for name, each in found.items()}
-        views = [name for name in sorted(found) if found[name].reads]
+        lineages = self._lineage_of(names[:LINEAGE_MAX])
+        by_id = {node.id: name for name, node in lineages.items()}
+        views = [name for name in sorted(lineages) if lineages[name].reads]
         drawn = views[:VIEWS_DRAWN_MAX]
-        edges = [(by_id[id_], view) for view in drawn for id_ in found[view].reads if id_ in by_id]
+        edges = [(by_id[id_], view) for view in drawn for id_ in lineages[view].reads if id_ in by_id]
         nodes = [
-            {"name": name, "depth": depth, "upper": found[name].upper} for name, depth in sorted(_depths(edges).items())
+            {"name": name, "depth": depth, "upper": lineages[name].upper}
+            for name, depth in sorted(_depths(edges).items())
         ]
         left_out = max(0, len(names) - LINEAGE_MAX)
         return {"nodes": nodes, "edges": edges, "left_out": left_out, "not_drawn": len(views) - len(drawn)}
@@ -179,7 +185,7 @@ class Explorer:
         state = self._client.engine.follower.state
         entries = {name: state.entries[state.ids[name]] for name in names if name in state.ids}
         with self._lock:
-            known = {n: each for n, each in self._lineage.items() if n in entries and each.entry is entries[n]}
+            known = {n: lineage for n, lineage in self._lineage.items() if n in entries and lineage.entry is entries[n]}
         for facts in survey(self._client, [name for name in entries if name not in known]):
             reads = () if facts.contents.view is None else tuple(facts.contents.view.get("reads", {}).values())
             upper = None if facts.upper is None else str(facts.upper)
@@ -198,9 +204,10 @@ class Explorer:
                 f"what the view reads holds {rows:,} rows, and the page computes {UPDATES_READ_MAX:,} at most: "
                 "call view.refresh() and view.operators() in Python"
             )
-        found = view.rehearse()
+        measured = view.rehearse()
         operators = [
-            {**asdict(each), "rate": each.rate, "depth": at} for each, at in zip(found, depths(found), strict=True)
+            {**asdict(operator), "rate": operator.rate, "depth": at}
+            for operator, at in zip(measured, depths(measured), strict=True)
         ]
         return {"operators": operators, "rows": rows}
 
@@ -271,12 +278,12 @@ def _within(limit: int, most: int) -> int:
 
 
 def _is_key(wanted: pa.Table) -> pc.Expression:
-    found: Any = None
+    condition: Any = None
     for name in wanted.column_names:
         value = wanted[name][0]
         test = pc.field(name) == value if value.is_valid else pc.field(name).is_null()
-        found = test if found is None else found & test
-    return found
+        condition = test if condition is None else condition & test
+    return condition
 
 
 def _check_updates(facts: Facts, start: int, stop: int) -> None:

@@ -29,10 +29,10 @@ def slider(collection: "Collection", as_of: int | str | None = None) -> Any:
     Raises:
         InvalidUsage: anywidget is not installed.
     """
-    found = _widget()(collection)
+    widget = _widget()(collection)
     if as_of is not None:
-        found.at = str(as_of)
-    return found
+        widget.at = str(as_of)
+    return widget
 
 
 @cache
@@ -82,9 +82,15 @@ def _widget() -> Any:
 
 def _told(collection: "Collection") -> tuple[dict[str, Any], int | None]:
     facts = Facts(collection.handle.contents())
-    since, upper, latest = (None if each is None else str(each) for each in (facts.since, facts.upper, facts.latest))
-    told = {"name": facts.name, "since": since, "upper": upper, "latest": latest, "picture": picture(facts.contents)}
-    return told, facts.latest
+    since, upper, latest = (None if time is None else str(time) for time in (facts.since, facts.upper, facts.latest))
+    description = {
+        "name": facts.name,
+        "since": since,
+        "upper": upper,
+        "latest": latest,
+        "picture": picture(facts.contents),
+    }
+    return description, facts.latest
 
 
 def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -93,7 +93,7 @@ def names_of(host: str, allowed: Sequence[str]) -> Names:
     own = {host}
     if is_wildcard := host in ("", "0.0.0.0", "::"):
         own |= {socket.gethostname(), socket.getfqdn()}
-    return Names(frozenset(each.lower().rstrip(".") for each in (*own, *allowed)), is_wildcard)
+    return Names(frozenset(name.lower().rstrip(".") for name in (*own, *allowed)), is_wildcard)
 
 
 class BoundedConnection(H11Protocol):

@@ -24,14 +24,16 @@ def picture(contents: CollectionState) -> dict[str, Any]:
     schema = contents.schema
     drawn = [(None, part) for run in contents.history for part in contents.parts_of(run)]
     frames = [(frame.as_of, part) for frame in contents.keyframes for part in contents.parts_of(frame.parts)]
-    chosen: list[tuple[int | None, Part]] = sorted([*drawn, *frames], key=lambda each: -each[1].rows)[:PARTS_DRAWN_MAX]
+    chosen: list[tuple[int | None, Part]] = sorted([*drawn, *frames], key=lambda entry: -entry[1].rows)[
+        :PARTS_DRAWN_MAX
+    ]
     rank = _ranks([bound for _, part in chosen for bound in _bounds(part, schema)])
-    chosen.sort(key=lambda each: (each[1].time_min if each[0] is None else each[0], each[1].time_max))
+    chosen.sort(key=lambda entry: (entry[1].time_min if entry[0] is None else entry[0], entry[1].time_max))
     parts = [_drawn(as_of, part, [rank[_order(b)] for b in _bounds(part, schema)]) for as_of, part in chosen]
     return {
         "begins": _begins(contents),
-        "history": [each for each in parts if "as_of" not in each],
-        "keyframes": [each for each in parts if "as_of" in each],
+        "history": [entry for entry in parts if "as_of" not in entry],
+        "keyframes": [entry for entry in parts if "as_of" in entry],
         "left_out": len(drawn) + len(frames) - len(chosen),
         "tags": [{"name": name, "time": str(time)} for name, time in contents.tags.items()],
         "holds": [
@@ -54,7 +56,7 @@ def _begins(contents: CollectionState) -> str | None:
 
 def _drawn(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]:
     low, high = bounds if bounds else (0.0, 1.0)
-    told: dict[str, Any] = {
+    drawing: dict[str, Any] = {
         "first": str(part.time_min),
         "last": str(part.time_max),
         "low": low,
@@ -63,7 +65,7 @@ def _drawn(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]
         "bytes": part.bytes,
         "retracts": bool(part.negatives),
     }
-    return told if as_of is None else {**told, "as_of": str(as_of)}
+    return drawing if as_of is None else {**drawing, "as_of": str(as_of)}
 
 
 def _bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
@@ -113,7 +115,7 @@ def cell(value: object) -> str | None:
 
 def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, offset: int, count: int) -> pa.Table:
     """Return some rows of a stream, and read no more of it than that takes."""
-    found: list[pa.RecordBatch] = []
+    pieces: list[pa.RecordBatch] = []
     skip, left = offset, count
     for batch in batches:
         if skip >= batch.num_rows:
@@ -121,10 +123,10 @@ def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, offset: int
             continue
         piece = batch.slice(skip, left)
         skip, left = 0, left - piece.num_rows
-        found.append(piece)
+        pieces.append(piece)
         if not left:
             break
-    return pa.Table.from_batches(found, schema)
+    return pa.Table.from_batches(pieces, schema)
 
 
 def key_of(text: str, schema: Any) -> pa.Table:
