@@ -45,8 +45,8 @@ def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression
             would drop summands.
     """
     usable = []
-    for each in filters:
-        condition = _condition(each, schema)
+    for spark_filter in filters:
+        condition = _condition(spark_filter, schema)
         with suppress(InvalidUsage):  # Arrow compares fewer types than Spark.
             usable += [] if condition is None else [arrow_filter(condition, schema)]
     return reduce(and_, usable) if usable else None

@@ -190,8 +190,8 @@ def _refusal(columns: Sequence[SqlColumn], condition: str, error: str) -> str:
 def _raised(kind: str, message: str, parameter: str) -> str:
     """Return what raises an error whose message tells the value of a parameter."""
     pieces = [_text(piece) for piece in f"{kind}: {message}".split(str(_HERE))]
-    told = f", coalesce(CAST({parameter} AS STRING), 'NULL'), "
-    return f"raise_error(concat({told.join(pieces)}))"
+    separator = f", coalesce(CAST({parameter} AS STRING), 'NULL'), "
+    return f"raise_error(concat({separator.join(pieces)}))"
 
 
 def _text(text: str) -> str:

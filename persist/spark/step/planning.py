@@ -88,9 +88,9 @@ class StepPlan:
 
     def __enter__(self) -> "StepPlan":
         try:
-            for each in self.stages:
-                if each.source is not None:
-                    self._readings[each.number] = self._reading(each.source)
+            for stage in self.stages:
+                if stage.source is not None:
+                    self._readings[stage.number] = self._reading(stage.source)
         except BaseException:
             self._open.close()
             raise
@@ -102,27 +102,27 @@ class StepPlan:
     @property
     def bytes(self) -> int:
         """What there is to be read, decoded, by an estimate: all that the sources hold, and what is new."""
-        return sum(each.contents_bytes + each.changes_bytes for each in self._readings.values())
+        return sum(reading.contents_bytes + reading.changes_bytes for reading in self._readings.values())
 
     @property
     def changed_bytes(self) -> int:
         """What is new of that."""
-        return sum(each.changes_bytes for each in self._readings.values())
+        return sum(reading.changes_bytes for reading in self._readings.values())
 
     @property
     def changed(self) -> int:
         """At most how many updates there are after what the outputs hold."""
-        return sum(each.changed for each in self._readings.values())
+        return sum(reading.changed for reading in self._readings.values())
 
     @property
     def is_due(self) -> bool:
         """Whether there is something to seal."""
-        return any(self.until > each.upper for each in self._outputs.every)
+        return any(self.until > output.upper for output in self._outputs.every)
 
     @property
     def is_seal_only(self) -> bool:
         """Whether nothing comes of it but a seal: nothing has changed, and no output begins or switches."""
-        return not self.changed and all(each.upper > 0 and not each.corrects for each in self._outputs.every)
+        return not self.changed and all(output.upper > 0 and not output.corrects for output in self._outputs.every)
 
     def why_everything(self) -> str | None:
         """Say why a step needs all of what its sources hold; None if what touched keys hold is enough."""
@@ -142,20 +142,20 @@ class StepPlan:
         Those of a level are found together, by a `wave`, when those of the levels before are known.
         """
         levels, wanted = levels_of(self.stages), self._wanted()
-        found = []
+        waves = []
         for level in range(1, 1 + max(levels.values(), default=0)):
-            own = [each for each in self.stages if levels[each.number] == level and _is_by_key(each)]
-            numbers = [each.number for each in own if level == 1 or each.number in wanted]
+            own = [stage for stage in self.stages if levels[stage.number] == level and _is_by_key(stage)]
+            numbers = [stage.number for stage in own if level == 1 or stage.number in wanted]
             if numbers:
-                found.append((level, numbers))
-        return found
+                waves.append((level, numbers))
+        return waves
 
     def untouched(self) -> dict[int, TouchedKeys]:
         """Return the touched keys that are known without reading: none, of an exchange that brings nothing new."""
         return {
             number: TouchedKeys(())
             for number, sources in sources_of(self.stages).items()
-            if sources is not None and not any(self._readings[each].changed for each in sources)
+            if sources is not None and not any(self._readings[source].changed for source in sources)
         }
 
     def wave(
@@ -181,7 +181,7 @@ class StepPlan:
     def told_bytes(self, wanted: Sequence[int]) -> int:
         """Return how many bytes, decoded, the sources hold of which the touched keys of some stages tell a part."""
         return self._told_bytes(
-            {each.number for stage in self.stages if stage.number in wanted for each in stage.reads}
+            {exchange.number for stage in self.stages if stage.number in wanted for exchange in stage.reads}
         )
 
     def _told_bytes(self, exchanges: Set[int]) -> int:
@@ -190,20 +190,20 @@ class StepPlan:
             self._readings[stage.number].contents_bytes
             for stage in self.stages
             if stage.source is not None
-            and any(each.exchange in exchanges for each in needs.get(stage.source.number, NOTHING) or ())
+            and any(term.exchange in exchanges for term in needs.get(stage.source.number, NOTHING) or ())
         )
 
     def _changed_bytes(self, sources: set[int] | None) -> int:
-        return sum(self._readings[each].changes_bytes for each in sources or ())
+        return sum(self._readings[source].changes_bytes for source in sources or ())
 
     @staticmethod
     def touched(tasks: Sequence[StageTask], blocks: Blocks) -> dict[int, TouchedKeys]:
         """Return the touched keys of the exchanges that the tasks of a wave were asked for, made of their blocks."""
-        asked = frozenset[int]().union(*(each.asked for each in tasks))
+        asked = frozenset[int]().union(*(task.asked for task in tasks))
         tables: dict[int, list[pa.Table]] = {number: [] for number in asked}
         for exchange, block in blocks:
             tables[exchange].append(pa.ipc.open_stream(block).read_all())
-        return {number: TouchedKeys(tuple(found)) for number, found in tables.items()}
+        return {number: TouchedKeys(tuple(key_tables)) for number, key_tables in tables.items()}
 
     def tasks(self, partitions: int, known: Mapping[int, TouchedKeys] | None = None) -> list[StageTask]:
         """Return what the tasks of each stage do.
@@ -213,8 +213,8 @@ class StepPlan:
             known: touched keys: what they do not hold is not read, as far as that can be told. None to read all.
         """
         written = {
-            each.sink.collection: Written(self._target(each), each.done, each.upper == 0)
-            for each in self._outputs.every
+            output.sink.collection: Written(self._target(output), output.done, output.upper == 0)
+            for output in self._outputs.every
         }
         return self._tasks(self.stages, partitions, known, written)[0]
 
@@ -239,10 +239,10 @@ class StepPlan:
                 slices, own = reading.sliced(need, known or {}, self._place.parallel)
                 size += own
             needed = {
-                each.number: condition
-                for each in stage.gives
+                exchange.number: condition
+                for exchange in stage.gives
                 if known is not None
-                and (condition := Condition.of(known_only(needs.get(each.node, NOTHING), known.keys()), known))
+                and (condition := Condition.of(known_only(needs.get(exchange.node, NOTHING), known.keys()), known))
             }
             tasks.append(StageTask(stage, partitions, written, slices, self.as_of, needed))
         return tasks, size
@@ -251,12 +251,12 @@ class StepPlan:
         """Return the stages whose touched keys say which part of some source is needed."""
         needs = needs_of(self.stages)
         to = {each.number: stage.number for stage in self.stages for each in stage.reads}
-        found = set[int]()
+        wanted = set[int]()
         for number in self._readings:
             [source] = [each.source for each in self.stages if each.number == number]
             need = needs.get(source.number, NOTHING) if source is not None else None
-            found |= {to[each.exchange] for each in need or ()}
-        return found
+            wanted |= {to[each.exchange] for each in need or ()}
+        return wanted
 
     def commit(self, stored: Mapping[str, Sequence[Part]]) -> int | None:
         """Commit what tasks have stored as one record, and return its seqno; if that is refused, delete it.
@@ -267,14 +267,14 @@ class StepPlan:
         try:
             return self._outputs.commit_parts(self.until, stored)
         except BaseException:
-            for each in self._outputs.every:
-                with self._target(each).writer() as writer:
-                    writer.discard(stored.get(each.sink.collection, ()))
+            for output in self._outputs.every:
+                with self._target(output).writer() as writer:
+                    writer.discard(stored.get(output.sink.collection, ()))
             raise
 
     def lines(self) -> list[str]:
         """Return what each stage does, as text."""
-        return [_line(each) for each in self.stages]
+        return [_line(stage) for stage in self.stages]
 
     def _target(self, output: Output) -> Target:
         return Target.of(output.handle, self._place.location, self._place.storage)
@@ -310,7 +310,7 @@ class StepPlan:
             and (each.handle.contents().since.time or 0) <= self.as_of
         }
         pasts = {name: Past(each.handle, self.as_of, self.until) for name, each in self._readers.items()}
-        found = {}
+        doubts = {}
         for each in standing_in(plan, [*outputs], lambda source, column: pasts[source].may_be_null(column)):
             sources = sources_before(plan, each.reduce)
             was_positive = sources is not None and all(pasts[name].was_positive for name in sources)
@@ -325,8 +325,8 @@ class StepPlan:
             assert isinstance(each.sink.operator, Persist)
             held = stand_in(plan, each, self.as_of)
             self._own[held.number] = (outputs[each.sink.operator.collection], self.as_of)
-            found[each.reduce.number] = Doubts(each.keys, each.unsure, None if was_positive else each.sums)
-        return found
+            doubts[each.reduce.number] = Doubts(each.keys, each.unsure, None if was_positive else each.sums)
+        return doubts
 
     def _reading(self, source: Node) -> Reading:
         assert isinstance(source.operator, Source)
@@ -342,19 +342,19 @@ class StepPlan:
         self._open.callback(contents.close)
         new = None
         if end > as_of + 1:
-            found = changes(handle, as_of + 1, min(end, TIME_MAX + 1), columns=columns, schema=version)
-            self._open.callback(found.close)
-            new = found.scan
+            updates = changes(handle, as_of + 1, min(end, TIME_MAX + 1), columns=columns, schema=version)
+            self._open.callback(updates.close)
+            new = updates.scan
         address = CollectionAddress(self._place.location, self._place.storage, handle.name)
         return Reading(address, handle, contents.scan, new, as_of, source.schema)
 
 
 def _is_by_key(stage: StagePlan) -> bool:
-    return bool(stage.reads) and all(each.keys for each in stage.reads)
+    return bool(stage.reads) and all(exchange.keys for exchange in stage.reads)
 
 
 def _line(stage: StagePlan) -> str:
-    brought = [f"%{each.node} {_shared(each.keys)}" for each in stage.reads]
+    brought = [f"%{exchange.node} {_shared(exchange.keys)}" for exchange in stage.reads]
     source = [] if stage.source is None else [f"reads %{stage.source.number} {stage.source.title}"]
     done = [f"%{node.number} {node.title}" for node in stage.nodes]
     return f"stage {stage.number}: {'; '.join([*source, *brought]) or 'begins'} -> {', '.join(done) or 'as it is'}"

@@ -60,7 +60,7 @@ class Reading:
         """Return what tasks read if that is needed of the contents, and about how many bytes that is, decoded."""
         size, slices = self._needed(need, known, parallel)
         if self.changes is not None:
-            slices += [Slice(each, is_changes=True) for each in self.changes.slices(count_for(self.changes, parallel))]
+            slices += [Slice(scan, is_changes=True) for scan in self.changes.slices(count_for(self.changes, parallel))]
         condition = Condition.of(need, known)
         size += self.changes_bytes
         return SourceSlices(self.address, slices, size, self.as_of, self.columns, condition), size
@@ -86,10 +86,10 @@ class Reading:
             return None
         schema = pa.schema([self.contents.schema.arrow.field(name) for name in names])
         schema = pa.schema([pa.field(each.name, each.type) for each in schema])
-        found = [known[each.exchange].as_keys(schema) for each in need]
-        if any(each is None for each in found):
+        tables = [known[each.exchange].as_keys(schema) for each in need]
+        if any(each is None for each in tables):
             return None
-        wanted = Lookup(self.contents).wanted(pa.concat_tables([each for each in found if each is not None]))
+        wanted = Lookup(self.contents).wanted(pa.concat_tables([each for each in tables if each is not None]))
         return schema.empty_table() if wanted.keys is None else pa.Table.from_batches([wanted.keys.batch])
 
     def _looked_up(self, keys: pa.Table) -> tuple[int, int]:

@@ -291,17 +291,17 @@ class _Stepping:
         if not everything and (self.where in ("driver", "spark") or (self.where == "auto" and could_pay(work))):
             known, found_by = self._touched(step, job)
             work = replace(work, needed_bytes=None if known is None else step.needed_bytes(known), jobs=1 + found_by)
-        found = estimates(work)
+        costs = estimates(work)
         if self.where == "auto":
-            way = best(found).way
+            way = best(costs).way
             reason = "that is about to take least"
         elif self.where in ("driver", "spark") and (everything or known is None):
             way = "recompute"
             reason = f'where="{self.where}" was asked for, and {everything or "too many keys are touched"}'
         else:
             way, reason = self.where, f'where="{self.where}" was asked for'
-        size = (work.needed_bytes or 0) if way == "driver" else {each.way: each.bytes for each in found}[way]
-        chosen = Refreshed(way, reason, len(step.stages), size, estimates=found)
+        size = (work.needed_bytes or 0) if way == "driver" else {cost.way: cost.bytes for cost in costs}[way]
+        chosen = Refreshed(way, reason, len(step.stages), size, estimates=costs)
         return chosen, known if way in ("driver", "spark") else None
 
     def _place(self) -> Place:
@@ -325,7 +325,7 @@ class _Stepping:
             else:
                 blocks, jobs = job(tasks), jobs + 1
             known |= step.touched(tasks, blocks)
-            if sum(each.nbytes for each in known.values()) > KEYS_BYTES_MAX:
+            if sum(keys.nbytes for keys in known.values()) > KEYS_BYTES_MAX:
                 return None, jobs
         return known, jobs
 
@@ -344,18 +344,18 @@ SHARE_BYTES_MIN = 4 << 20  # Less than this is not worth a task, which takes 30 
 
 def stored_by(spark: SparkSession, tasks: Sequence[StageTask]) -> dict[str, Sequence[Part]]:
     """Run all stages; return what their tasks have stored, by output."""
-    rows = _rows(spark, tasks, [each for each in tasks if each.stage.sinks], "exchange = -1")
-    found: dict[str, list[Part]] = {}
+    rows = _rows(spark, tasks, [task for task in tasks if task.stage.sinks], "exchange = -1")
+    parts: dict[str, list[Part]] = {}
     for _, block in rows:
         stored = msgspec.json.decode(block, type=StoredParts)
-        found.setdefault(stored.collection, []).extend(stored.parts)
-    return dict(found)
+        parts.setdefault(stored.collection, []).extend(stored.parts)
+    return dict(parts)
 
 
 def asked_of(spark: SparkSession, tasks: Sequence[StageTask]) -> Blocks:
     """Run stages; return the blocks that are asked for, each with its exchange."""
-    asked = sorted({number for each in tasks for number in each.asked})
-    ends = [each for each in tasks if any(given.number in asked for given in each.stage.gives)]
+    asked = sorted({number for task in tasks for number in task.asked})
+    ends = [task for task in tasks if any(given.number in asked for given in task.stage.gives)]
     return _rows(spark, tasks, ends, f"exchange IN ({', '.join(map(str, asked))})")
 
 
@@ -378,8 +378,8 @@ def _rows(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[StageT
                 frame = frame.persist()
                 cached.append(frame)
             frames[task.stage.number] = frame
-        found = _united([frames[each.stage.number] for each in ends]).where(which).select("exchange", "rows").collect()
-        return [(row.exchange, bytes(row.rows)) for row in found]
+        rows = _united([frames[each.stage.number] for each in ends]).where(which).select("exchange", "rows").collect()
+        return [(row.exchange, bytes(row.rows)) for row in rows]
     finally:
         for each in cached:
             each.unpersist()
@@ -394,7 +394,7 @@ def _frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTas
     if not givers:
         wake = ("-1 AS exchange", "0 AS partition", "CAST(NULL AS BINARY) AS rows")
         return spark.range(0, 1, 1, 1).selectExpr(*wake).mapInArrow(task.__call__, SHAPE)
-    numbers = ", ".join(str(each.number) for each in task.stage.reads)
+    numbers = ", ".join(str(exchange.number) for exchange in task.stage.reads)
     given = _united([frame for _, frame in givers]).where(f"exchange IN ({numbers})")
     return given.repartitionById(task.partitions, given["partition"]).mapInArrow(task.__call__, SHAPE)
 

@@ -109,7 +109,7 @@ def why_not(plan: Plan) -> str | None:
         ):
             return f"{node.title} lives in the program that runs it"
         if isinstance(node.operator, Linear) and any(
-            isinstance(each, TemporalFilter | Delay) for each in node.operator.stages
+            isinstance(stage, TemporalFilter | Delay) for stage in node.operator.stages
         ):
             return f"{node.title} changes by itself as time goes on"
     return "it looks at the times of updates" if reads_time(plan) else None
@@ -137,7 +137,7 @@ class _Cutting:
         order = TopologicalSorter({number: edges_into(node) for number, node in self._plan.nodes.items()})
         for number in order.static_order():
             self._place(self._plan.nodes[number])
-        after = {each.number: {self._at[one.node].number for one in each.reads} for each in self._stages}
+        after = {stage.number: {self._at[one.node].number for one in stage.reads} for stage in self._stages}
         return [self._stages[number] for number in TopologicalSorter(after).static_order()]
 
     def _place(self, node: Node) -> None:
@@ -214,7 +214,7 @@ class _Cutting:
         return True
 
     def _depends(self, stage: StagePlan, on: StagePlan) -> bool:
-        return stage is on or any(self._depends(self._at[each.node], on) for each in stage.reads)
+        return stage is on or any(self._depends(self._at[exchange.node], on) for exchange in stage.reads)
 
     def _feed(self, stage: StagePlan, node: Node, wanted: Sequence[Keys | None]) -> None:
         for place, (number, keys) in enumerate(zip(node.inputs, wanted, strict=True)):
@@ -223,14 +223,14 @@ class _Cutting:
         self._put(stage, node, wanted[0])
 
     def _exchange(self, to: StagePlan, number: int, keys: Keys | None) -> Exchange:
-        for each in to.reads:
-            if (each.node, each.keys) == (number, keys):
-                return each
-        found = Exchange(self._exchanges, number, keys, self._plan.nodes[number].schema)
+        for exchange in to.reads:
+            if (exchange.node, exchange.keys) == (number, keys):
+                return exchange
+        new_exchange = Exchange(self._exchanges, number, keys, self._plan.nodes[number].schema)
         self._exchanges += 1
-        to.reads.append(found)
-        self._at[number].gives.append(found)
-        return found
+        to.reads.append(new_exchange)
+        self._at[number].gives.append(new_exchange)
+        return new_exchange
 
     def _put(self, stage: StagePlan, node: Node, keys: Keys | None) -> None:
         stage.nodes.append(node)
@@ -253,9 +253,9 @@ def _through(keys: Keys | None, stages: Sequence[LinearStage]) -> Keys | None:
         if not isinstance(stage, Map):
             return None
         names: dict[str, str] = {}
-        for name, each in stage.outputs:
-            if isinstance(each, Col):
-                names.setdefault(each.name, name)
+        for name, term in stage.outputs:
+            if isinstance(term, Col):
+                names.setdefault(term.name, name)
         if not set(keys) <= names.keys():
             return None
         keys = tuple(names[key] for key in keys)

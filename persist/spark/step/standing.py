@@ -138,23 +138,23 @@ def standing_in(plan: Plan, outputs: Sequence[str], may_be_null: MayBeNull) -> l
         outputs: collections that hold what the plan gives.
         may_be_null: whether a column of a collection may have NULLs.
     """
-    found = {}
+    standings = {}
     for sink in plan.nodes.values():
         if isinstance(sink.operator, Persist) and sink.operator.collection in outputs:
-            each = _standing(plan, sink, may_be_null)
-            if each is not None:
-                found[each.reduce.number] = each
-    return list(found.values())
+            standing = _standing(plan, sink, may_be_null)
+            if standing is not None:
+                standings[standing.reduce.number] = standing
+    return list(standings.values())
 
 
 def sources_before(plan: Plan, node: Node) -> set[str] | None:
     """Return the collections that a node is made of by operators that keep what is positive so; None if by others."""
-    found, left = set[str](), [*node.inputs]
+    sources, left = set[str](), [*node.inputs]
     while left:
-        each = plan.nodes[left.pop()]
-        match each.operator:
+        current = plan.nodes[left.pop()]
+        match current.operator:
             case Source(collection):
-                found.add(collection)
+                sources.add(collection)
             case Linear(stages) if all(isinstance(one, Map | Filter | FilterFunction) for one in stages):
                 pass
             case Join() | Concat() | Consolidate() | Arrange():
@@ -163,19 +163,19 @@ def sources_before(plan: Plan, node: Node) -> set[str] | None:
                 pass
             case _:
                 return None
-        left += each.inputs
-    return found
+        left += current.inputs
+    return sources
 
 
 def is_of_groups(plan: Plan, node: Node) -> bool:
     """Whether a node is made of other reductions: what these come to changes, and new groups come often."""
-    found, left = set[int](), [*node.inputs]
+    seen, left = set[int](), [*node.inputs]
     while left:
         number = left.pop()
         if isinstance(plan.nodes[number].operator, Reduce):
             return True
-        if number not in found:
-            found.add(number)
+        if number not in seen:
+            seen.add(number)
             left += plan.nodes[number].inputs
     return False
 
@@ -233,7 +233,7 @@ def _of_aggregates(
     given = plan.nodes[node.inputs[0]]
     origins = {value: _origin(plan, given, value) for _, _, value in outputs}
     constants = {value: each for value, each in origins.items() if isinstance(each, Lit) and each.value.is_valid}
-    told = {(kind, str(origins[value])): named[name] for name, kind, value in outputs if name in named}
+    output_columns = {(kind, str(origins[value])): named[name] for name, kind, value in outputs if name in named}
     every = [named[name] for name, kind, value in outputs if kind == "count" and value in constants and name in named]
     if not every:
         return None
@@ -250,15 +250,15 @@ def _of_aggregates(
             return None
         if kind in ENDS:
             continue
-        counted[name] = told.get(("count", origin))
+        counted[name] = output_columns.get(("count", origin))
         if kind == "count":
             if _some(of) is None:
                 return None
             continue
-        found = [told[each, origin] for each in SUMS if (each, origin) in told]
-        if not (found and (kind in SUMS or kind == "mean") and _is_exact(of)):
+        sums = [output_columns[each, origin] for each in SUMS if (each, origin) in output_columns]
+        if not (sums and (kind in SUMS or kind == "mean") and _is_exact(of)):
             return None
-        totals[name] = found[0]
+        totals[name] = sums[0]
         if counted[name] is None and _is_never_null(plan, given, value, may_be_null):
             counted[name] = every[0]
         if counted[name] is None and kind == "mean":
@@ -276,10 +276,10 @@ def _is_never_null(plan: Plan, node: Node, column: str, may_be_null: MayBeNull) 
             columns = {column}
             for stage in reversed(stages):
                 if isinstance(stage, Map):
-                    found = _strict(dict(stage.outputs), columns)
-                    if found is None:
+                    sources = _strict(dict(stage.outputs), columns)
+                    if sources is None:
                         return False
-                    columns = found
+                    columns = sources
                 elif not isinstance(stage, Filter | FilterFunction | Explode | Negate):
                     return False
             return all(_is_never_null(plan, before[0], each, may_be_null) for each in columns)
@@ -293,18 +293,18 @@ def _is_never_null(plan: Plan, node: Node, column: str, may_be_null: MayBeNull) 
 
 def _strict(outputs: Mapping[str, Term], columns: set[str]) -> set[str] | None:
     """Return the columns of which some others are made so that they are NULL only if one of those is; None if not."""
-    found, left = set[str](), [outputs.get(name) for name in columns]
+    names, left = set[str](), [outputs.get(name) for name in columns]
     while left:
         match left.pop():
             case Col(name):
-                found.add(name)
+                names.add(name)
             case Lit(value) if value.is_valid:
                 pass
             case Call(_, arguments) as call if calls(call, *STRICT):
                 left += arguments
             case _:
                 return None
-    return found
+    return names
 
 
 def _is_exact(kind: pa.DataType) -> bool:
@@ -318,10 +318,10 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
         name: str | None = column
         for stage in reversed(node.operator.stages):
             if isinstance(stage, Map):
-                found: Term | None = dict(stage.outputs).get(name or "")
-                if isinstance(found, Lit):
-                    return found
-                name = found.name if isinstance(found, Col) else None
+                term: Term | None = dict(stage.outputs).get(name or "")
+                if isinstance(term, Lit):
+                    return term
+                name = term.name if isinstance(term, Col) else None
             elif not isinstance(stage, Filter | FilterFunction | Explode):
                 name = None
             if name is None:
@@ -332,26 +332,26 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
 
 def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
     """Return what makes of a record of the output the ones that stand for its group."""
-    found: list[tuple[Stage, ...]] = []
+    chains: list[tuple[Stage, ...]] = []
     missing = col(each.records)
     for name, kind, value in each.aggregates:
         if kind in ENDS:
             end = col(each.named[name])
-            found.append((Filter((~end.is_null()).term), _with(each, schema, {value: end})))
+            chains.append((Filter((~end.is_null()).term), _with(each, schema, {value: end})))
             missing = missing - when(end.is_null(), 0).otherwise(1)
         elif name in each.counted:
             count, some = col(each.counted[name] or each.records), _some(schema.field(value).type)
             assert some is not None
             if name not in each.totals:
-                found.append((Explode(count.term), _with(each, schema, {value: some})))
+                chains.append((Explode(count.term), _with(each, schema, {value: some})))
                 missing = missing - count
                 continue
             total = col(each.totals[name])
             there = Filter((~total.is_null()).term)
-            found.append((there, _with(each, schema, {value: _as_value(total, schema.field(value).type)})))
-            found.append((there, Explode((count - 1).term), _with(each, schema, {value: some})))
+            chains.append((there, _with(each, schema, {value: _as_value(total, schema.field(value).type)})))
+            chains.append((there, Explode((count - 1).term), _with(each, schema, {value: some})))
             missing = missing - when(total.is_null(), 0).otherwise(count)
-    return [*found, (Explode(missing.term), _with(each, schema, {}))]
+    return [*chains, (Explode(missing.term), _with(each, schema, {}))]
 
 
 def _as_value(total: Expression, kind: pa.DataType) -> Expression:

@@ -71,13 +71,13 @@ class SourceSlices:
 
     def read(self, number: int) -> Iterator[pa.Table]:
         """Yield the updates of one slice."""
-        found = self.slices[number]
+        piece = self.slices[number]
         with self.address.opened() as storage:
             reader = PartReader(storage.blob)
-            if found.is_changes:
-                yield self._updates(read_changes(found.scan, reader))
+            if piece.is_changes:
+                yield self._updates(read_changes(piece.scan, reader))
                 return
-            for table in _contents(found, reader):
+            for table in _contents(piece, reader):
                 if self.needed is not None:
                     table = self.needed.kept(table)
                 yield self._updates(table.append_column("_time", pa.array(np.full(len(table), self.as_of))))
@@ -138,7 +138,7 @@ class StageTask:
 
     def gives_to(self, other: "StageTask") -> bool:
         """Whether another stage reads what this one gives."""
-        return any(each in other.stage.reads for each in self.stage.gives)
+        return any(exchange in other.stage.reads for exchange in self.stage.gives)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with surfaced_errors():
@@ -247,7 +247,7 @@ class _Given:
     def _input(self, number: int, columns: pa.Schema) -> int:
         name = f"input {number}"
         self._inputs[number] = name
-        kinds = {each.name: each.type for each in (columns or _NOTHING)}
+        kinds = {column.name: column.type for column in (columns or _NOTHING)}
         made = self._program.input(name, key=None, value=kinds).number
         if columns.names:
             return made
@@ -291,8 +291,8 @@ def _check_told(updates: pa.Table, doubts: Doubts, as_of: int) -> None:
     then = updates.filter(pc.invert(is_new))
     _check_among(come, then, doubts.keys, "a group")
     for name in doubts.sums:
-        asked, told = (each.filter(each[name].is_valid()) for each in (come, then))
-        _check_among(asked, told, doubts.keys, f"{name}, which was NULL,")
+        asked, held = (table.filter(table[name].is_valid()) for table in (come, then))
+        _check_among(asked, held, doubts.keys, f"{name}, which was NULL,")
 
 
 def _check_among(asked: pa.Table, told: pa.Table, keys: Sequence[str], what: str) -> None:
@@ -331,24 +331,24 @@ def numbered(number: int) -> pa.RecordBatch:
 
 def stored_here(tasks: Sequence[StageTask]) -> dict[str, Sequence[Part]]:
     """Run all stages; return what they have stored, by output."""
-    found: dict[str, list[Part]] = {}
+    parts: dict[str, list[Part]] = {}
     for number, block in _run(tasks):
         if number == WAKES:
             stored = msgspec.json.decode(block, type=StoredParts)
-            found.setdefault(stored.collection, []).extend(stored.parts)
-    return dict(found)
+            parts.setdefault(stored.collection, []).extend(stored.parts)
+    return dict(parts)
 
 
 def asked_here(tasks: Sequence[StageTask]) -> Blocks:
     """Run stages; return the blocks that are asked for, each with its exchange."""
-    asked = frozenset[int]().union(*(each.asked for each in tasks))
+    asked = frozenset[int]().union(*(task.asked for task in tasks))
     return [(number, block) for number, block in _run(tasks) if number in asked]
 
 
 def _run(tasks: Sequence[StageTask]) -> Iterator[tuple[int, bytes]]:
     """Yield what the tasks of stages give, stage by stage."""
     given: dict[int, list[pa.RecordBatch]] = {}
-    for task in (replace(each, partitions=1, packs=False) for each in tasks):
+    for task in (replace(planned, partitions=1, packs=False) for planned in tasks):
         for row in task.rows(_rows_for(task, given)):
             number, block = row.column(0)[0].as_py(), row.column(2)[0].as_py()
             given.setdefault(number, []).append(row)

@@ -85,17 +85,17 @@ class TouchedKeys:
     @cached_property
     def hashes(self) -> Hashes:
         """Of all keys, ascending."""
-        found = [row_hashes(each, each.column_names) for each in self.tables]
-        return np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
+        table_hashes = [row_hashes(table, table.column_names) for table in self.tables]
+        return np.unique(np.concatenate([np.empty(0, np.uint64), *table_hashes]))
 
     @property
     def nbytes(self) -> int:
         """What it takes."""
-        return sum(each.nbytes for each in self.tables)
+        return sum(table.nbytes for table in self.tables)
 
     def values(self, at: int, kind: pa.DataType) -> pa.Array | None:
         """Return the distinct values of a column of the keys, as of a type; None if they are not exactly of it."""
-        columns = [_exactly(each.column(at), kind) for each in self.tables]
+        columns = [_exactly(table.column(at), kind) for table in self.tables]
         if any(column is None for column in columns):
             return None
         chunks = [chunk for column in columns if column is not None for chunk in column.chunks]
@@ -103,13 +103,13 @@ class TouchedKeys:
 
     def as_keys(self, schema: pa.Schema) -> pa.Table | None:
         """Return the keys as rows of the key columns of a collection; None if they are not exactly of its types."""
-        found = []
-        for each in self.tables:
-            columns = [_exactly(column, kind) for column, kind in zip(each.columns, schema.types, strict=True)]
+        key_tables = []
+        for table in self.tables:
+            columns = [_exactly(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
             if any(column is None or column.null_count for column in columns):
                 return None
-            found.append(pa.table(columns, schema=schema))
-        return pa.concat_tables([schema.empty_table(), *found])
+            key_tables.append(pa.table(columns, schema=schema))
+        return pa.concat_tables([schema.empty_table(), *key_tables])
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,17 @@ class Condition:
         """Return what a need comes to; None if all is needed."""
         if need is None:
             return None
-        return cls(tuple((each.columns, known[each.exchange].hashes) for each in sorted(need, key=repr)))
+        return cls(tuple((term.columns, known[term.exchange].hashes) for term in sorted(need, key=repr)))
 
     def holds(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Return for which rows it holds."""
-        found = np.zeros(len(table), np.bool_)
+        matches = np.zeros(len(table), np.bool_)
         for columns, hashes in self.terms:
             if len(hashes):
                 own = row_hashes(table, columns)
                 at = np.minimum(hashes.searchsorted(own), np.int64(len(hashes) - 1))
-                found |= hashes[at] == own
-        return found
+                matches |= hashes[at] == own
+        return matches
 
     def kept(self, table: pa.Table) -> pa.Table:
         """Return the rows for which it holds."""
@@ -144,26 +144,26 @@ def filter_of(need: Need, known: Mapping[int, TouchedKeys], columns: pa.Schema) 
     """Return a filter that every record which is needed passes; None if there is none that leaves something out."""
     if not need:
         return None
-    found = []
+    filters = []
     for term in need:
         if not len(known[term.exchange].hashes):
             continue
-        each = _filter(term.columns, known[term.exchange], columns)
-        if each is None:
+        condition = _filter(term.columns, known[term.exchange], columns)
+        if condition is None:
             return None
-        found.append(each)
-    return reduce(or_, found) if found else None
+        filters.append(condition)
+    return reduce(or_, filters) if filters else None
 
 
 def _filter(names: Sequence[str], keys: TouchedKeys, columns: pa.Schema) -> pc.Expression | None:
     """Return what all touched keys pass."""
-    found = []
+    filters = []
     for at, name in enumerate(names):
         kind = columns.field(name).type
         values = keys.values(at, kind) if _is_ordered(kind) else None
         if values is not None:
-            found.append(_among(pc.field(name), values))
-    return reduce(and_, found) if found else None
+            filters.append(_among(pc.field(name), values))
+    return reduce(and_, filters) if filters else None
 
 
 def _exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
@@ -188,11 +188,11 @@ def _among(column: pc.Expression, values: pa.Array) -> pc.Expression:
     if not len(there):
         return column.is_null()
     if len(there) <= LISTED_MAX:
-        found = column.isin(there)
+        condition = column.isin(there)
     else:
         bounds = pc.min_max(there)
-        found = (column >= bounds["min"]) & (column <= bounds["max"])
-    return found | column.is_null() if values.null_count else found
+        condition = (column >= bounds["min"]) & (column <= bounds["max"])
+    return condition | column.is_null() if values.null_count else condition
 
 
 def needs_of(stages: Sequence[StagePlan]) -> dict[int, Need]:
@@ -201,38 +201,38 @@ def needs_of(stages: Sequence[StagePlan]) -> dict[int, Need]:
     Args:
         stages: of a plan, each after those that it reads from; or those that some stages are made of.
     """
-    found: dict[int, Need] = {}
+    needs: dict[int, Need] = {}
     for stage in reversed(stages):
         for node in reversed(stage.nodes):
-            after = found.get(node.number, NOTHING)
+            after = needs.get(node.number, NOTHING)
             for place, number in enumerate(node.inputs):
                 own = _asked(stage, node, place, after)
-                before = found.get(number, NOTHING)
-                found[number] = None if own is None or before is None else before | own
-    return found
+                before = needs.get(number, NOTHING)
+                needs[number] = None if own is None or before is None else before | own
+    return needs
 
 
 def known_only(need: Need, known: Set[int]) -> Need:
     """Return what is needed if the touched keys of some exchanges only are known."""
-    return need if need is None or all(each.exchange in known for each in need) else None
+    return need if need is None or all(term.exchange in known for term in need) else None
 
 
 def before(stages: Sequence[StagePlan], asked: Set[int]) -> list[StagePlan]:
     """Return what has to be run for what some exchanges bring: the stages before them, which write nothing."""
     by_node = {node.number: stage for stage in stages for node in _given_by(stage)}
-    left = [each for stage in stages for each in stage.reads if each.number in asked]
+    left = [exchange for stage in stages for exchange in stage.reads if exchange.number in asked]
     inside, read = set[int](), set(asked)
     while left:
         giver = by_node[left.pop().node]
         if giver.number not in inside:
             inside.add(giver.number)
-            read |= {each.number for each in giver.reads}
+            read |= {exchange.number for exchange in giver.reads}
             left += giver.reads
     return [
         replace(
             stage,
             nodes=[node for node in stage.nodes if not isinstance(node.operator, Persist)],
-            gives=[each for each in stage.gives if each.number in read],
+            gives=[exchange for exchange in stage.gives if exchange.number in read],
             sinks=[],
         )
         for stage in stages
@@ -259,12 +259,12 @@ def sources_of(stages: Sequence[StagePlan]) -> dict[int, set[int] | None]:
 
 def levels_of(stages: Sequence[StagePlan]) -> dict[int, int]:
     """Return how many changes of key lie before each stage."""
-    found: dict[int, int] = {}
+    levels: dict[int, int] = {}
     givers = {node.number: stage.number for stage in stages for node in _given_by(stage)}
     for stage in stages:
-        inputs = [found[givers[each.node]] for each in stage.reads]
-        found[stage.number] = max(inputs, default=-1) + 1
-    return found
+        inputs = [levels[givers[exchange.node]] for exchange in stage.reads]
+        levels[stage.number] = max(inputs, default=-1) + 1
+    return levels
 
 
 def _given_by(stage: StagePlan) -> list[Node]:
@@ -297,14 +297,14 @@ def _touched(stage: StagePlan, node: Node, place: int, exchanges: Set[int]) -> N
     """Return the term for an input of a node: that its keys are touched by what some exchanges bring."""
     exchange = stage.feeds.get((node.number, place))
     keys = stage.keyed.get(node.inputs[place]) if exchange is None else exchange.keys
-    return frozenset(Term(keys, each) for each in exchanges) if keys else None
+    return frozenset(Term(keys, number) for number in exchanges) if keys else None
 
 
 def _brings(stage: StagePlan, node: Node, place: int) -> set[int]:
     """Return the exchanges that an input of a node is made of, within its stage."""
     if (exchange := stage.feeds.get((node.number, place))) is not None:
         return {exchange.number}
-    own = {each.number: each for each in stage.nodes}
+    own = {member.number: member for member in stage.nodes}
     giver = own[node.inputs[place]]
     return {number for at in range(len(giver.inputs)) for number in _brings(stage, giver, at)}
 
@@ -324,24 +324,24 @@ def _before(stages: Sequence[LinearStage], need: Need) -> Need:
             continue
         if not isinstance(stage, Map):
             return None
-        names = {name: each.name for name, each in stage.outputs if isinstance(each, Col)}
-        if not all({*each.columns} <= names.keys() for each in need):
+        names = {name: term.name for name, term in stage.outputs if isinstance(term, Col)}
+        if not all({*term.columns} <= names.keys() for term in need):
             return None
-        need = frozenset(Term(tuple(names[name] for name in each.columns), each.exchange) for each in need)
+        need = frozenset(Term(tuple(names[name] for name in term.columns), term.exchange) for term in need)
     return need
 
 
 def _through_join(need: frozenset[Term], node: Node, stage: StagePlan, place: int, names: Mapping[str, str]) -> Need:
     """Return what is needed of one side of a join for what is needed of the pairs."""
     right = {*node.schema.names[stage.widths[node.number] :]}
-    found = set[Term]()
-    for each in need:
-        is_of_left = not right & {*each.columns}
-        is_of_right = {*each.columns} <= right | names.keys()
+    terms = set[Term]()
+    for term in need:
+        is_of_left = not right & {*term.columns}
+        is_of_right = {*term.columns} <= right | names.keys()
         if place == 0 and is_of_left:
-            found.add(each)
+            terms.add(term)
         elif place == 1 and is_of_right:
-            found.add(Term(tuple(names.get(name, name) for name in each.columns), each.exchange))
+            terms.add(Term(tuple(names.get(name, name) for name in term.columns), term.exchange))
         else:
             return None
-    return frozenset(found)
+    return frozenset(terms)
