@@ -32,8 +32,8 @@ def picture(contents: CollectionState) -> dict[str, Any]:
     parts = [_drawn(as_of, part, [rank[_order(b)] for b in _bounds(part, schema)]) for as_of, part in chosen]
     return {
         "begins": _begins(contents),
-        "history": [entry for entry in parts if "as_of" not in entry],
-        "keyframes": [entry for entry in parts if "as_of" in entry],
+        "history": [drawing for drawing in parts if "as_of" not in drawing],
+        "keyframes": [drawing for drawing in parts if "as_of" in drawing],
         "left_out": len(drawn) + len(frames) - len(chosen),
         "tags": [{"name": name, "time": str(time)} for name, time in contents.tags.items()],
         "holds": [

@@ -73,16 +73,16 @@ class StepPlan:
         assert running.outputs is not None
         self._outputs: Outputs = running.outputs
         self._place = place
-        self._readers = {each.operator.collection: each for each in running.sources}
-        self.until = min((end_of(each.handle.contents().upper) for each in running.sources), default=NEVER)
-        self.as_of = min((each.as_of for each in running.sources), default=-1)
+        self._readers = {reader.operator.collection: reader for reader in running.sources}
+        self.until = min((end_of(reader.handle.contents().upper) for reader in running.sources), default=NEVER)
+        self.as_of = min((reader.as_of for reader in running.sources), default=-1)
         self._own: dict[int, tuple[Output, int]] = {}  # Sources that are what an output held before.
         plan = self._corrected(program.plan.without_unused())
         doubts = self._stood_in(plan) if stands else {}
         self.stands = bool(doubts)
         self.stages = cut(plan)
         for stage in self.stages:
-            stage.doubts.update({each.number: doubts[each.number] for each in stage.nodes if each.number in doubts})
+            stage.doubts.update({node.number: doubts[node.number] for node in stage.nodes if node.number in doubts})
         self._open = ExitStack()
         self._readings: dict[int, Reading] = {}  # By stage.
 
@@ -126,12 +126,12 @@ class StepPlan:
 
     def why_everything(self) -> str | None:
         """Say why a step needs all of what its sources hold; None if what touched keys hold is enough."""
-        if any(each.upper == 0 for each in self._outputs.every):
+        if any(output.upper == 0 for output in self._outputs.every):
             return "an output begins"
-        if any(each.corrects for each in self._outputs.every):
+        if any(output.corrects for output in self._outputs.every):
             return "an output switches its definition"
         needs = needs_of(self.stages)
-        given = [each.node for stage in self.stages if stage.source is not None for each in stage.gives]
+        given = [exchange.node for stage in self.stages if stage.source is not None for exchange in stage.gives]
         if given and all(needs.get(number, NOTHING) is None for number in given):
             return "what changes does not tell what is needed of the inputs"
         return None
@@ -168,15 +168,15 @@ class StepPlan:
         """
         sources = sources_of(self.stages)
         asked = frozenset(
-            each.number
+            exchange.number
             for stage in self.stages
             if stage.number in wanted
-            for each in stage.reads
-            if each.number not in known
-            and WORTH * self._told_bytes({each.number}) > self._changed_bytes(sources[each.number])
+            for exchange in stage.reads
+            if exchange.number not in known
+            and WORTH * self._told_bytes({exchange.number}) > self._changed_bytes(sources[exchange.number])
         )
         tasks, size = self._tasks(before(self.stages, asked), partitions, known, {})
-        return [replace(each, asked=asked) for each in tasks], size
+        return [replace(task, asked=asked) for task in tasks], size
 
     def told_bytes(self, wanted: Sequence[int]) -> int:
         """Return how many bytes, decoded, the sources hold of which the touched keys of some stages tell a part."""
@@ -250,12 +250,12 @@ class StepPlan:
     def _wanted(self) -> set[int]:
         """Return the stages whose touched keys say which part of some source is needed."""
         needs = needs_of(self.stages)
-        to = {each.number: stage.number for stage in self.stages for each in stage.reads}
+        to = {exchange.number: stage.number for stage in self.stages for exchange in stage.reads}
         wanted = set[int]()
         for number in self._readings:
-            [source] = [each.source for each in self.stages if each.number == number]
+            [source] = [stage.source for stage in self.stages if stage.number == number]
             need = needs.get(source.number, NOTHING) if source is not None else None
-            wanted |= {to[each.exchange] for each in need or ()}
+            wanted |= {to[term.exchange] for term in need or ()}
         return wanted
 
     def commit(self, stored: Mapping[str, Sequence[Part]]) -> int | None:
@@ -300,32 +300,34 @@ class StepPlan:
 
     def _stood_in(self, plan: Plan) -> dict[int, Doubts]:
         """Let records stand for groups in a plan; return the reductions, with what these do not tell."""
-        if any(each.as_of != self.as_of for each in self._readers.values()):
+        if any(reader.as_of != self.as_of for reader in self._readers.values()):
             return {}
         outputs = {
-            each.sink.collection: each
-            for each in self._outputs.every
-            if each.upper - 1 == self.as_of >= 0
-            and not (each.corrects or each.compares)
-            and (each.handle.contents().since.time or 0) <= self.as_of
+            output.sink.collection: output
+            for output in self._outputs.every
+            if output.upper - 1 == self.as_of >= 0
+            and not (output.corrects or output.compares)
+            and (output.handle.contents().since.time or 0) <= self.as_of
         }
-        pasts = {name: Past(each.handle, self.as_of, self.until) for name, each in self._readers.items()}
+        pasts = {name: Past(reader.handle, self.as_of, self.until) for name, reader in self._readers.items()}
         doubts = {}
-        for each in standing_in(plan, [*outputs], lambda source, column: pasts[source].may_be_null(column)):
-            sources = sources_before(plan, each.reduce)
+        for standing in standing_in(plan, [*outputs], lambda source, column: pasts[source].may_be_null(column)):
+            sources = sources_before(plan, standing.reduce)
             was_positive = sources is not None and all(pasts[name].was_positive for name in sources)
             stays_positive = was_positive and all(pasts[name].stays_positive for name in sources or ())
-            of_groups = is_of_groups(plan, each.reduce)
-            if (each.unsure and not stays_positive) or (not was_positive and of_groups):
+            of_groups = is_of_groups(plan, standing.reduce)
+            if (standing.unsure and not stays_positive) or (not was_positive and of_groups):
                 continue
-            if each.ends and not (
+            if standing.ends and not (
                 was_positive and not of_groups and all(pasts[name].only_grows for name in sources or ())
             ):
                 continue
-            assert isinstance(each.sink.operator, Persist)
-            held = stand_in(plan, each, self.as_of)
-            self._own[held.number] = (outputs[each.sink.operator.collection], self.as_of)
-            doubts[each.reduce.number] = Doubts(each.keys, each.unsure, None if was_positive else each.sums)
+            assert isinstance(standing.sink.operator, Persist)
+            held = stand_in(plan, standing, self.as_of)
+            self._own[held.number] = (outputs[standing.sink.operator.collection], self.as_of)
+            doubts[standing.reduce.number] = Doubts(
+                standing.keys, standing.unsure, None if was_positive else standing.sums
+            )
         return doubts
 
     def _reading(self, source: Node) -> Reading:

@@ -66,7 +66,7 @@ class Reading:
         return SourceSlices(self.address, slices, size, self.as_of, self.columns, condition), size
 
     def _needed(self, need: Need, known: Mapping[int, TouchedKeys], parallel: int) -> tuple[int, list[Slice]]:
-        if need is not None and not any(len(known[each.exchange].hashes) for each in need):
+        if need is not None and not any(len(known[term.exchange].hashes) for term in need):
             return 0, []
         keys = self._keys(need, known)
         if keys is not None:
@@ -77,19 +77,19 @@ class Reading:
                 slices = [Slice(self.contents, keys=keys.slice(start, end - start)) for start, end in pairwise(cuts)]
                 return size, slices if parts else []
         scan = narrowed_scan(self.contents, filter_of(need, known, self.columns)) or self.contents
-        return scan.memory, [Slice(each) for each in scan.slices(count_for(scan, parallel))]
+        return scan.memory, [Slice(part_scan) for part_scan in scan.slices(count_for(scan, parallel))]
 
     def _keys(self, need: Need, known: Mapping[int, TouchedKeys]) -> pa.Table | None:
         """Return the keys to look up, in order, if whole keys say what is needed."""
         names = self.contents.schema.key_names
-        if not need or not names or any(each.columns != names for each in need):
+        if not need or not names or any(term.columns != names for term in need):
             return None
         schema = pa.schema([self.contents.schema.arrow.field(name) for name in names])
-        schema = pa.schema([pa.field(each.name, each.type) for each in schema])
-        tables = [known[each.exchange].as_keys(schema) for each in need]
-        if any(each is None for each in tables):
+        schema = pa.schema([pa.field(field.name, field.type) for field in schema])
+        tables = [known[term.exchange].as_keys(schema) for term in need]
+        if any(table is None for table in tables):
             return None
-        wanted = Lookup(self.contents).wanted(pa.concat_tables([each for each in tables if each is not None]))
+        wanted = Lookup(self.contents).wanted(pa.concat_tables([table for table in tables if table is not None]))
         return schema.empty_table() if wanted.keys is None else pa.Table.from_batches([wanted.keys.batch])
 
     def _looked_up(self, keys: pa.Table) -> tuple[int, int]:

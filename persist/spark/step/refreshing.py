@@ -373,16 +373,18 @@ def _rows(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[StageT
     cached: list[DataFrame] = []
     try:
         for task in tasks:
-            frame = _frame(spark, task, [(each, frames[each.stage.number]) for each in tasks if each.gives_to(task)])
-            if sum(task.gives_to(each) for each in tasks) + (any(task is each for each in ends)) > 1:
+            frame = _frame(
+                spark, task, [(giver, frames[giver.stage.number]) for giver in tasks if giver.gives_to(task)]
+            )
+            if sum(task.gives_to(other) for other in tasks) + (any(task is other for other in ends)) > 1:
                 frame = frame.persist()
                 cached.append(frame)
             frames[task.stage.number] = frame
-        rows = _united([frames[each.stage.number] for each in ends]).where(which).select("exchange", "rows").collect()
+        rows = _united([frames[end.stage.number] for end in ends]).where(which).select("exchange", "rows").collect()
         return [(row.exchange, bytes(row.rows)) for row in rows]
     finally:
-        for each in cached:
-            each.unpersist()
+        for cached_frame in cached:
+            cached_frame.unpersist()
 
 
 def _frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTask, DataFrame]]) -> DataFrame:

@@ -232,7 +232,9 @@ def _of_aggregates(
     keys, outputs = node.operator.keys, node.operator.logic.outputs
     given = plan.nodes[node.inputs[0]]
     origins = {value: _origin(plan, given, value) for _, _, value in outputs}
-    constants = {value: each for value, each in origins.items() if isinstance(each, Lit) and each.value.is_valid}
+    constants = {
+        value: constant for value, constant in origins.items() if isinstance(constant, Lit) and constant.value.is_valid
+    }
     output_columns = {(kind, str(origins[value])): named[name] for name, kind, value in outputs if name in named}
     every = [named[name] for name, kind, value in outputs if kind == "count" and value in constants and name in named]
     if not every:
@@ -255,7 +257,7 @@ def _of_aggregates(
             if _some(of) is None:
                 return None
             continue
-        sums = [output_columns[each, origin] for each in SUMS if (each, origin) in output_columns]
+        sums = [output_columns[function, origin] for function in SUMS if (function, origin) in output_columns]
         if not (sums and (kind in SUMS or kind == "mean") and _is_exact(of)):
             return None
         totals[name] = sums[0]
@@ -282,12 +284,12 @@ def _is_never_null(plan: Plan, node: Node, column: str, may_be_null: MayBeNull) 
                     columns = sources
                 elif not isinstance(stage, Filter | FilterFunction | Explode | Negate):
                     return False
-            return all(_is_never_null(plan, before[0], each, may_be_null) for each in columns)
+            return all(_is_never_null(plan, before[0], name, may_be_null) for name in columns)
         case Join((_,), ((), ()), ()):
             side = 0 if column in before[0].schema.names else 1
             return _is_never_null(plan, before[side], column, may_be_null)
         case Concat() | Consolidate() | Arrange():
-            return all(_is_never_null(plan, each, column, may_be_null) for each in before)
+            return all(_is_never_null(plan, input_node, column, may_be_null) for input_node in before)
     return False
 
 

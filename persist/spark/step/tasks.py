@@ -221,12 +221,12 @@ class _Given:
         self._made: dict[int, int] = {}  # Nodes of this program, by those of the whole.
         if slices is not None and stage.source is not None:
             self._made[stage.source.number] = self._input(WAKES, slices.columns)
-        for each in stage.reads:
-            self._brought[each.number] = self._input(each.number, each.columns)
+        for exchange in stage.reads:
+            self._brought[exchange.number] = self._input(exchange.number, exchange.columns)
         self._add()
-        self._seen = [(each, self._stream(each.node).capture()) for each in stage.gives]
+        self._seen = [(exchange, self._stream(exchange.node).capture()) for exchange in stage.gives]
         self._sinks = [(sink, self._stream(self._source_of(sink)).capture()) for sink in stage.sinks]
-        self._doubts = [(self._stream(number).capture(), each) for number, each in stage.doubts.items()]
+        self._doubts = [(self._stream(number).capture(), doubts) for number, doubts in stage.doubts.items()]
         self._as_of = as_of
         self.outputs: list[tuple[str, pa.Table]] = []
 
@@ -254,11 +254,11 @@ class _Given:
         return self._program.plan.add(Linear((Map(()),)), (made,), columns).number
 
     def _add(self) -> None:
-        sinks = {each.number for each in self._stage.sinks}
+        sinks = {sink.number for sink in self._stage.sinks}
         for node in self._stage.nodes:
             if node.number in sinks:
                 continue
-            inputs = [self._brought_to(node.number, place, each) for place, each in enumerate(node.inputs)]
+            inputs = [self._brought_to(node.number, place, number) for place, number in enumerate(node.inputs)]
             made = self._program.plan.add(node.operator, tuple(inputs), node.schema)
             self._program.plan.change(made.number, name=node.title)
             self._made[node.number] = made.number
@@ -358,7 +358,7 @@ def _run(tasks: Sequence[StageTask]) -> Iterator[tuple[int, bytes]]:
 def _rows_for(task: StageTask, given: dict[int, list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
     """Return what the one task of a stage is given."""
     if task.slices is not None:
-        return [numbered(each) for each in range(len(task.slices.slices))]
+        return [numbered(number) for number in range(len(task.slices.slices))]
     if not task.stage.reads:
         return [block_row(WAKES, 0, None)]
-    return [row for each in task.stage.reads for row in given.get(each.number, ())]
+    return [row for exchange in task.stage.reads for row in given.get(exchange.number, ())]

@@ -251,10 +251,10 @@ def sources_of(stages: Sequence[StagePlan]) -> dict[int, set[int] | None]:
         seen.add(number)
         if not node.inputs:
             return {stage.number} if node is stage.source else None
-        parts = [found(each, seen) for each in node.inputs]
-        return None if None in parts else set[int]().union(*(each for each in parts if each))
+        parts = [found(input_number, seen) for input_number in node.inputs]
+        return None if None in parts else set[int]().union(*(part for part in parts if part))
 
-    return {each.number: found(each.node, set()) for stage in stages for each in stage.reads}
+    return {exchange.number: found(exchange.node, set()) for stage in stages for exchange in stage.reads}
 
 
 def levels_of(stages: Sequence[StagePlan]) -> dict[int, int]:
@@ -287,8 +287,8 @@ def _asked(stage: StagePlan, node: Node, place: int, after: Need) -> Need:
             names = dict(pairs)
             return _both(own, None if after is None else _through_join(after, node, stage, place, names))
         case Reduce(keys, before=(), after=()):
-            own = _touched(stage, node, place, {each.number for each in stage.reads})
-            fits = after is not None and all({*each.columns} <= {*keys} for each in after)
+            own = _touched(stage, node, place, {exchange.number for exchange in stage.reads})
+            fits = after is not None and all({*term.columns} <= {*keys} for term in after)
             return _both(own, after if fits else None)
     return None
 
