@@ -160,6 +160,7 @@ def write(blob: MemoryBlob) -> None:
         client.gc()
 
 
+@pytest.mark.costly("it reads hundreds of changed objects, each in a location of its own")
 @pytest.mark.thorough(except_every=5)
 @pytest.mark.timeout(1200)  # It reads hundreds of locations, all of them in a release.
 @pytest.mark.parametrize("kind", KINDS)
