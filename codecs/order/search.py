@@ -250,6 +250,8 @@ def _rows_of(keys: Packed, wanted: Packed) -> Rows:
         rows: Rows = np.flatnonzero(wanted[at] == keys)
         return rows
     starts = keys.searchsorted(wanted)
+    if len(wanted) == 1:
+        return np.arange(starts[0], keys.searchsorted(wanted, "right")[0])
     starts[starts == len(keys)] = 0  # As above.
     is_there = keys[starts] == wanted
     starts, wanted = starts[is_there], wanted[is_there]

@@ -234,9 +234,7 @@ class PartRows:
                 continue
 
             def values(rows: Numbers, span: Span = span, fetched: Fetched = fetched) -> list[tuple[int, Piece]]:
-                row_groups = bounds.firsts.searchsorted(rows, "right") - 1
-                groups = row_groups.tolist() if len(row_groups) == 1 else np.unique(row_groups).tolist()
-                return self._pieces(self._columns, span, groups, bounds, fetched, rows)
+                return self._pieces(self._columns, span, None, bounds, fetched, rows)
 
             for start, keys in self._pieces(self._keys, span, groups, bounds, fetched, None):
                 yield from self._matching(wanted, start, keys, values)
@@ -346,7 +344,7 @@ class PartRows:
         self,
         columns: tuple[str, ...],
         span: Span,
-        groups: Sequence[int],
+        groups: Sequence[int] | None,
         bounds: GroupBounds,
         fetched: Fetched,
         touched: Numbers | None,
@@ -354,6 +352,7 @@ class PartRows:
         """Return columns of some row groups of a block, in order, each piece with its first row in the part.
 
         Args:
+            groups: the row groups; None stands for those of the rows that are touched.
             touched: the rows of the part that will be looked at, ascending; None stands for all of these row groups.
         """
         first, end = span
@@ -361,7 +360,7 @@ class PartRows:
 
         def kept_of(first: int, end: int) -> Piece | None:
             inside = touched
-            if touched is not None:
+            if touched is not None and self._reader.spilled is not None:  # Nobody else asks.
                 cuts = touched.searchsorted([firsts[first], firsts[end]])
                 inside = touched[cuts[0] : cuts[1]] - firsts[first]
             return self._kept(columns, (first, end), int(firsts[end] - firsts[first]), inside)
@@ -369,6 +368,9 @@ class PartRows:
         block = kept_of(first, end)
         if block is not None:
             return [(int(firsts[first]), block)]
+        if groups is None:
+            assert touched is not None
+            groups = np.unique(firsts.searchsorted(touched, "right") - 1).tolist()
         # A block of one row group was asked for above.
         kept = {number: kept_of(number, number + 1) if end - first > 1 else None for number in groups}
         missing = [number for number, piece in kept.items() if piece is None]
