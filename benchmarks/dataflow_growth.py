@@ -120,7 +120,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--records", type=int, nargs="*", default=list(RECORDS))
-    parser.add_argument("--plot", type=Path, default=Path("docs", "dataflow-growth.svg"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/internals/dataflow-growth.svg"))
     arguments = parser.parse_args(command_line)
     found = {"join and count": {count: of_join(count) for count in arguments.records}}
     for name, make in GROUPS.items():

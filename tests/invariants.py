@@ -1,6 +1,6 @@
 """What must hold of a location after every deletion: whatever the newest checkpoint names exists and can be read.
 
-It reads the JSON by itself, as `docs/format.md` describes it, and shares no code with the library.
+It reads the JSON by itself, as `docs/internals/format.md` describes it, and shares no code with the library.
 """
 
 import json

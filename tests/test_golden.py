@@ -1,4 +1,4 @@
-"""Files of every released format stay readable, and read as they did. When one of these fails: docs/golden.md."""
+"""Files of every released format stay readable, and read as they did. If not: docs/internals/golden.md."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.golden.make import HERE, digest, stored_members
 
 FORMATS = sorted(path.name for path in HERE.glob("format-*"))
 PRESENT = HERE / f"format-{FORMAT}" / "location"
-PROCEDURE = "see docs/golden.md"
+PROCEDURE = "see docs/internals/golden.md"
 
 
 def test_there_are_golden_files_of_the_present_format() -> None:

@@ -115,7 +115,7 @@ def test_a_module_keeps_out_of_the_privates_of_others() -> None:
 
 def test_the_documents_have_the_ladder_of_this_test() -> None:
     rows = [row[0] if len(row) == 1 else "{" + ", ".join(row) + "}" for row in LADDER]
-    for page in ("CONTRIBUTING.md", "docs/design.md"):
+    for page in ("CONTRIBUTING.md", "docs/internals/design.md"):
         assert " < ".join(rows) in " ".join((ROOT / page).read_text(encoding="utf-8").split()), page
 
 

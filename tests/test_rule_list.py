@@ -1,4 +1,4 @@
-"""docs/rules.md and the map in docs/design.md: what they name exists, and each rule has a test of its name."""
+"""The rules and the map of modules in docs/internals: what they name exists, and each rule has a test of its name."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ DOCUMENTS = re.compile(r"\b(?:DESIGN|FINDINGS|STYLE|DEVELOPERS)\b")
 
 
 def rules() -> list[int]:
-    return [int(n) for n in HEADING.findall((ROOT / "docs" / "rules.md").read_text(encoding="utf-8"))]
+    return [int(n) for n in HEADING.findall((ROOT / "docs" / "internals" / "rules.md").read_text(encoding="utf-8"))]
 
 
 def sources(*suffixes: str) -> list[Path]:

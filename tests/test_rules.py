@@ -1,4 +1,4 @@
-"""docs/rules.md, rule by rule; each test is named after the rule it shows."""
+"""docs/internals/rules.md, rule by rule; each test is named after the rule it shows."""
 
 import asyncio
 import multiprocessing

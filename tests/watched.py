@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from persist.blob import Blob, BlobEntry
 
-# Every key that a location may hold, and no other: docs/format.md.
+# Every key that a location may hold, and no other: docs/internals/format.md.
 KEY = re.compile(
     r"log/\d{20}|gc/clock|checkpoint/\d{20}-\d{20}\.json|directory/\d{20}-[0-9a-f]{32}\.json"
     r"|(part/[0-9a-f]{32}/\d{20}-[0-9a-f]{32}\.parquet)|((list|state)/[0-9a-f]{32}/\d{20}-[0-9a-f]{32}\.json)"

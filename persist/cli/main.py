@@ -56,7 +56,7 @@ def _open_streams() -> None:
 
 
 def _choose_allocator() -> None:
-    """Let Arrow use jemalloc, unless somebody has chosen: of what was freed, it keeps least (docs/performance.md).
+    """Let Arrow use jemalloc, which keeps least of what was freed, unless somebody has chosen (docs/performance.md).
 
     Here alone, because the process is the command's own. Arrow looks at the variable when it is loaded, which is later;
     its builds for Linux with glibc have jemalloc, and others may not.

@@ -8,7 +8,7 @@ operation will not come in another way.
 
     message = checksum (16 bytes, xxh3_128 of the rest, most significant byte first), JSON
     request = {"format", "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
-    step    = a mutation of the log (docs/format.md) | write | condition
+    step    = a mutation of the log (docs/internals/format.md) | write | condition
     write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?}
     answers = {"format", "answers": [{"seqno"} | {"error"} | {}, …]}
     error   = {"kind": name of the class, "args": [value, …], "more": {attribute: value}} | {"kind", "text"}

@@ -19,7 +19,12 @@ from tests.console import commands_of, matches
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ["tutorial.md", "concepts.md", "how-to.md", "kafka.md", "dataflow.md", "views.md", "operations.md"]
+PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(r"```(python|text|console)\n(.*?)```", re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 class _Bytes(io.TextIOWrapper):
@@ -113,12 +118,27 @@ def test_the_table_of_versions_says_what_the_package_asks_for() -> None:
     assert f"Python | {pythons[0]} | {pythons[-1]} |" in table
 
 
-def test_every_page_is_in_the_menu_and_every_picture_is_a_file() -> None:
+def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
-    for path in DOCS.glob("*.md"):
-        assert f" {path.name}\n" in menu
-        for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
-            assert (DOCS / picture).is_file(), picture
+    for path in DOCS.rglob("*.md"):
+        assert f" {path.relative_to(DOCS)}\n" in menu
+
+
+@pytest.mark.parametrize("path", PROSE, ids=name_of)
+def test_every_link_leads_to_a_file_and_to_a_heading_in_it(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if not re.match(r"[a-z]+:", link):
+            target, _, anchor = link.partition("#")
+            file = path.parent / target if target else path
+            assert file.exists(), link
+            assert not anchor or anchor in anchors_of(file), link
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return what links can name of a page, as the site makes it of its headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
 
 
 def test_pictures_are_svg_of_their_own_or_small() -> None:

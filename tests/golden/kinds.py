@@ -1,7 +1,7 @@
 """Writes a record of every kind to a location, with each optional member somewhere.
 
 `tests/test_golden.py` fails when there is a kind or a member that this does not write: add it here, then see
-`docs/golden.md`.
+`docs/internals/golden.md`.
 """
 
 import uuid

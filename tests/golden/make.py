@@ -1,7 +1,7 @@
 """Makes the golden files of the present format: `python -m tests.golden.make`, once for each format version.
 
 They hold every kind of record and object, parts in blobs and inline, of every type, and what all of it reads as. Files
-of a released format are never made again: see `docs/golden.md`.
+of a released format are never made again: see `docs/internals/golden.md`.
 """
 
 import datetime

@@ -1,4 +1,4 @@
-"""Reads records of the log as `docs/format.md` describes them, without the library.
+"""Reads records of the log as `docs/internals/format.md` describes them, without the library.
 
 It turns a record's bytes into the plain mutations of `tests.simulator.history`. Checksums are not looked at: whether
 the library minds them is for other tests.
