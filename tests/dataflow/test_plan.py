@@ -80,6 +80,17 @@ def test_a_join_gives_only_what_its_readers_read() -> None:
     assert [str(stage) for stage in join.after] == ["map(g)"]
 
 
+def test_a_join_that_a_join_reads_gives_only_what_that_one_still_needs() -> None:
+    program = Program("p")
+    facts = program.input("facts", key={"id": pa.int64()}, value={"k": pa.int64(), "x": pa.int64()})
+    groups = program.input("groups", key={"k": pa.int64()}, value={"g": pa.int64(), "unused": pa.string()})
+    names = program.input("names", key={"g": pa.int64()}, value={"name": pa.string()})
+    facts.join(groups, "k").extend(x=col("x") + 1).join(names, "g").group_by("name").agg(x=col("x").sum()).capture()
+    first, second = of_kind(optimised(program.plan), Join)
+    assert [str(stage) for stages in first.before for stage in stages] == ["map(k, x)", "map(k, g)"]
+    assert [str(stage) for stage in second.before[0]] == ["map(x=(x + 1), g)"]
+
+
 def test_a_join_of_joins_keeps_nothing_in_between() -> None:
     program, [a, b, c] = inputs("a", "b", "c")
     program.join_all([a, b, c], on="k").capture()

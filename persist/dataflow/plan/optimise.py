@@ -10,7 +10,7 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 import pyarrow as pa
@@ -18,8 +18,8 @@ import pyarrow as pa
 from persist.codecs import TIME
 from persist.dataflow.plan.origin import kept_apart
 from persist.dataflow.plan.plan import ROOT, Arrange, Join, Linear, Node, Plan, Reduce, Stages
-from persist.dataflow.plan.stages import Filter, Map, Stage, through
-from persist.expression import Col, Lit, columns_of, leaves, may_raise, replaced_columns
+from persist.dataflow.plan.stages import Filter, Map, Negate, Stage, through
+from persist.expression import Col, Lit, Term, columns_of, leaves, may_raise, replaced_columns
 
 
 def optimised(plan: Plan) -> Plan:
@@ -34,11 +34,10 @@ def optimised(plan: Plan) -> Plan:
             _fuse_outputs(smaller_plan, apart),
         ]
         changed = any([*fused, _merge_joins(smaller_plan)])
-    for node in list(smaller_plan.nodes.values()):
+    readers = smaller_plan.consumers()
+    for node in reversed(list(smaller_plan.nodes.values())):  # Who reads a join comes first: it may read less by then.
         if isinstance(node.operator, Join):
-            _narrow(smaller_plan, node)
-            _push_conditions(smaller_plan, smaller_plan.nodes[node.number])
-            _prune(smaller_plan, smaller_plan.nodes[node.number])
+            _shrink(smaller_plan, node, node.operator, readers[node.number])
     return smaller_plan
 
 
@@ -158,97 +157,77 @@ def _merge_joins(plan: Plan) -> bool:
     return changed
 
 
-def _input_schema(plan: Plan, node: Node, at: int) -> pa.Schema:
-    assert isinstance(node.operator, Join)
+def _shrink(plan: Plan, node: Node, join: Join, readers: Sequence[int]) -> None:
+    """Let a join look up only records that may pass, and keep and give only columns that are read."""
+    given_columns = _read_by_all(_reads_of(plan.nodes[reader], node.number) for reader in readers)
+    schema = _kept(node.schema, given_columns)
+    before, after = list(join.before), [*_narrowed(join.after, node.schema, given_columns)]
     has_time = plan.dimensions == 1 and node.scope == ROOT
-    return through(node.operator.before[at], plan.nodes[node.inputs[at]].schema, node.title, has_time=has_time)
-
-
-def _push_conditions(plan: Plan, node: Node) -> None:
-    """Move conditions after a join before it, where they read one input only."""
-    join = node.operator
-    assert isinstance(join, Join)
-    before, after = list(join.before), list(join.after)
-    schemas = [_input_schema(plan, node, at) for at in range(len(node.inputs))]
-    owners = dict.fromkeys(schemas[0].names, 0)
-    for at, pairs in enumerate(join.on, 1):
-        keys = {other for _, other in pairs}
-        owners |= {name: at for name in schemas[at].names if name not in keys}
+    schemas = [
+        through(stages, plan.nodes[number].schema, node.title, has_time=has_time)
+        for stages, number in zip(join.before, node.inputs, strict=True)
+    ]
+    keys = [set[str](), *({other for _, other in pairs} for pairs in join.on)]
+    # Others may read an index that was asked for.
+    is_own = [not isinstance(plan.nodes[number].operator, Arrange) for number in node.inputs]
     while after and isinstance(after[0], Filter):
-        names = columns_of(after[0].condition)
-        inputs = {owners.get(name) for name in names}
-        if len(inputs) != 1 or None in inputs or TIME in names - set(owners):
+        at = _sole_input(after[0].condition, schemas, keys)
+        if at is None or not is_own[at]:
             break
-        [to] = (place for place in inputs if place is not None)
-        if isinstance(plan.nodes[node.inputs[to]].operator, Arrange) or may_raise(
-            after[0].condition, {field.name: field.type for field in schemas[to]}
-        ):
-            break
-        before[to] = (*before[to], after.pop(0))
-    plan.change(node.number, operator=replace(join, before=tuple(before), after=tuple(after)))
+        before[at] = (*before[at], after.pop(0))
+    needed = _read_by(after, {*schema.names})
+    if needed is not None:
+        needed |= {one for pairs in join.on for one, _ in pairs}
+        for at, input_schema in enumerate(schemas):
+            if is_own[at]:
+                before[at] = _narrowed(before[at], input_schema, needed | keys[at])
+    plan.change(node.number, operator=replace(join, before=tuple(before), after=tuple(after)), schema=schema)
 
 
-def _narrow(plan: Plan, node: Node) -> None:
-    """Let a join give only the columns that its readers read."""
-    join = node.operator
-    assert isinstance(join, Join)
-    needed: set[str] = set()
-    for number in plan.consumers()[node.number]:
-        reads = _reads_of(plan.nodes[number], node.number)
-        if reads is None:
-            return
-        needed |= reads
-    kept = [name for name in node.schema.names if name in needed]
-    if len(kept) < len(node.schema.names):
-        after = simplified((*join.after, Map(tuple((name, Col(name)) for name in kept))))
-        schema = pa.schema([node.schema.field(name) for name in kept])
-        plan.change(node.number, operator=replace(join, after=after), schema=schema)
+def _sole_input(condition: Term, schemas: Sequence[pa.Schema], keys: Sequence[set[str]]) -> int | None:
+    """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
+    names = columns_of(condition)
+    for at, schema in enumerate(schemas):
+        if names and names <= {*schema.names} - keys[at]:
+            return None if may_raise(condition, {field.name: field.type for field in schema}) else at
+    return None
+
+
+def _kept(schema: pa.Schema, needed: Set[str] | None) -> pa.Schema:
+    return schema if needed is None else pa.schema([field for field in schema if field.name in needed])
+
+
+def _narrowed(stages: Stages, schema: pa.Schema, needed: Set[str] | None) -> Stages:
+    """Return stages, and behind them one that leaves out what is not needed of the columns that they give."""
+    kept = _kept(schema, needed).names
+    return stages if kept == schema.names else simplified((*stages, Map(tuple((name, Col(name)) for name in kept))))
 
 
 def _reads_of(reader: Node, number: int) -> set[str] | None:
     """Return which columns of an input a node reads; None for all, or if that cannot be told."""
     match reader.operator:
-        case Linear(stages) | Reduce(_, _, _, stages, _):
-            return _read_by(stages)
+        case Linear(stages):
+            return _read_by(stages, None)
+        case Reduce(keys, values, _, stages):
+            return _read_by(stages, {*keys, *values})
         case Join(_, before):
-            names = set[str]()
-            for input_stages, source in zip(before, reader.inputs, strict=True):
-                reads = _read_by(input_stages) if source == number else set[str]()
-                if reads is None:
-                    return None
-                names |= reads
-            return names
+            inputs = zip(before, reader.inputs, strict=True)
+            return _read_by_all(_read_by(stages, None) for stages, source in inputs if source == number)
     return None
 
 
-def _read_by(stages: Sequence[Stage]) -> set[str] | None:
-    """Return which columns some stages read, if they drop the others; else None."""
-    read_names: set[str] = set()
-    for stage in stages:
+def _read_by_all(reads: Iterable[set[str] | None]) -> set[str] | None:
+    every = list(reads)
+    return None if None in every else set[str]().union(*(names for names in every if names is not None))
+
+
+def _read_by(stages: Sequence[Stage], needed: set[str] | None) -> set[str] | None:
+    """Return which columns some stages read to give those that are needed; None is for all."""
+    for stage in reversed(stages):
         if isinstance(stage, Map):
-            names = {name for _, term in stage.outputs for name in columns_of(term)}
-            return read_names | names - {TIME}
-        if not isinstance(stage, Filter):
+            needed = set().union(*(columns_of(term) for _, term in stage.outputs))
+        elif not isinstance(stage, Filter | Negate):
             return None
-        read_names |= columns_of(stage.condition) - {TIME}
-    return None
-
-
-def _prune(plan: Plan, node: Node) -> None:
-    """Leave columns out of a join's arrangements that nothing after it reads."""
-    join = node.operator
-    assert isinstance(join, Join)
-    needed = _read_by(join.after)
-    if needed is None:
-        return
-    needed |= {one for pairs in join.on for one, _ in pairs}
-    before = list(join.before)
-    for at, number in enumerate(node.inputs):
-        if isinstance(plan.nodes[number].operator, Arrange):
-            continue
-        schema = _input_schema(plan, node, at)
-        keys = {other for _, other in join.on[at - 1]} if at else set()
-        kept = [name for name in schema.names if name in needed | keys]
-        if len(kept) < len(schema.names):
-            before[at] = simplified((*before[at], Map(tuple((name, Col(name)) for name in kept))))
-    plan.change(node.number, operator=replace(join, before=tuple(before)))
+        elif needed is not None and isinstance(stage, Filter):
+            needed = needed | columns_of(stage.condition)
+    return None if needed is None else needed - {TIME}
