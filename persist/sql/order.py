@@ -9,7 +9,7 @@ The estimates decide about speed and memory only. They may change from one start
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -50,72 +50,44 @@ EQUAL_KEEPS, OTHER_KEEPS = 0.1, 0.3  # Of the rows, an equality with a constant 
 SEMI_KEEPS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """About how many rows a relation has, and of some columns about how many different values."""
-
-    rows: float
-    distinct: Mapping[int, float]
-
-    def values(self, key: Term) -> float:
-        """Return about how many different values a key has; of one of which nothing is known, the root of the rows."""
-        count = self.distinct.get(key.index) if isinstance(key, Place) else None
-        return max(1.0, min(self.rows, self.rows**0.5 if count is None else count))
-
-    def kept(self, share: float) -> "Estimate":
-        return Estimate(self.rows * share, self.distinct)
-
-
-def estimated(node: Node, known: Known) -> Estimate:
+def estimated(node: Node, known: Known) -> Statistics:
     """Return about how large a relation is."""
     match node:
         case Scan(collection, columns):
-            statistics = known.get(collection)
-            if statistics is None:
-                return Estimate(ROWS, {})
-            counts = {
-                at: float(statistics.distinct[name]) for at, name in enumerate(columns) if name in statistics.distinct
-            }
-            return Estimate(max(1.0, statistics.rows), counts)
+            statistics = known.get(collection, Statistics(ROWS))
+            rows = max(1.0, statistics.rows)
+            return Statistics(rows, None, statistics.distinct).renamed((name, at) for at, name in enumerate(columns))
         case Filter(input_, condition):
             below = estimated(input_, known)
             for conjunct in factored_conjuncts(condition):
                 below = below.kept(_share(conjunct, below))
             return below
         case Project(input_, outputs):
-            below = estimated(input_, known)
-            counts = {
-                at: below.distinct[output.index]
-                for at, output in enumerate(outputs)
-                if isinstance(output, Place) and output.index in below.distinct
-            }
-            return Estimate(below.rows, counts)
+            copies = ((output.index, at) for at, output in enumerate(outputs) if isinstance(output, Place))
+            return estimated(input_, known).renamed(copies)
         case Temporal(input_) | Distinct(input_):
             return estimated(input_, known)
         case Aggregate(input_, keys):
             below = estimated(input_, known)
-            groups = 1.0
-            for key in keys:
-                groups *= below.values(key)
-            counts = {at: below.values(key) for at, key in enumerate(keys)}
-            return Estimate(max(1.0, min(groups, below.rows)), counts)
+            counts = {at: _values(below, key) for at, key in enumerate(keys)}
+            return Statistics(max(1.0, min(prod(counts.values()), below.rows)), None, counts)
         case Join(how, left, right) if how == "inner":
             width, one, other = width_of(left), estimated(left, known), estimated(right, known)
-            return _joined(one, _shifted_estimate(other, width), [(a, shifted(b, width)) for a, b in node.equal])
+            return _joined(one, _shifted(other, width), [(a, shifted(b, width)) for a, b in node.equal])
         case Join(how, left) if how in ("semi", "anti", "unless"):
             return estimated(left, known).kept(SEMI_KEEPS)
     below_all = [estimated(child, known) for child in children(node)]
-    return Estimate(max((estimate.rows for estimate in below_all), default=ROWS), {})
+    return Statistics(max((estimate.rows for estimate in below_all), default=ROWS))
 
 
-def _share(condition: Term, given: Estimate) -> float:
+def _share(condition: Term, given: Statistics) -> float:
     """Return which share of the rows about passes a condition."""
     if not isinstance(condition, Call):
         return OTHER_KEEPS
     if calls(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
         key = condition.arguments[0]
         is_known = isinstance(key, Place) and key.index in given.distinct
-        share = 1 / given.values(key) if is_known else EQUAL_KEEPS
+        share = 1 / _values(given, key) if is_known else EQUAL_KEEPS
         return float(min(1.0, share * (len(condition.arguments) - 1)))
     if calls(condition, "or"):
         return float(min(1.0, sum(_share(argument, given) for argument in condition.arguments)))
@@ -124,22 +96,24 @@ def _share(condition: Term, given: Estimate) -> float:
     return OTHER_KEEPS
 
 
-def _joined(one: Estimate, other: Estimate, keys: Sequence[tuple[Term, Term]]) -> Estimate:
-    values = 1.0
-    for a, b in keys:
-        values *= max(one.values(a), other.values(b))
+def _joined(one: Statistics, other: Statistics, keys: Sequence[tuple[Term, Term]]) -> Statistics:
+    values = prod(max(_values(one, a), _values(other, b)) for a, b in keys)
     if len(keys) > 1:  # Their columns depend on each other, as those of a key and of what refers to it do.
         values = min(values, one.rows, other.rows)
     rows = max(1.0, one.rows * other.rows / max(values, 1.0))
     counts = {**one.distinct, **other.distinct}
     for a, b in keys:
-        least = min(one.values(a), other.values(b))
+        least = min(_values(one, a), _values(other, b))
         counts |= {key.index: least for key in (a, b) if isinstance(key, Place)}
-    return Estimate(rows, counts)
+    return Statistics(rows, None, counts)
 
 
-def _shifted_estimate(estimate: Estimate, by: int) -> Estimate:
-    return Estimate(estimate.rows, {at + by: count for at, count in estimate.distinct.items()})
+def _values(given: Statistics, key: Term) -> float:
+    return given.values(key.index if isinstance(key, Place) else None)
+
+
+def _shifted(given: Statistics, by: int) -> Statistics:
+    return given.renamed((at, at + by) for at in given.distinct)
 
 
 def ordered(node: Node, known: Known = NOTHING) -> Node:
@@ -162,9 +136,7 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
     def owners(expression: Term) -> set[int]:
         return {max(at for at, start in enumerate(starts) if start <= index) for index in places_in(expression)}
 
-    estimates = [
-        _shifted_estimate(estimated(leaf, known), start) for leaf, start in zip(relations, starts, strict=True)
-    ]
+    estimates = [_shifted(estimated(leaf, known), start) for leaf, start in zip(relations, starts, strict=True)]
     order = _order(estimates, [(one, other, owners(one), owners(other)) for one, other in pairs])
     place: dict[int, int] = {}
     joined: Node | None = None
@@ -220,14 +192,14 @@ def _flatten(
         conditions += [shifted(condition, start) for condition in factored_conjuncts(node.condition)]
 
 
-def _order(relations: Sequence[Estimate], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
+def _order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
     """Return the relations in an order; pairs are keys, with the relations that their sides read."""
     orders = [_order_from(start, relations, pairs) for start in range(len(relations))]
     return min(orders)[-1]
 
 
 def _order_from(
-    start: int, relations: Sequence[Estimate], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]
+    start: int, relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]
 ) -> tuple[int, float, list[int]]:
     """Return how many cross products an order has, how many rows are in between, and the order."""
     order, so_far, crosses, rows = [start], relations[start], 0, 0.0

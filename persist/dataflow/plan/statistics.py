@@ -6,10 +6,12 @@ a hint. What a program computes does not depend on it, only in which order it lo
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import prod
 from types import MappingProxyType
+from typing import Any
 
 from persist.codecs import Part
 from persist.dataflow.plan.plan import Arrange, Consolidate, Join, Linear, Plan, Source
@@ -27,7 +29,7 @@ FILTER_KEEPS = 0.3  # Of the rows that pass a filter, for want of anything bette
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of a stream.
+    """What is known of a stream, whose columns have names, or of a relation of a query, whose columns have numbers.
 
     Attributes:
         rows: about how many records it has.
@@ -36,18 +38,30 @@ class Statistics:
     """
 
     rows: float
-    key: frozenset[str] | None = None
-    distinct: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    key: frozenset[Hashable] | None = None
+    distinct: Mapping[Any, float] = field(default_factory=lambda: MappingProxyType({}))
 
-    def partners(self, columns: Sequence[str]) -> float:
+    def values(self, column: Hashable) -> float:
+        """Return about how many different values a column has; of one of which nothing is known, the root of the rows,
+        which lies between one value and one for each row."""
+        return max(1.0, min(self.rows, self.distinct.get(column, self.rows**0.5)))
+
+    def partners(self, columns: Sequence[Hashable]) -> float:
         """Return about how many records have the same values of some columns."""
         if self.key is not None and self.key <= {*columns}:
             return 1.0
-        different = 1.0
-        for name in columns:
-            # Nothing is known of it: the square root of the rows lies between one value and one for each row.
-            different *= self.distinct.get(name, max(self.rows, 1.0) ** 0.5)
-        return max(self.rows, 1.0) / min(max(self.rows, 1.0), different)
+        return max(1.0, self.rows / prod(map(self.values, columns)))
+
+    def kept(self, share: float) -> "Statistics":
+        """Return what is known of a share of the records."""
+        return Statistics(self.rows * share, self.key, self.distinct)
+
+    def renamed(self, columns: Iterable[tuple[Hashable, Hashable]]) -> "Statistics":
+        """Return what is known of some columns: each as it is called now, and as it is called then."""
+        pairs = list(columns)
+        then = dict(pairs)
+        key = frozenset(map(then.get, self.key)) if self.key is not None and self.key <= then.keys() else None
+        return Statistics(self.rows, key, {new: self.distinct[old] for old, new in pairs if old in self.distinct})
 
     def after(self, stages: Sequence[LinearStage]) -> "Statistics | None":
         """Return what is known after some linear stages; None if that is nothing."""
@@ -55,13 +69,11 @@ class Statistics:
         for stage in stages:
             match stage:
                 case Filter():
-                    statistics = Statistics(statistics.rows * FILTER_KEEPS, statistics.key, statistics.distinct)
+                    statistics = statistics.kept(FILTER_KEEPS)
                 case Map(outputs):
-                    names = {term.name: name for name, term in outputs if isinstance(term, Col)}
-                    key = statistics.key
-                    kept = frozenset(names[name] for name in key) if key is not None and key <= names.keys() else None
-                    distinct = {names[name]: count for name, count in statistics.distinct.items() if name in names}
-                    statistics = Statistics(statistics.rows, kept, distinct)
+                    statistics = statistics.renamed(
+                        (term.name, name) for name, term in outputs if isinstance(term, Col)
+                    )
                 case _:
                     return None
         return statistics
