@@ -34,6 +34,9 @@ So:
   NaN out of minimum and maximum, so a reader that prunes by them would lose rows for a filter such as `~(x >
   5)`.
 
+Each column has a field id, by which readers that follow table formats tell columns apart whatever these are called:
+`file_schema` says which. Such a reader finds no column at all in a file without ids, and gives NULL for each.
+
 Parquet has no seconds and no date64: `storage_type` says what they are written as, and `file_reader` casts them back. A
 value that would not come back the same is refused.
 
@@ -57,9 +60,13 @@ from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.arrays import stored_values
 from persist.codecs.order.ordering import combined, order_keys
 from persist.codecs.types.arrow_types import children, is_text, with_children
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 MAGIC = b"PAR1"
 _MILLISECONDS = {pa.date64(): pa.date32(), pa.time32("s"): pa.time32("ms")}
+# Below those that Iceberg keeps for itself, and beyond those of columns.
+_RESERVED_IDS = {TIME: 2_147_000_001, DIFF: 2_147_000_002}
+_INNER_IDS, _INNER_MAX = 1_000_000_000, 1 << 15
 _TAIL = 8  # The length of the footer, and the magic.
 GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
 _SAMPLE_ROWS = 1024
@@ -84,13 +91,13 @@ class FileWriter:
         """Begin a file.
 
         Args:
-            schema: its columns, no two of one name.
+            schema: its columns as Parquet keeps them, no two of one name; see `file_schema`.
             first: rows by which encodings are chosen: all, or the first row group.
             sorted_by: how many leading columns the rows are sorted by.
         """
         self.without_statistics = frozenset(without_statistics)
         self.groups: list[tuple[int, str]] = []
-        self._schema = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
+        self._schema = schema
         self._dictionaries = frozenset(_repeating(first))
         self._sorted_by = sorted_by
         self._compression: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
@@ -280,6 +287,40 @@ def _nested_leaves(field: pa.Field, prefix: str = "") -> list[tuple[str, pa.Data
 def footer_bytes(data: bytes | memoryview) -> int:
     """Return how many bytes at the end of a Parquet file are its footer, with its length and the magic after it."""
     return int.from_bytes(data[-_TAIL : -len(MAGIC)], "little") + _TAIL
+
+
+def file_schema(schema: CollectionSchema) -> pa.Schema:
+    """Return the columns of a part as Parquet keeps them, with a field id each.
+
+    It is the column's own id and 1, so it stays when the column is renamed. A field inside of a nested column has
+    1,000,000,000 + 2¹⁵ · the column's id + the field's place in the column, depth first from 0. It is the same in all
+    versions of the schema, because nested types never change. A column or field beyond these numbers has none.
+    """
+    fields = []
+    for field, id_ in zip(schema.arrow, (*schema.ids, None, None), strict=True):
+        kind, field_id = storage_type(field.type), _RESERVED_IDS.get(field.name)
+        if id_ is not None and id_ < _INNER_IDS - 1:
+            field_id = id_ + 1
+            if id_ < _INNER_MAX:
+                first = _INNER_IDS + _INNER_MAX * id_
+                kind = _with_inner_ids(kind, iter(range(first, first + _INNER_MAX)))
+        fields.append(_with_id(field.with_type(kind), field_id))
+    return pa.schema(fields)
+
+
+def _with_inner_ids(kind: pa.DataType, ids: Iterator[int]) -> pa.DataType:
+    """Return a type whose fields inside have ids, as many as there are."""
+    if not pt.is_nested(kind):
+        return kind
+    inner: list[pa.Field] = []
+    for child in children(kind):
+        field = _with_id(child, next(ids, None))
+        inner.append(field.with_type(_with_inner_ids(child.type, ids)))
+    return with_children(kind, inner)
+
+
+def _with_id(field: pa.Field, field_id: int | None) -> pa.Field:
+    return field if field_id is None else field.with_metadata({b"PARQUET:field_id": b"%d" % field_id})
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:

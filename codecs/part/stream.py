@@ -43,7 +43,7 @@ from persist.codecs.order.digits import neighbours_differ
 from persist.codecs.order.ordering import order_keys, sort_indices
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.describing import Summary, describe_batch
-from persist.codecs.part.file_writer import FileWriter, has_batch_form, misled_columns
+from persist.codecs.part.file_writer import FileWriter, file_schema, has_batch_form, misled_columns
 from persist.codecs.part.index import check_accepted
 from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX, Part, to_batch
 from persist.codecs.types.schema import TIME, CollectionSchema
@@ -246,7 +246,7 @@ class PartStream:
     def _probed(self, group: pa.Table) -> float:
         """Bytes that a row takes when it is encoded, from the middle of a row group."""
         probe = group.slice(max(len(group) - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
-        writer = FileWriter(self._schema.arrow, probe, sorted_by=0)
+        writer = FileWriter(self._schema.derived(file_schema), probe, sorted_by=0)
         writer.write(probe)
         return writer.size / len(probe)
 
@@ -270,7 +270,7 @@ class PartStream:
     def _write_group(self, group: pa.Table) -> None:
         if self._writer is None:
             self._writer = FileWriter(
-                self._schema.arrow,
+                self._schema.derived(file_schema),
                 group,
                 sorted_by=len(self._schema.names) + 1,
                 without_statistics=self._without_statistics,

@@ -35,7 +35,7 @@ import base64
 import decimal
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -161,12 +161,13 @@ def leaf_count(t: pa.DataType) -> int:
     return 1 if is_flat(t) else sum(leaf_count(f.type) for f in children(t))
 
 
-def with_children(t: pa.DataType, inner: list[pa.DataType]) -> pa.DataType:
-    """Return the nested type `t` with the types `inner` in place of those of its `children`."""
+def with_children(t: pa.DataType, inner: Sequence[pa.DataType | pa.Field]) -> pa.DataType:
+    """Return the nested type `t` with the types, or fields, `inner` in place of those of its `children`."""
     if pat.is_map(t):
         return pa.map_(*inner)
     if pat.is_struct(t):
-        return pa.struct([pa.field(f.name, i) for f, i in zip(children(t), inner, strict=True)])
+        pairs = zip(children(t), inner, strict=True)
+        return pa.struct([i if isinstance(i, pa.Field) else pa.field(f.name, i) for f, i in pairs])
     if pat.is_fixed_size_list(t):
         return pa.list_(inner[0], t.list_size)
     return pa.large_list(inner[0]) if pat.is_large_list(t) else pa.list_(inner[0])
