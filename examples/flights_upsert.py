@@ -51,16 +51,16 @@ def run(location: str, like: str, days: int | None) -> None:
     began = time.perf_counter()
     with persist.open(location) as client:
         year = [*year_of_updates().days()][:days]
-        count, end = upsert_days(client, tqdm(year, desc="upserting", unit="day", file=sys.stdout))
-        print(f"{count:,} events in {time.perf_counter() - began:.1f} s, in {location}")
+        count, end = upsert_days(
+            client, tqdm(year, desc="upserting", unit="day", leave=False, file=sys.stdout, disable=None)
+        )
+        print(f"{len(year)} of these days as upserts, without retractions: {count:,} events ", end="")
+        print(f"in {time.perf_counter() - began:.1f} s, in {location}.")
+        times = [t for t in (DAY - 1, NOON_4_JULY, end - 1) if t < end]
         with persist.open(like, mode="read") as other:
-            for as_of in [t for t in (DAY - 1, NOON_4_JULY, end - 1) if t < end]:
-                here, there = digest(client, as_of), digest(other, as_of)
-                print(f"\nContents as of {clock(as_of)}, SHA-256:")
-                print(f"  {there}  of updates, with retractions by hand")
-                print(f"  {here}  of upserts")
-                assert here == there, "upserts and updates have come to different contents"
-    print("Identical.")
+            for as_of in times:
+                assert digest(client, as_of) == digest(other, as_of), f"upserts and updates differ at {clock(as_of)}"
+        print(f"Their digests at {', '.join(map(clock, times))} are those of the updates. Identical.")
 
 
 def main() -> None:
