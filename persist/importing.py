@@ -92,7 +92,7 @@ def import_delta(
     storage_options: Mapping[str, str] | None,
 ) -> list[ImportedVersion]:
     """Write versions of a Delta table that are not there yet; see `Collection.import_delta`."""
-    library = required("deltalake", "delta")
+    library = required("deltalake>=1.6")
     if not isinstance(uri, (str, os.PathLike)):
         raise InvalidUsage(f"uri={uri!r} is neither the path nor the URL of a Delta table")
     table = _DeltaTable(library, os.fspath(uri), dict(storage_options or {}))

@@ -259,7 +259,7 @@ class S3Blob:
             from botocore.config import Config
         except ImportError as error:
             raise InvalidUsage(
-                f"{self.url} needs boto3, which is not installed. Run: pip install 'persist-collections[s3]'"
+                f"{self.url} needs boto3, which is not installed: pip install 'boto3>=1.43.115'"
             ) from error
         options = self._options
         config = Config(

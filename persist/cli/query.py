@@ -43,7 +43,7 @@ def run_query(
         import duckdb
     except ImportError as error:
         raise persist.InvalidUsage(
-            "sql needs the package duckdb, which is not installed. pip install 'persist-collections[sql]'"
+            "sql needs the package duckdb, which is not installed: pip install 'duckdb>=2.0,<2.1'"
         ) from error
     with ExitStack() as stack, duckdb.connect(config=_WITH_FILES if files else _SEALED_OFF) as connection:
         names = client.collections()

@@ -34,7 +34,7 @@ try:
     import grpc
 except ImportError as missing:
     raise InvalidUsage(
-        f"serving needs the package {missing.name}, which is not installed. pip install 'persist-collections[serve]'"
+        f"serving needs the package {missing.name}, which is not installed: pip install 'grpcio>=1.76'"
     ) from missing
 
 CONNECTIONS_MAX = 640

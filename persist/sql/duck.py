@@ -172,14 +172,14 @@ def _duckdb() -> Any:
         import duckdb
     except ImportError as error:
         raise InvalidUsage(
-            "queries are parsed by DuckDB, which is not installed: pip install 'persist-collections[sql]'. "
+            "queries are parsed by DuckDB, which is not installed: pip install 'duckdb>=2.0,<2.1'. "
             "Views that exist are refreshed without it."
         ) from error
     version = tuple(int(number) for number in duckdb.__version__.split(".")[:2])
     if version != SUPPORTED:
         raise InvalidUsage(
             f"queries are parsed by DuckDB {'.'.join(map(str, SUPPORTED))}, and {duckdb.__version__} is installed: "
-            "pip install 'persist-collections[sql]'. Views that exist are refreshed with any version, or none."
+            "pip install 'duckdb>=2.0,<2.1'. Views that exist are refreshed with any version, or none."
         )
     return duckdb
 

@@ -43,7 +43,7 @@ def _widget() -> Any:
         import traitlets
     except ImportError as error:
         raise persist.InvalidUsage(
-            "a slider needs the package anywidget, which is not installed. pip install 'persist-collections[notebook]'"
+            "a slider needs the package anywidget, which is not installed: pip install 'anywidget>=0.9'"
         ) from error
     folder = files(__name__.rpartition(".")[0])
 

@@ -23,7 +23,8 @@ try:
     from persist.web.explorer import Explorer
 except ImportError as missing:
     raise persist.InvalidUsage(
-        f"the page needs the package {missing.name}, which is not installed. pip install 'persist-collections[ui]'"
+        f"the page needs the package {missing.name}, which is not installed: "
+        "pip install 'starlette>=0.45' 'uvicorn>=0.34'"
     ) from missing
 
 MEMORY_BUDGET = 16 << 20  # Of the client: so the slices are small of which a page of contents needs the first.

@@ -118,6 +118,21 @@ def test_the_table_of_versions_says_what_the_package_asks_for() -> None:
     assert f"Python | {pythons[0]} | {pythons[-1]} |" in table
 
 
+def test_hints_name_what_an_extra_would_install() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].values()
+    hints = [
+        hint
+        for folder in ("persist", "blob", "codecs")
+        for path in (ROOT / folder).rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "pip install" in line or "required(" in line
+        for hint in re.findall(r"[\"']([a-z][\w\[\]-]*[><=][\d.,<>=]+)[\"']", line)
+    ]
+    assert len(hints) >= 10
+    assert set(hints) - {requirement for extra in extras for requirement in extra} == set()
+    assert not [path for path in (ROOT / "persist").rglob("*.py") if "persist-collections[" in path.read_text("utf-8")]
+
+
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
     for path in DOCS.rglob("*.md"):

@@ -90,7 +90,7 @@ with persist.open({location!r}) as client:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert TOTALS in done.stdout
     assert "['11.75', '2.00']" in done.stdout
-    assert "pip install 'persist-collections[sql]'" in done.stdout
+    assert "pip install 'duckdb>=2.0,<2.1'" in done.stdout
 
 
 def test_another_version_of_duckdb_is_refused_and_views_that_exist_do_not_care(

@@ -59,7 +59,7 @@ def test_without_the_package_the_extra_is_named(client: persist.Client) -> None:
         "    except persist.InvalidUsage as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "persist-collections[notebook]" in done.stdout, done.stderr
+    assert "pip install 'anywidget>=0.9'" in done.stdout, done.stderr
 
 
 RUN = """

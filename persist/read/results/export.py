@@ -270,7 +270,7 @@ def export_delta(
     result: ArrowResult, as_of: int, uri: str | os.PathLike[str], mode: Mode, storage_options: Mapping[str, str] | None
 ) -> int:
     """Write a Delta table as one version of it; return that. See `Snapshot.export_delta`."""
-    deltalake = required("deltalake", "delta")
+    deltalake = required("deltalake>=1.6")
     _check_mode(mode)
     if not isinstance(uri, (str, os.PathLike)):
         raise InvalidUsage(f"uri={uri!r} is neither the path nor the URL of a Delta table")
@@ -296,7 +296,7 @@ def export_delta(
 
 def export_iceberg(result: ArrowResult, as_of: int, catalog: Any, identifier: str, mode: Mode) -> int:
     """Write an Iceberg table as one commit; return the id of its snapshot. See `Snapshot.export_iceberg`."""
-    required("pyiceberg", "iceberg")
+    required("pyiceberg[pyarrow]>=0.12")
     _check_mode(mode)
     if not hasattr(catalog, "create_table_transaction"):
         raise InvalidUsage(f'{catalog!r} is no catalog: give one of pyiceberg.catalog.load_catalog("name", …)')

@@ -1,5 +1,6 @@
 """The ways to take a result away: Arrow, pandas, Polars, or an iterator of record batches."""
 
+import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Self
@@ -76,7 +77,7 @@ class ArrowResult(ShownByRepr):
                 everywhere in pandas; "pyarrow" tells them apart.
             options: for `pyarrow.Table.to_pandas`, such as `types_mapper` or `split_blocks`.
         """
-        required("pandas")
+        required("pandas>=2.2")
         return to_frame(self.to_arrow(), dtype_backend, options)
 
     def to_polars(self) -> Any:
@@ -86,7 +87,7 @@ class ArrowResult(ShownByRepr):
             InvalidUsage: Polars, which counts milliseconds at least, cannot hold a moment or duration; and what reading
                 raises.
         """
-        polars = required("polars")
+        polars = required("polars>=1.36")
         return polars.from_arrow(in_milliseconds(self.to_arrow()))
 
     def to_pylist(self) -> list[dict[str, Any]]:
@@ -149,7 +150,7 @@ class ArrowResult(ShownByRepr):
 
         It reads when it is collected, as often as that is; keep this result open until then.
         """
-        polars = required("polars")
+        polars = required("polars>=1.36")
         from persist.read.results.polars_frame import lazy_frame
 
         return lazy_frame(polars, self.schema, self.narrowed)
@@ -191,16 +192,16 @@ def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
 
 
-def required(package: str, extra: str | None = None) -> Any:
-    """Return a package that not everybody has.
+def required(requirement: str) -> Any:
+    """Return a package that not everybody has; `requirement` is what pip takes, with the extra features and versions.
 
     Raises:
-        InvalidUsage: it is not installed; the message names the extra to install.
+        InvalidUsage: it is not installed; the message says how to install it.
     """
+    package = re.split(r"\W", requirement)[0]
     try:
         return __import__(package)
     except ImportError as error:
         raise InvalidUsage(
-            f"this needs the package {package}, which is not installed: "
-            f"pip install 'persist-collections[{extra or package}]'"
+            f"this needs the package {package}, which is not installed: pip install '{requirement}'"
         ) from error
