@@ -9,10 +9,29 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import CorruptBlob, Fault, Indeterminate, MemoryBlob, Unavailable, UnreliableBlob
+from persist.blob import (
+    CorruptBlob,
+    Fault,
+    Indeterminate,
+    MemoryBlob,
+    MissingBlob,
+    StoreMisconfigured,
+    Unavailable,
+    UnreliableBlob,
+)
 from persist.codecs import CollectionSchema, encode_parts, to_updates
-from persist.log import Mutation, Record, create_record, kinds, move_out, read_record, record_key
-from persist.log.commits import PARTS_INLINE_MAX
+from persist.log import (
+    BlobRef,
+    Mutation,
+    Record,
+    create_record,
+    encode_framed,
+    kinds,
+    move_out,
+    read_record,
+    record_key,
+)
+from persist.log.commits import PARTS_INLINE_MAX, begins_as, read_commit_id, record_bytes
 from persist.replica import Follower
 from tests.clocks import ImpatientClock
 
@@ -96,6 +115,64 @@ def test_giving_up_says_whether_the_record_may_be_there() -> None:
     blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL, *[Fault.UNAVAILABLE] * 1000)
     with pytest.raises(Indeterminate, match="may or may not be there"):
         create_record(blob, create(), ImpatientClock())
+
+
+class Misconfigured(MemoryBlob):
+    """Refuses to create anything; a proxy does so for what has happened, too."""
+
+    def create(self, key: str, value: bytes) -> bool:
+        raise StoreMisconfigured("no")
+
+
+def test_a_store_that_refuses_a_record_that_is_there_has_created_it_and_any_other_refusal_is_raised() -> None:
+    blob, clock, mine = Misconfigured(), ImpatientClock(), create()
+    for there in (None, rival(mine)):
+        if there is not None:
+            blob.set(record_key(0), record_bytes(there))
+        with pytest.raises(StoreMisconfigured, match="no"):
+            create_record(blob, mine, clock)
+    blob.set(record_key(0), record_bytes(mine))
+    assert create_record(blob, mine, clock) is None
+
+
+def test_whose_a_record_is_can_be_asked_without_reading_what_it_names() -> None:
+    blob, mine = MemoryBlob(), create()
+    assert (read_commit_id(blob, 0), begins_as(blob, 0, mine.commit)) == (None, False)
+    create_record(blob, mine, ImpatientClock())
+    assert read_commit_id(blob, 0) == mine.commit
+    assert begins_as(blob, 0, mine.commit)
+    assert not begins_as(blob, 0, rival(mine).commit)
+
+
+def test_a_record_that_names_what_is_no_upload_of_its_collection_is_corrupt_and_nothing_of_it_is_asked_for() -> None:
+    blob = MemoryBlob()
+    stray = BlobRef(blob="../elsewhere", bytes=1, checksum="0" * 32)
+    blob.set(record_key(0), encode_framed(record(0, kinds.Append(ORDERS, parts_in=stray))))
+    with pytest.raises(CorruptBlob, match=r"breaks a rule of the log: '\.\./elsewhere' is not the name") as caught:
+        read_record(blob, 0)
+    assert caught.value.key == record_key(0)
+
+
+class TruncatedBehind(MemoryBlob):
+    """Deletes the record when its part list is asked for, as a truncation that deletes both may."""
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        if key.startswith("list/"):
+            self.delete(record_key(0))
+        return super().get(key, range)
+
+
+def test_a_part_list_that_is_missing_is_damage_unless_its_record_was_truncated_meanwhile() -> None:
+    listed = BlobRef(blob=f"list/{ORDERS}/{0:020d}-{'0' * 32}.json", bytes=1, checksum="0" * 32)
+    data = encode_framed(record(0, kinds.Append(ORDERS, parts_in=listed)))
+    whole, truncated = MemoryBlob(), TruncatedBehind()
+    for blob in (whole, truncated):
+        blob.set(record_key(0), data)
+    with pytest.raises(MissingBlob, match="it is missing, and 1 bytes") as caught:
+        read_record(whole, 0)
+    assert caught.value.key == listed.blob
+    assert "fsck" not in str(caught.value)
+    assert read_record(truncated, 0) is None
 
 
 class Truncating(MemoryBlob):

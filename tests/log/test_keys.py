@@ -4,13 +4,15 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from persist.log import keys
+from persist.blob import BlobEntry, MemoryBlob
+from persist.log import BlobRef, keys, kinds
 
 ROOT = Path(__file__).parent.parent.parent
 ID = "0123456789abcdef" * 2
-SEQNOS = [0, 1, 15, 10**6, 2**63 - 1]
+SEQNOS = [0, 1, 15, 10**6, 2**63 - 1, 10**20 - 1]
 
 
 @pytest.mark.parametrize("seqno", SEQNOS)
@@ -49,6 +51,41 @@ def test_what_is_made_once_is_immutable_and_what_comes_again_is_not() -> None:
     made_once = [keys.part_key(ID, 1), keys.list_prefix(ID, 1), keys.state_prefix(ID, 1)]
     assert all(map(keys.is_immutable, made_once))
     assert not any(map(keys.is_immutable, [keys.record_key(1), keys.checkpoint_key(1), keys.CLOCK_KEY]))
+
+
+def test_records_after_a_seqno_are_listed_in_order_and_other_names_are_passed_over() -> None:
+    blob = Asked()
+    for key in (keys.record_key(2), keys.record_key(0), keys.record_key(1), "log/notes.txt", "log/0" + "1" * 20):
+        blob.set(key, b"")
+    assert [seqno for seqno, _ in keys.listed_records(blob)] == [0, 1, 2]
+    assert [seqno for seqno, _ in keys.listed_records(blob, 0)] == [1, 2]
+    assert [seqno for seqno, _ in keys.listed_records(blob, 1)] == [2]
+    assert blob.starts == [None, keys.record_key(0), keys.record_key(1)]
+
+
+class Asked(MemoryBlob):
+    """Remembers where each listing was asked to start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts: list[str | None] = []
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        self.starts.append(start_after)
+        return super().list(prefix, start_after)
+
+
+def test_what_brings_parts_may_name_uploads_of_its_own_collection_only() -> None:
+    mine, other = keys.part_key(ID, 7), keys.part_key("f" * 32, 7)
+    listed = BlobRef(blob=keys.list_prefix(ID, 7) + f"{ID}.json", bytes=1, checksum="")
+    assert keys.check_keys(kinds.Replace(ID, parts_in=listed, unused=(mine,))) == [listed.blob]
+    for wrong in (
+        kinds.Replace(ID, unused=(mine, other)),
+        kinds.Resolve(ID, (0,), (1,), unused=(other,)),
+        kinds.Append(ID, parts_in=msgspec.structs.replace(listed, blob=other)),
+    ):
+        with pytest.raises(ValueError, match="is not the name of an upload to collection 0123"):
+            keys.check_keys(wrong)
 
 
 def spelled(path: Path) -> Iterator[str]:

@@ -1,0 +1,115 @@
+"""What the rules refuse of records and of operations that are not in the log yet."""
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts, to_updates
+from persist.errors import CollectionExists, LeaseExpired, Superseded, ViewRedefined
+from persist.log import KeyedForm, MachineForm, Mutation, Record, Submitted, kinds
+from persist.state import Draft, ExpectParts, State, apply, last_sealed, with_replaced
+from persist.state.contents import CollectionState
+
+ID, OTHER = "0" * 32, "1" * 32
+LEASE, OTHER_LEASE = "a" * 32, "b" * 32
+HOLD = "c" * 32
+SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)
+CREATED = kinds.Create(ID, "c", SCHEMA.to_json())
+
+
+def record(*mutations: Mutation, submitted: tuple[Submitted, ...] = ()) -> Record:
+    said: dict[str, Any] = {"submitted": submitted} if submitted else {}
+    return Record(
+        location="f" * 32,
+        seqno=0,
+        commit="e" * 32,
+        previous=None,
+        writer="a test",
+        epoch=None,
+        written_ms=0,
+        mutations=mutations,
+        **said,
+    )
+
+
+def contents_after(*mutations: Mutation) -> CollectionState:
+    contents = apply(State(), record(CREATED, *mutations)).entries[ID].contents
+    assert contents is not None
+    return contents
+
+
+def part(number: int, time: int) -> Part:
+    [(_, part)] = encode_parts(to_updates([((1, None), time, 1)], SCHEMA), SCHEMA)
+    return msgspec.structs.replace(part, blob=f"part/{ID}/{0:020d}-{number:032x}.parquet", inline=b"")
+
+
+def test_a_name_and_an_id_are_given_once() -> None:
+    draft = Draft(State())
+    draft.extend([CREATED])
+    for again in (kinds.Create(OTHER, "c", SCHEMA.to_json()), kinds.Create(ID, "d", SCHEMA.to_json())):
+        with pytest.raises(CollectionExists):
+            draft.extend([again])
+    assert draft.extend([kinds.Create(OTHER, "d", SCHEMA.to_json())])
+
+
+def test_a_hold_lives_by_one_lease_which_is_there() -> None:
+    draft = Draft(State())
+    draft.extend([CREATED, *(kinds.GrantLease(lease, "a test", 1) for lease in (LEASE, OTHER_LEASE))])
+    for _ in range(2):
+        assert draft.extend([kinds.SetHold(ID, HOLD, 0, lease=LEASE)])
+    with pytest.raises(ValueError, match="lives by another lease"):
+        draft.extend([kinds.SetHold(ID, HOLD, 0, lease=OTHER_LEASE)])
+    assert draft.extend([kinds.SetHold(ID, "d" * 32, 0, lease=OTHER_LEASE)])
+    with pytest.raises(LeaseExpired):
+        draft.extend([kinds.SetHold(ID, HOLD, 0, lease="9" * 32)])
+
+
+def test_a_record_holds_no_operations_of_a_submitter_after_a_gap() -> None:
+    for first in (1, 4, 5):
+        apply(State(), record(submitted=(Submitted(OTHER, first, 4),)))
+    with pytest.raises(ValueError, match="the first comes long after the last"):
+        apply(State(), record(submitted=(Submitted(OTHER, 1, 4), Submitted(ID, 6, 4))))
+
+
+def test_the_last_sealed_time_lies_before_upper_and_is_the_last_of_all_where_that_is_empty() -> None:
+    assert last_sealed(contents_after(kinds.Seal(ID, (5,)))) == 4
+    assert last_sealed(contents_after(kinds.Seal(ID, ()))) == TIME_MAX
+
+
+def test_a_compaction_uses_all_that_it_brings() -> None:
+    contents = contents_after(kinds.Append(ID, (part(1, 0), part(2, 1))), kinds.Seal(ID, (5,)))
+    firsts = tuple(run[0] for run in contents.history)
+    merged = msgspec.structs.replace(part(3, 0), rows=2, diff_sum=2)
+    fitting = kinds.Replace(
+        ID, (merged,), removed_runs=firsts, runs=((-1,),), unused=(part(1, 0).blob, part(2, 1).blob)
+    )
+    after, unused = with_replaced(contents, fitting)
+    assert after.history == ((contents.next_number,),)
+    assert unused == fitting.unused
+    with pytest.raises(ValueError, match="it brings parts that it does not use"):
+        with_replaced(contents, msgspec.structs.replace(fitting, parts=(merged, part(4, 0))))
+
+
+def test_a_condition_on_parts_holds_until_another_part_comes() -> None:
+    known = contents_after(kinds.Append(ID, (part(1, 0),)))
+    after = apply(State(), record(CREATED, kinds.Append(ID, (part(1, 0),))))
+    assert Draft(after).extend([ExpectParts(ID, known.next_number)])
+    with pytest.raises(Superseded):
+        Draft(after).extend([ExpectParts(ID, known.next_number - 1)])
+
+
+def test_events_that_were_written_with_a_schema_that_the_collection_never_had_are_refused() -> None:
+    keyed = msgspec.structs.replace(CREATED, keyed=KeyedForm(MachineForm("upsert", 1)))
+    apply(State(), record(keyed, kinds.Pend(ID, (part(1, 0),))))
+    with pytest.raises(ValueError, match="it has schema version 2, and the collection has 1 to 1"):
+        apply(State(), record(keyed, kinds.Pend(ID, (msgspec.structs.replace(part(1, 0), schema=2),))))
+
+
+def test_a_definition_of_a_view_follows_the_one_before_it() -> None:
+    state = apply(State(), record(msgspec.structs.replace(CREATED, view={"number": 1, "sql": "a"})))
+    assert Draft(state).extend([kinds.Redefine(ID, {"number": 2, "sql": "b"}, (0,))])
+    for number in (1, 3):
+        with pytest.raises(ViewRedefined):
+            Draft(state).extend([kinds.Redefine(ID, {"number": number, "sql": "b"}, (0,))])
