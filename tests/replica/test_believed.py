@@ -1,0 +1,164 @@
+"""What a client believes of checkpoints and records, and what it asks the store for to find out."""
+
+import uuid
+
+import msgspec
+import pytest
+
+from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob, MissingBlob
+from persist.errors import LogReplaced
+from persist.log import checkpoint_key, kinds, put_framed, record_key, state_prefix
+from persist.replica import Follower, checkpoint, directory
+from persist.replica.directory import EMPTY, DirectoryEntry, KnownLevels, check_leases
+from persist.replica.past import fate_of
+from persist.state.contents import CollectionState
+from persist.state.state import CollectionEntry
+from tests.clocks import ImpatientClock
+from tests.replica.test_directory import SCHEMA, Writer
+
+ID, HOLD, LEASE = "1" * 32, "2" * 32, "3" * 32
+LOCATION = "f" * 32
+
+
+def entry(*leased: tuple[str, str]) -> DirectoryEntry:
+    return DirectoryEntry(ID, "c", None, (kinds.Create(ID, "c", SCHEMA),), leased)
+
+
+def test_leased_holds_are_ids_which_are_there_once_and_live_by_leases_that_are_there() -> None:
+    known = EMPTY.with_changes([entry((HOLD, LEASE))], [])
+    check_leases(known, {LEASE: None})
+    with pytest.raises(ValueError, match="lives by a lease that does not exist"):
+        check_leases(known, {HOLD: None})
+    for leased in ([(HOLD, LEASE), (HOLD, LEASE)], [("x", LEASE)], [(HOLD, "x")]):
+        with pytest.raises(ValueError, match="the leased holds of collection 1111"):
+            EMPTY.with_changes([entry(*leased)], [])
+
+
+def test_directory_objects_that_were_read_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    blob = MeteredBlob(MemoryBlob())
+    writer = Writer(blob)  # type: ignore[arg-type]
+    writer.create(40)
+    writer.checkpoint()
+    pointers = next(checkpoint.stored_checkpoints(blob)).checkpoint.directory
+    assert pointers
+    levels = KnownLevels()
+    first = levels.read(blob, LOCATION, pointers)
+    asked = blob.counts()["get"].requests
+    assert levels.read(blob, LOCATION, pointers) == first
+    assert blob.counts()["get"].requests == asked
+
+
+def test_a_checkpoint_that_is_damaged_is_raised_or_passed_over() -> None:
+    writer = Writer(MemoryBlob())
+    for _ in range(3):
+        writer.create(1)
+        writer.checkpoint()
+    writer.blob.set(checkpoint_key(1), b"damaged")
+    with pytest.raises(CorruptBlob, match="checkpoint/"):
+        [*checkpoint.stored_checkpoints(writer.blob, skip_damaged=False)]
+    whole = checkpoint.stored_checkpoints(writer.blob, skip_damaged=True)
+    assert [stored.checkpoint.seqno for stored in whole] == [2, 0]
+
+
+def test_checkpoints_beyond_the_log_are_named_the_newest_first() -> None:
+    writer = Writer(MemoryBlob())
+    for _ in range(4):
+        writer.create(1)
+        writer.checkpoint()
+    assert checkpoint.beyond_the_log(writer.blob) == []
+    for seqno in (2, 3):
+        writer.blob.delete(record_key(seqno))
+    assert checkpoint.beyond_the_log(writer.blob) == [3, 2]
+    writer.blob.delete(record_key(0))
+    writer.blob.delete(record_key(1))
+    assert checkpoint.beyond_the_log(writer.blob) == []
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_no_checkpoint_is_made_across_a_hole_of_the_log_though_its_records_are_remembered(missing: int) -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    writer.checkpoint()
+    for _ in range(3):
+        writer.create(1)
+    writer.blob.delete(record_key(missing))
+    with pytest.raises(MissingBlob, match=record_key(missing)):
+        writer.checkpoint()
+
+
+def test_contents_are_those_of_the_collection_under_the_name_that_it_had() -> None:
+    blob = MemoryBlob()
+
+    def loaded(*pending: kinds.CollectionMutation, name: str = "c", id_: str = ID) -> CollectionState | None:
+        stored = checkpoint.StateObject(location=LOCATION, collection=CollectionState(id_, "c", SCHEMA))
+        pointer = put_framed(blob, state_prefix(ID, 0), stored)
+        return checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, name, pointer, pending)).contents
+
+    assert loaded() == CollectionState(ID, "c", SCHEMA)
+    assert loaded(kinds.Rename(ID, "d"), name="d") == CollectionState(ID, "d", SCHEMA)
+    for wrong in ({"name": "d"}, {"id_": HOLD}):
+        with pytest.raises(CorruptBlob, match="it belongs to another collection, so blobs were exchanged"):
+            loaded(**wrong)
+    with pytest.raises(CorruptBlob, match="what it says of the collection 'd' is of 'e'"):
+        loaded(kinds.Rename(ID, "e"), name="d")
+
+
+def test_a_part_list_of_a_record_that_waits_in_a_checkpoint_names_uploads_of_its_collection() -> None:
+    blob = MemoryBlob()
+    from persist.log.commits import PartList
+    from tests.state.test_refusals import part
+
+    listed = PartList(location=LOCATION, collection=ID, parts=(part(1, 0),))  # A part of another collection.
+    pointer = put_framed(blob, f"list/{ID}/{0:020d}-", listed)
+    pending = (kinds.Create(ID, "c", SCHEMA), kinds.Append(ID, parts_in=pointer))
+    with pytest.raises(CorruptBlob, match="is not the name of an upload to collection 1111") as caught:
+        checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, "c", None, pending))
+    assert caught.value.key == pointer.blob
+
+
+def test_another_record_in_the_place_of_one_that_is_known_stops_the_client() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    known = writer.follower.newest_record()
+    assert known is not None
+    writer.follower.advance(known)
+    with pytest.raises(LogReplaced):
+        writer.follower.advance(msgspec.structs.replace(known, commit=uuid.uuid4().hex))
+
+
+def test_whether_the_slot_of_a_new_record_was_truncated_is_known_without_asking_while_the_client_is_fresh() -> None:
+    blob = MeteredBlob(MemoryBlob())
+    writer = Writer(blob)  # type: ignore[arg-type]
+    writer.create(1)
+    known = writer.follower.newest_record()
+    assert known is not None
+    following = msgspec.structs.replace(known, seqno=1, commit=uuid.uuid4().hex, previous=known.commit)
+    before = blob.counts()
+    assert not writer.follower.was_truncated(known, past_is_there=False)
+    assert not writer.follower.was_truncated(following, past_is_there=True)
+    assert blob.counts() == before
+    writer.checkpoint()
+    assert not writer.follower.was_truncated(following, past_is_there=False)
+    assert blob.counts() != before
+
+
+def test_a_record_that_is_gone_was_truncated_if_the_newest_checkpoint_says_so() -> None:
+    writer = Writer(MemoryBlob())
+    for _ in range(3):
+        writer.create(1)
+    writer.commit(kinds.TruncateLog(2))
+    writer.checkpoint()
+    for seqno in (1, 2):
+        writer.blob.delete(record_key(seqno))
+    assert fate_of(writer.blob, (1, "a" * 32)) == "truncated"
+    assert fate_of(writer.blob, (2, "a" * 32)) == (2, "a" * 32, None)
+
+
+def test_waiting_ends_with_the_first_answer_or_with_the_time_that_it_may_take() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    follower = Follower(writer.blob, ImpatientClock(), poll_s=0.001)
+    answers = iter([None, None, 7])
+    assert follower.wait_for(lambda: next(answers), None) == 7
+    assert follower.wait_for(lambda: None, 0.0) is None
