@@ -261,8 +261,13 @@ class _Examination:
         for loose in self.log.loose:
             id_, part = loose.collection, loose.part
             is_gone = self.log.is_complete and state is not None and id_ not in state.entries
-            if id_ in self.log.created and part.checksum not in known and not is_gone:
-                parts.examine_alone(loose, self.log.created[id_], self.log.evolved.get(id_, ()))
+            if part.checksum in known or is_gone:
+                continue
+            entry = state.entries.get(id_) if state is not None else None
+            if entry is not None and entry.contents is not None:
+                parts.examine_alone(loose, entry.contents)
+            elif id_ in self.log.created:
+                parts.examine_created(loose, self.log.created[id_], self.log.evolved.get(id_, ()))
         return parts
 
     def _take_inventory(self) -> None:

@@ -72,11 +72,19 @@ class PartExamination:
             for numbers in (*contents.history, *(keyframe.parts for keyframe in contents.keyframes)):
                 self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
 
-    def examine_alone(self, loose: Loose, created: kinds.Create, evolved: Sequence[dict[str, Any]] = ()) -> None:
+    def examine_alone(self, loose: Loose, contents: CollectionState) -> None:
+        """Examine a part that is not, or not any more, among those of the collection."""
+        owner = self._owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
+        self._examine_loose(loose, owner, contents.keyed)
+
+    def examine_created(self, loose: Loose, created: kinds.Create, evolved: Sequence[dict[str, Any]]) -> None:
         """Examine a part of a collection whose contents are not known, but all versions of its schema."""
         owner = self._owner(created.collection, created.name, [created.schema, *evolved])
-        if owner is not None and loose.is_events and created.keyed is not None:
-            owner = _of_events(owner, created.keyed)
+        self._examine_loose(loose, owner, created.keyed)
+
+    def _examine_loose(self, loose: Loose, owner: "_Owner | None", form: KeyedForm | None) -> None:
+        if owner is not None and loose.is_events and form is not None:
+            owner = _of_events(owner, form)
         if owner is not None:
             self._examine_part(loose.part, owner)
 

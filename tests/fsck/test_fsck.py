@@ -201,6 +201,30 @@ def test_golden_locations_are_clean() -> None:
         assert kinds <= {"record"}, str(report)
 
 
+def test_a_log_that_was_truncated_in_part_is_read_by_the_schemas_of_the_newest_state(dated: DatedBlob) -> None:
+    with persist.open(dated, settings=SETTINGS) as client:
+        users = client.create_or_load("users", key=KEY, value=VALUE, keyed=persist.Keyed())
+        users.evolve(add={"w": pa.string()})
+        for time in range(2, 200):
+            users.seal(time).result()
+            if time == 186:  # In records that the log keeps, and before the newest checkpoint.
+                users.upsert([(1, ("a", "b"), time)]).result()
+        wait_for_checkpoint(client)
+        before = {entry.key: dated.get(entry.key) or b"" for entry in dated.list("")}
+        dated.clock.sleep(2 * HOUR)
+        client.gc()
+    # As a collector leaves it that dies among the records, and before there is a checkpoint of where the log begins.
+    for key in {entry.key for entry in dated.list("checkpoint/")}:
+        dated.delete(key)
+    newest = min(key for key in before if key.startswith("checkpoint/"))
+    for key in (newest, record_key(0), *(key for key in before if not key.startswith(("checkpoint/", "log/")))):
+        dated.set(key, before[key])
+    assert dated.get(record_key(1)) is None
+    assert read_newest_checkpoint(dated).control.log_floor == 0
+    report = fsck(dated)
+    assert report.is_clean, str(report)
+
+
 def test_a_location_that_does_not_exist_is_empty_and_is_not_made(tmp_path: Path) -> None:
     report = persist.fsck(tmp_path / "nothing", repair=True)
     assert (report.is_empty, report.is_clean, report.seqno) == (True, True, -1)
