@@ -15,10 +15,11 @@ Times are integers. EMPTY, above all of them, is the empty frontier, which means
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 EMPTY = 2**63
 ORDERED, TOMBSTONE = "ordered", "z"  # Events of which the greatest value counts; the greatest of all deletes.
+GREATEST: Literal["greatest"] = "greatest"  # Events of one time, of which the greatest value counts.
 
 Update = Sequence[Any]
 
@@ -221,12 +222,17 @@ def resolved(events: Iterable[Sequence[Any]], machine: str = "upsert") -> list[l
     """Return the updates [key, value, time, diff] that events amount to, by time, and of one time by arrival.
 
     The machine "upsert" replaces the value of a key; "insert-if-absent" leaves it, unless it is to be deleted; ORDERED
-    replaces it by one that is not less, and a TOMBSTONE is such a value.
+    replaces it by one that is not less, and a TOMBSTONE is such a value; GREATEST replaces it by the greatest value of
+    a time, and deletes only if there is none.
     """
     present: dict[Any, Any] = {}
     sums: Counter[tuple[Any, Any, int]] = Counter()
     is_ordered = machine == ORDERED
-    for key, value, time in sorted(events, key=lambda event: (event[2], event[1]) if is_ordered else (event[2],)):
+
+    def order(event: Sequence[Any]) -> tuple[Any, ...]:
+        return event[2], (event[1] is not None, event[1] or "") if machine in (ORDERED, GREATEST) else ()
+
+    for key, value, time in sorted(events, key=order):
         if is_ordered and key in present and value < present[key]:
             continue
         old = present.pop(key, None)

@@ -283,11 +283,10 @@ class _Commit:
             return True
         if newest == before:
             return False
-        if isinstance(error, UpdateNotBeyondUpper | LateEvents):  # What is late has to be decided anew.
-            return any(asked.late is not None for _, asked in self.asks)
-        if isinstance(error, FrontierRegression):  # Where upper was asked to be reached, somebody went beyond it.
-            is_least = any(asked.is_least for _, asked in self.asks)
-            return is_least or any(newest[id_].upper != before[id_].upper for id_ in before)
+        if isinstance(error, FrontierRegression | UpdateNotBeyondUpper | LateEvents):
+            # What is late has to be decided anew; and whoever is refused is told the newest upper.
+            decides = any(asked.late is not None or asked.is_least for _, asked in self.asks)
+            return decides or any(newest[id_].upper != before[id_].upper for id_ in before)
         return True
 
     def _discard(self, plans: Iterable[_Planned]) -> None:

@@ -263,9 +263,9 @@ class _Examination:
             is_gone = self.log.is_complete and state is not None and id_ not in state.entries
             if part.checksum in known or is_gone:
                 continue
-            entry = state.entries.get(id_) if state is not None else None
-            if entry is not None and entry.contents is not None:
-                parts.examine_alone(loose, entry.contents)
+            owner = state.entries.get(id_) if state is not None else None
+            if owner is not None and owner.contents is not None:
+                parts.examine_alone(loose, owner.contents)
             elif id_ in self.log.created:
                 parts.examine_created(loose, self.log.created[id_], self.log.evolved.get(id_, ()))
         return parts

@@ -46,7 +46,7 @@ def effects_of(event: Event) -> list[Effect]:
         for kind, id_, value in args["steps"]:
             if kind != "write" or is_something(value):
                 found.append((kind, id_, value))
-                found += [("columns", id_, args["columns"][id_])] if kind == "write" and "columns" in args else []
+                found += [("columns", id_, args["columns"][id_])] if kind != "seal" and "columns" in args else []
         return found
     if event.op == "create_or_load":
         return [("create", event.outcome[1], args["name"])] if event.ok else []

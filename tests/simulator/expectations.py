@@ -105,7 +105,8 @@ class Expectations(Judgement):
             except Refused as refused:
                 attributes = {name: found for name, found in refused.fields.items() if name != "frontier"}
                 expected.fail(REFUSED_BY[refused.error], refused.error, **attributes)
-                if event.op != "upsert":  # Of which all is looked at before it is said what is wrong.
+                # Of events all is looked at before it is said what is wrong, and of a block all that is in it.
+                if event.op not in ("upsert", "multi"):
                     return
 
     def _expect_open(self, event: Event, view: View, expected: Expected) -> None:

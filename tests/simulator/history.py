@@ -29,7 +29,8 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     seal            c, upper, expected_upper?                         seqno
     allow_compaction  c, since                                        seqno
     destroy         c                                                 seqno
-    multi           steps ([["write", c, updates, marker] | ["seal", c, upper]]), columns by c, token?, raises   None
+    multi           steps ([["write", c, updates] | ["upsert", c, events] | ["seal", c, upper]]), columns by c,
+                    token?, raises                                    None
     snapshot        c, as_of (None: latest)                           as_of
     read            snapshot (id of its event), how, columns, above   [[columns …, n]], or a number for how="count"
     changes         c, lower, upper                                   updates, in the order given

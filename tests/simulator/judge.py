@@ -113,7 +113,7 @@ class Answers(Replay):
             return
         if event.id in self.done:
             return
-        seen = range(first, last + 1) if event.op in UNPLACED else [event.outcome[1] + 1]
+        seen = range(last + 1) if event.op in UNPLACED else [event.outcome[1] + 1]
         for version in seen:
             view = View(self.location, min(version, last))
             if version <= last and is_done(event, view):

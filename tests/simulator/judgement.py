@@ -47,9 +47,17 @@ class Expected:
         self.must_fail = True
 
     def may_fail(self, rule: str, error: str, **attributes: Any) -> None:
-        """Accept a failure."""
+        """Accept a failure; if an error has several reasons, with the attributes of any."""
+        known = self.errors.get(error)
+        if known is not None:
+            both = {name: (known[name], value) for name, value in attributes.items() if name in known}
+            attributes = {name: tuple(v for each in pair for v in _alternatives(each)) for name, pair in both.items()}
         self.errors[error] = attributes
         self.rules[error] = rule
+
+
+def _alternatives(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(slots=True)

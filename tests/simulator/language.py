@@ -238,6 +238,10 @@ class _Generator:
             return {"op": "upsert", "events": self._events(self.belief[name], name)}
         return {"op": "write", "updates": self._updates(self.belief[name])}
 
+    def _written_in_block(self, name: str) -> list[Any]:
+        written = self._written(name)
+        return [written["op"], name, written["events" if name in KEYED_ONLY else "updates"]]
+
     def _events(self, belief: _Belief, name: str) -> list[list[Any]]:
         """Return events of which some delete; all delete in a few, and the first one marks them in any case."""
         found = [[k, v, time] for k, v, time, _ in self._updates(belief)]
@@ -366,16 +370,17 @@ class _Generator:
             again = chance.choice(self.multi_with_token[-4:])
             step |= {name: again[name] for name in ("steps", "token", "wait", "raises")}
             return
-        plain = sorted(self.handles[step["slot"]].difference(KEYED_ONLY))
-        if not plain:
-            step.update(op="upper")
-            return
-        others = [name for name in plain if name != step.pop("name", None)]
-        names = [chance.choice(plain)]
-        names += chance.sample([name for name in others if name != names[0]], k=min(1, len(set(others) - set(names))))
-        step["steps"] = [["write", name, self._updates(self.belief[name])] for name in names]
+        known = sorted(self.handles[step["slot"]])
+        names = chance.sample(known, k=min(len(known), chance.choice([1, 2, 2, 3])))
+        step.pop("name")
+        step["steps"] = []
         for name in names:
-            if chance.random() < 0.4:
+            # The first write says where the block is in the log.
+            if not step["steps"] or chance.random() < 0.85:
+                step["steps"].append(self._written_in_block(name))
+        leave_no_trace = {name for kind, name, what in step["steps"] if kind == "upsert" and what[0][1] is None}
+        for name in names:
+            if name not in leave_no_trace and chance.random() < 0.4:
                 sealed: Step = {"slot": step["slot"]}
                 self._seal(sealed, self.belief[name])
                 step["steps"].append(["seal", name, sealed["upper"]])

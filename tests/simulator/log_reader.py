@@ -48,7 +48,7 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
     if kind == "create":
         plain["schema"] = mutation["schema"]["key"]["fields"][0][0]
         keyed = mutation.get("keyed")
-        machine = keyed and (ORDERED if keyed.get("order_by") else keyed["machine"]["name"])
+        machine = keyed and (ORDERED if keyed.get("order_by") else keyed.get("ties") or keyed["machine"]["name"])
         plain["keyed"] = keyed and [machine, keyed.get("resolve", "seal")]
         added[mutation["collection"]] = [[]]
     elif kind == "evolve":

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import persist.compact.rewriter
+import persist.engine.keyed
 import persist.replica.follower
 import persist.state.collection_rules
 import persist.state.contents
@@ -71,6 +73,17 @@ def an_update_lost(resolved: Callable[..., pa.Table]) -> Callable[..., pa.Table]
     return planted
 
 
+def a_collection_left_out(submitted: Callable[..., int]) -> Callable[..., int]:
+    """A block that changes several keyed collections leaves the last one as it is."""
+
+    def planted(self: Any, plans: Mapping[str, Any]) -> int:
+        last = self.asks[-1][0].id
+        kept = {id_: replace(plan, steps=[]) if id_ == last and len(plans) > 1 else plan for id_, plan in plans.items()}
+        return submitted(self, kept)
+
+    return planted
+
+
 def marks_for_ever_old(self: Any, age_s: float) -> int:
     """Nothing has to wait for the grace period."""
     return int(self._follower.state.seqno)
@@ -128,6 +141,9 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a resolution loses an update": lambda: [
         (module, "resolved", an_update_lost(persist.upsert.resolution.resolved))
         for module in _users_of("resolved", persist.upsert.resolution.resolved)
+    ],
+    "a block leaves one of its keyed collections out": lambda: [
+        (persist.engine.keyed._Commit, "_submitted", a_collection_left_out(persist.engine.keyed._Commit._submitted))
     ],
     "a fenced writer goes on": lambda: [
         (module, "check_writer", lambda *args: None) for module in (persist.state.state, persist.state.draft)

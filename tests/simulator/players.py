@@ -17,7 +17,7 @@ import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
 from persist.settings import Tuning
 from persist.upsert import InsertIfAbsent
-from tests.model import EMPTY, ORDERED, TOMBSTONE
+from tests.model import EMPTY, GREATEST, ORDERED, TOMBSTONE
 from tests.simulator.baton import Baton
 from tests.simulator.calls import Caller, Pending, Slot
 from tests.simulator.history import Event, History
@@ -53,7 +53,7 @@ SETTINGS: dict[str, Any] = {
     "gc_interval_s": 100.0,
 }
 KEYED = {
-    "seal": persist.Keyed(),
+    "seal": persist.Keyed(ties=GREATEST),
     "background": persist.Keyed(resolve="background"),
     "transitions": persist.Keyed(machine=InsertIfAbsent()),
     ORDERED: persist.Keyed(order_by=["v"], tombstone="v", tombstone_value=TOMBSTONE, resolve="background"),
@@ -372,6 +372,8 @@ class Run(Caller):
                     assert collection is not None
                     if kind == "write":
                         multi.write(collection, update_tuples({"updates": what}, collection))
+                    elif kind == "upsert":
+                        _take_events(multi, collection, what)
                     else:
                         multi.seal(collection, antichain_at(what))
                 if step["raises"]:
@@ -485,3 +487,14 @@ class Run(Caller):
             self._snapshot(slot, {**step, "op": "snapshot", "id": -1 - as_of, **options})
         lower = 0 if since == 0 else since + 1
         self._changes(slot, {**step, "op": "changes", "lower": lower, "upper": max(lower, last + 1)})
+
+
+def _take_events(multi: persist.MultiWrite, collection: persist.Collection, events: list[Any]) -> None:
+    """Give events to a block: those that delete keys at one time as a `delete`, if they are all."""
+    times = {time for _, value, time in events if value is None}
+    keys = {key for key, value, _ in events if value is None}
+    if len(times) == 1 and len(keys) == len(events):
+        multi.delete(collection, [key for key, _, _ in events], time=times.pop())
+        return
+    take = multi.transition if collection.name == "transitions" else multi.upsert
+    take(collection, event_tuples(events, collection))

@@ -23,9 +23,14 @@ class Boom(Exception):
 
 def times_of(events: list[Event]) -> list[int]:
     written = [e.args["updates"] for e in events if e.op == "write"]
-    written += [[[*event, 1] for event in e.args["events"]] for e in events if e.op == "upsert"]
-    written += [what for e in events if e.op == "multi" for kind, _, what in e.args["steps"] if kind == "write"]
+    written += [_with_diff(e.args["events"]) for e in events if e.op == "upsert"]
+    steps = [step for e in events if e.op == "multi" for step in e.args["steps"]]
+    written += [what if kind == "write" else _with_diff(what) for kind, _, what in steps if kind != "seal"]
     return [time for updates in written for _, _, time, _ in updates]
+
+
+def _with_diff(events: list[Any]) -> list[Any]:
+    return [[*event, 1] for event in events]
 
 
 def added_columns(collection: persist.Collection | None) -> list[str]:

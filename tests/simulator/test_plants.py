@@ -22,6 +22,7 @@ FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
     "a collector waits for nobody who reads": (Episode(6, 250, collects=True), {"deletion"}),
     "a collector does not wait for the grace period": (Episode(1, 150, flat_out=True), {"deletion"}),
     "a resolution loses an update": (Episode(1, 120, is_keyed=True), {"resolved"}),
+    "a block leaves one of its keyed collections out": (Episode(1, 150, is_keyed=True), {"atomic", "lost", "once"}),
     "a fenced writer goes on": (Episode(3, 120), {"exclusive"}),
     "a read does not look whether there is news": (Episode(1, 120), {"refused", "frontier", "sealed"}),
 }

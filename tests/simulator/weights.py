@@ -46,7 +46,7 @@ FLAT_OUT_WEIGHTS = {
     "release": 4,
     "destroy": 0.4,
 }
-KEYED_WEIGHTS = {"resolve": 4, "multi": 1}
+KEYED_WEIGHTS = {"resolve": 4}
 # Many records, so that there are many checkpoints, and several who collect what the older ones name.
 COLLECTORS_WEIGHTS = {
     "write": 40,

@@ -91,3 +91,19 @@ def test_who_loses_a_seal_deletes_what_it_has_stored_and_looks_again(store: Step
         dropped = {blob for blob in (each.key for each in store.list("part/")) if blob not in named}
         assert named, "what is resolved is too large for the log"
         assert len(dropped) == 1, "that of the events waits to be collected, and the loser's own is gone"
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_who_is_late_is_told_the_newest_upper_and_not_the_one_it_knew(store: Stepped, is_block: bool) -> None:
+    with opened(store) as client, opened(store) as other:
+        ours, theirs = keyed(client), keyed(other)
+        ours.seal(4).result()
+        theirs.seal(9).result()
+        with pytest.raises(persist.UpdateNotBeyondUpper) as refused:
+            if is_block:
+                with client.multi_write() as multi:
+                    multi.upsert(ours, [(1, "late", 3)])
+                    multi.seal(ours, 10)
+            else:
+                ours.upsert([(1, "late", 3)], seal=10).result()
+        assert refused.value.upper == persist.Antichain(9)
