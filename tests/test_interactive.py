@@ -13,7 +13,7 @@ import pytest
 from tests.test_python_doc import write_files
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/python.md", "docs/schemas.md", "docs/upserts.md"]
+PAGES = ["README.md", "docs/python.md", "docs/schemas.md", "docs/events.md"]
 
 
 def blocks_of(page: str) -> list[str]:

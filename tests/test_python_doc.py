@@ -61,17 +61,6 @@ def test_a_consumer_that_is_killed_before_it_acknowledges_sees_it_all_again_and_
     assert told[3].stdout == ""
 
 
-def test_all_blocks_of_the_page_about_upserts_run_one_after_the_other(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "upserts.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 6
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks))
-    env = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_all_blocks_of_the_page_about_python_run_one_after_the_other(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) >= 5

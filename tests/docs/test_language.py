@@ -19,9 +19,7 @@ TO_SHORTEN = {
     "docs/internals/format.md",
     "docs/internals/golden.md",
     "docs/internals/performance.md",
-    "docs/machines.md",
     "docs/operations.md",
-    "docs/page.md",
     "docs/python.md",
     "docs/schemas.md",
     "docs/security.md",
@@ -36,9 +34,9 @@ WORD = re.compile(r"\w")
 def paragraphs(text: str) -> Iterator[str]:
     """Yield each paragraph, item, heading and cell of a table. Quoted code is one word, and a link is its text."""
     text = CODE.sub("\n", text)
-    text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", text))
-    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=[#|])", text):
-        yield from block.split(" | ") if block.startswith("|") else [block]
+    text = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", text))
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=\s*[#|])", text):
+        yield from block.split(" | ") if block.lstrip().startswith("|") else [block]
 
 
 def words(text: str) -> int:
