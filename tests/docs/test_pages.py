@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 import persist
+import persist.spark
+import persist.upsert
+import persist.web
 from persist.cli.main import main
 from tests.console import commands_of, matches
 
@@ -92,8 +95,11 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_server(tmp_path: 
 
 
 def test_the_reference_has_every_public_name_once() -> None:
-    there = re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
-    public = {f"{each.__module__}.{each.__qualname__}" for each in (getattr(persist, n) for n in persist.__all__)}
+    pages = [page.read_text() for page in (DOCS / "reference").glob("*.md")]
+    there = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    faces: list[Any] = [persist, persist.spark, persist.upsert, persist.web]
+    members = [getattr(face, name) for face in faces for name in face.__all__]
+    public = {f"{member.__module__}.{member.__qualname__}" for member in members}
     assert len(there) == len(set(there))
     assert public - set(there) == set()
 
