@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persist.blob import Clock, SystemClock
+from persist.closing import close_after
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.collection.describing import Described
@@ -20,7 +21,6 @@ from persist.engine import (
     OpenOptions,
     WantedListen,
     about_location,
-    close_after,
     created_or_loaded,
     handle_on,
     listens_together,

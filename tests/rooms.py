@@ -24,7 +24,8 @@ LADDER: list[tuple[str, ...]] = [
 # Two rooms have no folder of their own: their modules are at the root of the package.
 AT_ROOT = {
     "words": (
-        "antichain", "errors", "late_names", "metrics", "names", "settings", "shown", "timeline", "version", "work",
+        "antichain", "closing", "errors", "late_names", "metrics", "names", "settings", "shown", "timeline", "version",
+        "work",
     ),
     "face": ("client", "collection", "follow", "importing", "listing", "multi_write", "public", "view"),
     "cli": ("__main__",),

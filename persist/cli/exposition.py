@@ -31,6 +31,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import persist
+from persist.closing import Closes
 from persist.facts import Facts, survey
 from persist.metrics import Reading, readings
 from persist.notify import host_of, is_loopback, listening
@@ -133,7 +134,7 @@ def _number(value: float) -> str:
     return str(value)
 
 
-class MetricsServer:
+class MetricsServer(Closes):
     """Serves the metrics of a client until it is closed; use it in a `with`.
 
     Attributes:
@@ -164,12 +165,6 @@ class MetricsServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-    def __enter__(self) -> "MetricsServer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Server(socketserver.ThreadingTCPServer):

@@ -7,7 +7,7 @@ ReadOnly where a client of mode "read" would write.
 
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.commit import Commit
-from persist.engine.engine import Engine, close_after
+from persist.engine.engine import Engine
 from persist.engine.evolving import WantedEvolution, evolve
 from persist.engine.joining import as_of_join
 from persist.engine.keyed import (

@@ -12,6 +12,7 @@ from typing import Self
 import pyarrow as pa
 
 from persist.blob import InvalidUsage, Pool, ReadOnlyStore, StoreFull, StoreMisconfigured
+from persist.closing import close_after
 from persist.engine.writer import Mode, OpenOptions, Writer
 from persist.errors import ClientClosed, LogInterrupted, ReadOnly
 from persist.hold import Claim, WantedClaim, no_claim
@@ -266,14 +267,3 @@ class Engine:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         close_after(error, self.close)
-
-
-def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Close at the end of a `with` block; if that raised an error, what closing raises is a note on it."""
-    try:
-        close()
-    except BaseException as unlooked:
-        if error is None:
-            raise
-        # The block's own error is what its handlers wait for.
-        error.add_note(f"Besides, writes failed and nobody looked at their errors: {unlooked!r}")

@@ -12,13 +12,14 @@ its lease gone with its next read, and gets `LeaseExpired`.
 """
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from persist.antichain import Antichain
+from persist.closing import Closes
 from persist.errors import FrontierRegression, HoldMoved, Indeterminate, InvalidUsage, LeaseExpired
 from persist.hold.leases import Claim, Leases, WantedClaim
 from persist.timeline import Moment
@@ -46,7 +47,7 @@ class HoldInfo:
     is_tag: bool = False
 
 
-class Hold(ABC):
+class Hold(Closes):
     """Keeps since at or before `time` until it is closed, advanced or released. Use it in a `with`."""
 
     def __init__(self, time: int, to_time: ToTime, shown: Shown) -> None:
@@ -86,12 +87,6 @@ class Hold(ABC):
         if time < self._time:
             raise FrontierRegression(what, Antichain(time), Antichain(self._time))
         return time
-
-    def __enter__(self) -> "Hold":
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.close()
 
 
 class LeasedHold(Hold):

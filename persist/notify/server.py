@@ -26,6 +26,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from persist.closing import Closes
 from persist.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.notify.address import Address, check_token, parsed_address
 from persist.notify.commits import CommitsForOthers
@@ -106,7 +107,7 @@ class _Hub:
     is_closed: bool = False
 
 
-class Server:
+class Server(Closes):
     """A server that runs until it is closed, or its client is; use it in a `with`. Make it with `Client.serve`.
 
     Attributes:
@@ -170,12 +171,6 @@ class Server:
         self._thread.join()
         if not self._calls.shutdown(CLOSE_S):
             logger.warning("the server at %s has ended, and a call of it still waits for the store", self.url)
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Server at {self.url}>"

@@ -9,6 +9,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from persist.closing import Closes
 from persist.dataflow import NotConverging, OperatorFailed, OperatorReport, Options, Running
 from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import (
@@ -204,7 +205,7 @@ def _told(definition: Definition) -> list[str]:
     return [now, *(f"definition {n}, from {was.since} on: {was.sql}" for n, was in zip(numbers, before, strict=True))]
 
 
-class ViewsTogether:
+class ViewsTogether(Closes):
     """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
 
     Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
@@ -241,12 +242,6 @@ class ViewsTogether:
         running, self._running = self._running, None
         if running is not None:
             running.close()
-
-    def __enter__(self) -> "ViewsTogether":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def open_together(

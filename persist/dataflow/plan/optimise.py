@@ -12,28 +12,28 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
 from persist.codecs import TIME
 from persist.dataflow.plan.origin import kept_apart
-from persist.dataflow.plan.plan import ROOT, Arrange, Join, Linear, Node, Plan, Reduce, Stages
+from persist.dataflow.plan.plan import ROOT, Arrange, Join, Linear, Node, Operator, Plan, Reduce, Stages
 from persist.dataflow.plan.stages import Filter, Map, Negate, Stage, through
 from persist.expression import Col, Lit, Term, columns_of, leaves, may_raise, replaced_columns
+
+# Which operator becomes one with its sole reader, and what is tried first: a stack between two joins goes to the later.
+_FUSED = ((Linear, Linear), (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join))
 
 
 def optimised(plan: Plan) -> Plan:
     """Return an equivalent plan that does less."""
     smaller_plan = plan.without_unused()
     apart = kept_apart(smaller_plan)
-    changed = True
-    while changed:
-        fused = [
-            _fuse_linear(smaller_plan, apart),
-            _fuse_inputs(smaller_plan, apart),
-            _fuse_outputs(smaller_plan, apart),
-        ]
-        changed = any([*fused, _merge_joins(smaller_plan)])
+    # Both sides of a self-join may read an operator: then its work is shared as it is.
+    shared = {number for number, readers in smaller_plan.consumers().items() if len(readers) > 1}
+    while sum(_fuse(smaller_plan, apart | shared, apart, *kinds) for kinds in _FUSED):
+        pass
     readers = smaller_plan.consumers()
     for node in reversed(list(smaller_plan.nodes.values())):  # Who reads a join comes first: it may read less by then.
         if isinstance(node.operator, Join):
@@ -64,97 +64,50 @@ def _is_cheap(inner: Map, outer: Map) -> bool:
     )
 
 
-def _sole_reader(plan: Plan, consumers: dict[int, list[int]], number: int) -> bool:
-    return len(consumers[number]) == 1
+def _fuse(plan: Plan, stay: Set[int], apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
+    """Let operators of two kinds be one where the second reads the first; return whether there were any.
 
-
-def _fuse_linear(plan: Plan, apart: set[int]) -> bool:
-    consumers, changed = plan.consumers(), False
-    for node in list(plan.nodes.values()):
-        if not isinstance(node.operator, Linear) or node.number in apart or node.inputs[0] in apart:
+    Args:
+        stay: what does not become a part of its reader.
+        apart: what does not become a part of what it reads.
+    """
+    changed = False
+    for reader in list(plan.nodes.values()):
+        if not isinstance(reader.operator, reader_kind) or reader.number not in plan.nodes.keys() - apart:
             continue
-        source = plan.nodes[node.inputs[0]]
-        if isinstance(source.operator, Linear) and _sole_reader(plan, consumers, source.number):
-            stages = simplified((*source.operator.stages, *node.operator.stages))
-            plan.change(node.number, operator=Linear(stages), inputs=source.inputs, name=_name(source, node))
-            del plan.nodes[source.number]
-            changed = True
-    return changed
-
-
-def _fuse_inputs(plan: Plan, apart: set[int]) -> bool:
-    consumers, changed = plan.consumers(), False
-    for node in list(plan.nodes.values()):
-        if not isinstance(node.operator, Join | Reduce):
-            continue
-        for at, number in enumerate(node.inputs):
-            source = plan.nodes.get(number)
-            if source is None or not isinstance(source.operator, Linear) or number in apart:
+        for at, number in enumerate(reader.inputs):
+            source, node = plan.nodes[number], plan.nodes[reader.number]
+            if number in stay or not isinstance(source.operator, source_kind):
                 continue
-            # Both sides of a self-join may read it: then its work is shared as it is.
-            if not _sole_reader(plan, consumers, number):
-                continue
-            operator = plan.nodes[node.number].operator
-            stages = source.operator.stages
-            if isinstance(operator, Join):
-                before = list(operator.before)
-                before[at] = simplified((*stages, *before[at]))
-                operator = replace(operator, before=tuple(before))
-            else:
-                assert isinstance(operator, Reduce)
-                operator = replace(operator, before=simplified((*stages, *operator.before)))
-            inputs = list(plan.nodes[node.number].inputs)
-            inputs[at] = source.inputs[0]
-            plan.change(node.number, operator=operator, inputs=tuple(inputs))
-            del plan.nodes[number]
-            changed = True
+            operator = _fused(source.operator, node.operator, at)
+            if operator is not None:
+                inputs = (*node.inputs[:at], *source.inputs, *node.inputs[at + 1 :])
+                # What users called them; a stack of an input is not what its join or reduction is called.
+                is_input = isinstance(source.operator, Linear) and not isinstance(node.operator, Linear)
+                names = [name for name in (source.name * (not is_input), node.name) if name]
+                plan.change(node.number, operator=operator, inputs=inputs, name=" . ".join(names))
+                del plan.nodes[number]
+                changed = True
     return changed
 
 
-def _fuse_outputs(plan: Plan, apart: set[int]) -> bool:
-    consumers, changed = plan.consumers(), False
-    for node in list(plan.nodes.values()):
-        if not isinstance(node.operator, Linear) or node.number not in plan.nodes or node.number in apart:
-            continue
-        source = plan.nodes[node.inputs[0]]
-        if isinstance(source.operator, Join | Reduce) and _sole_reader(plan, consumers, source.number):
-            after = simplified((*source.operator.after, *node.operator.stages))
-            operator = replace(source.operator, after=after)
-            plan.change(node.number, operator=operator, inputs=source.inputs, name=_name(source, node))
-            del plan.nodes[source.number]
-            changed = True
-    return changed
-
-
-def _name(source: Node, node: Node) -> str:
-    """Return what to call two nodes that became one: what their users called them."""
-    return " . ".join(name for name in (source.name, node.name) if name)
-
-
-def _merge_joins(plan: Plan) -> bool:
-    """Let a join of a join be one join of all inputs."""
-    consumers, changed = plan.consumers(), False
-    for node in list(plan.nodes.values()):
-        if not isinstance(node.operator, Join) or node.operator.before[0] or node.number not in plan.nodes:
-            continue
-        source = plan.nodes.get(node.inputs[0])
-        if source is None or not isinstance(source.operator, Join) or source.operator.after:
-            continue
-        if not _sole_reader(plan, consumers, source.number) or source.operator.null_equals != node.operator.null_equals:
-            continue
-        if not all(pairs for pairs in (*source.operator.on, *node.operator.on)):
-            continue  # A cross join is not looked up by a key.
-        operator = Join(
-            (*source.operator.on, *node.operator.on),
-            (*source.operator.before, *node.operator.before[1:]),
-            node.operator.after,
-            node.operator.null_equals,
-        )
-        inputs = (*source.inputs, *node.inputs[1:])
-        plan.change(node.number, operator=operator, inputs=inputs, name=_name(source, node))
-        del plan.nodes[source.number]
-        changed = True
-    return changed
+def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
+    """Return one operator for two, of which the second reads the first as its input number at; None if none can be."""
+    match source, reader:
+        case Linear(stages), Linear(later):
+            return Linear(simplified((*stages, *later)))
+        case Linear(stages), Reduce():
+            return replace(reader, before=simplified((*stages, *reader.before)))
+        case Linear(stages), Join(_, before):
+            return replace(reader, before=(*before[:at], simplified((*stages, *before[at])), *before[at + 1 :]))
+        case Join() | Reduce(), Linear(stages):
+            return replace(source, after=simplified((*source.after, *stages)))
+        case Join(), Join():
+            on, before = (*source.on, *reader.on), (*source.before, *reader.before[1:])
+            is_bare = at == 0 and not source.after and not reader.before[0] and source.null_equals == reader.null_equals
+            # A cross join is not looked up by a key.
+            return Join(on, before, reader.after, reader.null_equals) if is_bare and all(on) else None
+    return None
 
 
 def _shrink(plan: Plan, node: Node, join: Join, readers: Sequence[int]) -> None:

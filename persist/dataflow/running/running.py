@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from os import PathLike
 from os.path import isdir
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from persist.antichain import Antichain, Time
 from persist.blob import Indeterminate, InvalidUsage, Unavailable
+from persist.closing import Closes
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.operators.operators import Operator
 from persist.dataflow.plan.draft import Draft
@@ -98,7 +98,7 @@ class Step:
     seqno: int | None
 
 
-class Running:
+class Running(Closes):
     """A program that runs. Not for use from several threads at once, but for `stop`.
 
     Attributes:
@@ -364,14 +364,6 @@ class Running:
             source.close()
         self._spill.close()
         self._sources = []
-
-    def __enter__(self) -> "Running":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check(self) -> None:
         if self._is_closed:

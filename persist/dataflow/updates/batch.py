@@ -111,15 +111,11 @@ def key_hashes(keys: Ints) -> Ints:
     return hashes & ~_LOW
 
 
-def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) -> Ints:
-    """Return updates whose key words come first as a batch.
-
-    Args:
-        is_consolidated: no two updates agree in record and time, and no diff is 0.
-    """
+def to_batch(updates: Ints, layout: Layout) -> Ints:
+    """Return updates whose key words come first as a batch."""
     if updates.shape[1] <= FEW_ROWS:
         return _of_few(updates, layout) if updates.shape[1] else layout.empty()
-    if updates.shape[1] >= COUNTED_ROWS and not is_consolidated:
+    if updates.shape[1] >= COUNTED_ROWS:
         fewer = counted(updates) if layout.words else None
         if fewer is not None:
             updates = fewer
@@ -136,7 +132,7 @@ def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) ->
     else:
         hashes.take(order, out=batch[0], mode="clip")
         reordered(updates, order, batch[1:])
-    return _consolidated(batch, layout, is_consolidated=is_consolidated)
+    return _consolidated(batch, layout)
 
 
 def _summed_first(updates: Ints, layout: Layout) -> Ints:
@@ -150,7 +146,7 @@ def _summed_first(updates: Ints, layout: Layout) -> Ints:
     return summed_first(updates, layout.words, mixed(updates[:end]).view(np.int64))
 
 
-def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> Ints:
+def settled(batch: Ints, layout: Layout) -> Ints:
     """Sort and consolidate a batch whose hashes are set.
 
     Raises:
@@ -161,7 +157,7 @@ def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> In
         ordered = np.empty_like(batch)
         reordered(batch, order, ordered)
         batch = ordered
-    return _consolidated(batch, layout, is_consolidated=is_consolidated)
+    return _consolidated(batch, layout)
 
 
 def _order(hashes: Ints) -> Ints | None:
@@ -170,13 +166,13 @@ def _order(hashes: Ints) -> Ints | None:
     return order_of(hashes, descents) if descents.any() else None
 
 
-def _consolidated(batch: Ints, layout: Layout, *, is_consolidated: bool) -> Ints:
+def _consolidated(batch: Ints, layout: Layout) -> Ints:
     """Consolidate a batch in the order of its hashes."""
     hashes = batch[0]
     tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
     if len(tied):
         return _with_ties(batch, layout, tied)
-    return batch if is_consolidated else without_zeros(batch)
+    return without_zeros(batch)
 
 
 def _of_few(updates: Ints, layout: Layout) -> Ints:

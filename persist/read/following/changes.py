@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from persist.closing import Closes
 from persist.codecs import (
     CollectionSchema,
     Part,
@@ -198,7 +199,7 @@ class UpsertEvents:
         return pa.Table.from_arrays([*values, pa.chunked_array([boolean_array(deleted)])], schema=self.schema)
 
 
-class Upserts:
+class Upserts(Closes):
     """The events in `[lower, upper)`, in the order of times; see `Collection.upserts`. Read as it is iterated."""
 
     def __init__(self, changes: Changes, events: UpsertEvents) -> None:
@@ -239,12 +240,6 @@ class Upserts:
     def close(self) -> None:
         """Give up the claim; idempotent."""
         self._changes.close()
-
-    def __enter__(self) -> "Upserts":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _without_values(table: pa.Table, schema: CollectionSchema, deleted: list[bool]) -> Iterator[tuple[Any, Any]]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.blob import InvalidUsage
+from persist.closing import Closes
 from persist.codecs import TIME_MAX
 from persist.read.scanning.reader import ClaimedRead
 from persist.replica import Follower
@@ -35,7 +36,7 @@ P = TypeVar("P")
 WAIT_S = 1.0
 
 
-class Steps(Generic[P]):
+class Steps(Closes, Generic[P]):
     """Steps to iterate over in a `with`, by waiting or by awaiting; for one thread or task, and not in both ways."""
 
     _coming: "asyncio.Future[P | None] | None" = None
@@ -61,12 +62,6 @@ class Steps(Generic[P]):
         if progress is None:
             raise StopIteration
         return progress
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.close()
 
     def __aiter__(self) -> Self:
         return self

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import InvalidUsage
+from persist.closing import Closes
 from persist.codecs import with_both_zeros
 from persist.read.results.pandas_frame import DtypeBackend, to_frame
 from persist.read.results.polars_frame import in_milliseconds
@@ -20,7 +21,7 @@ from persist.work import task
 BATCH_ROWS_MAX = 128 * 1024
 
 
-class ArrowResult(ShownByRepr):
+class ArrowResult(Closes, ShownByRepr):
     """Base of everything that can be read as Arrow; subclasses yield tables, each of bounded size.
 
     While it is open, what it reads is kept: close it, use it in a `with`, or drop it.
@@ -32,12 +33,6 @@ class ArrowResult(ShownByRepr):
     def close(self) -> None:
         """Let go of what this reads; idempotent. Reading it again is an error."""
         self._reading.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.close()
 
     @property
     def schema(self) -> pa.Schema:

@@ -15,11 +15,11 @@ do not change.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 
+from persist.closing import Closes
 from persist.engine import READ_TIMEOUT_S, CollectionHandle, Engine, OpenOptions, loaded, open_engine, read_engine
 from persist.engine import changes as engine_changes
 from persist.engine import snapshot as engine_snapshot
@@ -58,7 +58,7 @@ class ChangesReading(TypedDict, total=False):
     timeout_s: float
 
 
-class SparkLocation:
+class SparkLocation(Closes):
     """The collections of one location as DataFrames; make it with `persist.spark.location`, use it in a `with`.
 
     Attributes:
@@ -187,14 +187,6 @@ class SparkLocation:
         if then is not None and rows.id != then.id:
             raise CollectionNotFound(name, self.url, tuple(self._engine.names()))
         return rows, then
-
-    def __enter__(self) -> "SparkLocation":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         pinned = "" if self.seqno is None else f" at seqno {self.seqno}"

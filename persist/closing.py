@@ -1,0 +1,30 @@
+"""What is closed at the end of its `with` block."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Self
+
+
+class Closes(ABC):
+    """Something that is its own context manager."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what it holds; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Close at the end of a `with` block; if that raised an error, what closing raises is a note on it."""
+    try:
+        close()
+    except BaseException as unlooked:
+        if error is None:
+            raise
+        # The block's own error is what its handlers wait for.
+        error.add_note(f"Besides, writes failed and nobody looked at their errors: {unlooked!r}")
