@@ -21,9 +21,9 @@ from persist.engine import (
 from persist.errors import InvalidUsage
 from persist.follow import Following
 from persist.log import kinds
-from persist.names import check_hold_name, check_text
+from persist.names import check_hold_name
 from persist.read import check_request
-from persist.state import ExpectDefinition, ExpectNothingBeyondUpper, ExpectUpper
+from persist.state import ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
 
 
@@ -172,26 +172,6 @@ class MultiWrite:
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
         expected = collection.handle.frontier("upper", upper).elements
         self._commit.add(collection.handle, [condition(collection.id, expected)])
-
-    def expect_definition(self, view: Collection, number: int) -> None:
-        """Let the commit be rejected (`ViewRedefined`) if the view has another definition when it comes.
-
-        Args:
-            number: of the definition by which what is written was computed.
-        """
-        self._commit.add(view.handle, [ExpectDefinition(view.id, number)])
-
-    def mark_batch(self, collection: Collection, query: str, batch: int, run: str, *, again: bool = False) -> None:
-        """Make the commit a batch of a streaming query, which does nothing if it was done before.
-
-        Args:
-            query, batch, run: the query's id, the number of its batch, and what this run of the query is called.
-            again: the batch was committed before, and another run goes on from there; the block holds nothing else.
-
-        The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.state.remembered`).
-        """
-        mark = kinds.Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)
-        self._commit.add(collection.handle, [mark])
 
     def _check_unwritten(self, collection: Collection) -> None:
         self._commit.check(collection.handle)

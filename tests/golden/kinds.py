@@ -15,8 +15,11 @@ import persist
 from persist.blob import Blob
 from persist.client import Client
 from persist.codecs import CollectionSchema, Part
+from persist.engine import Commit
 from persist.log import KeyedForm, LocationMutation, MachineForm
 from persist.log import kinds as record_kinds
+from persist.log.kinds import Batch
+from persist.multi_write import MultiWrite
 from persist.replica import stored_checkpoints
 from persist.settings import Tuning
 from persist.state import PlannedPend
@@ -45,13 +48,15 @@ def write_every_kind(location: Path | Blob) -> None:
         persist.open(location, mode="exclusive", force=True, settings=SETTINGS) as client,
     ):
         kinds = client.create_or_load("kinds", key={"k": pa.int64()}, value=None)
-        with client.multi_write(token="a token") as multi:
+        begun = Commit(client.engine, "a token")
+        with MultiWrite(begun) as multi:
             multi.write(kinds, [((1, None), 0, 1)])
-            multi.mark_batch(kinds, "a query", 7, "a run")
-        with client.multi_write(token="another token") as multi:
+            begun.add(kinds.handle, [Batch(kinds.id, "a query", 7, "a run")])
+        begun = Commit(client.engine, "another token")
+        with MultiWrite(begun) as multi:
             multi.write(kinds, [((1, None), 3, -1), ((2, None), 3, 2)])
             multi.seal(kinds, 4)
-            multi.mark_batch(kinds, "a query", 7, "another run", again=True)
+            begun.add(kinds.handle, [Batch(kinds.id, "a query", 7, "another run", again=True)])
         kinds.hold(1, name="a consumer").advance(2)
         kinds.hold(2, name="released").release()
         kinds.tag("a tag", 2)
@@ -104,10 +109,11 @@ def write_compacted(client: Client, word: str = "at") -> None:
         for time in times:
             rows = [((k, f"{k} {word} {time}"), time, 1) for k in keys]
             rows += [((k, f"{k} {word} {time - 1}"), time, -1) for k in keys if time > times.start]
-            with client.multi_write(token=f"change {time}") as multi:
+            begun = Commit(client.engine, f"change {time}")
+            with MultiWrite(begun) as multi:
                 multi.write(compacted, rows)
                 multi.seal(compacted, time + 1)
-                multi.mark_batch(compacted, "a query", time, "a run")
+                begun.add(compacted.handle, [Batch(compacted.id, "a query", time, "a run")])
 
     change(range(4), range(4))
     compacted.compact()  # The first keyframe, as of 3, and one run of what lived in the log.

@@ -15,8 +15,11 @@ import xxhash
 import persist
 from persist.blob import Blob, MemoryBlob
 from persist.client import Client
+from persist.engine import Commit
 from persist.log import KINDS, Record, kinds, read_record
+from persist.multi_write import MultiWrite
 from persist.notify import Server, asking
+from persist.state import ExpectDefinition
 from persist.write.relay import Sent
 from tests.clocks import ImpatientClock
 from tests.notify.line import line_to
@@ -487,13 +490,15 @@ def test_every_condition_that_callers_set_goes_through_the_server(blob: MemoryBl
         client["orders"].write(row(1), seal=2).result()
         view = client.create_view("v", "SELECT v, count(*) AS n FROM orders GROUP BY v")
         view.refresh()  # Its commits expect the definition by which they were computed.
-        with client.multi_write() as multi:
+        commit = Commit(client.engine)
+        with MultiWrite(commit) as multi:
             multi.expect_upper(client["orders"], 2)
             multi.expect_upper(client["orders"], 2, alone=True)
-            multi.expect_definition(client["v"], 1)
+            commit.add(client["v"].handle, [ExpectDefinition(client["v"].id, 1)])
             multi.write(client["orders"], row(2, 2))
-        with pytest.raises(persist.ViewRedefined), client.multi_write() as multi:
-            multi.expect_definition(client["v"], 7)
+        commit = Commit(client.engine)
+        with pytest.raises(persist.ViewRedefined), MultiWrite(commit) as multi:
+            commit.add(client["v"].handle, [ExpectDefinition(client["v"].id, 7)])
             multi.write(client["orders"], row(3, 2))
         assert client.metrics().groups["commit_through"]["failures"] == 0
         assert (commits(client)["records"], commits(client)["in_doubt"]) == (0, 0)

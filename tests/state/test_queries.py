@@ -10,6 +10,8 @@ from persist.blob import MemoryBlob
 from persist.client import Client
 from persist.codecs import Part, to_updates
 from persist.collection import Collection
+from persist.engine import Commit
+from persist.log.kinds import Batch
 from persist.state.remembered import QUERIES_KEPT, TOKENS_KEPT, LastBatch
 from persist.write import PartWriter
 from tests.stepped import Gate, Stepped, wait_until
@@ -34,10 +36,10 @@ def uploaded(c: Collection, key: int, time: int) -> tuple[Part, ...]:
 
 def batch(c: Collection, number: int, run: str = "r1", *, query: str = "q", again: bool = False) -> None:
     """Commit a batch with one update at the time of its number."""
-    with Client(c.handle.engine).multi_write() as multi:
-        multi.mark_batch(c, query, number, run, again=again)
+    with Commit(c.handle.engine) as commit:
+        commit.add(c.handle, [Batch(c.id, query, number, run, again)])
         if not again:
-            multi.add_parts(c, uploaded(c, number, number))
+            commit.add_parts(c.handle, uploaded(c, number, number))
 
 
 def keys(c: Collection) -> list[int]:
@@ -111,8 +113,8 @@ def test_the_queries_that_committed_last_are_remembered(blob: MemoryBlob) -> Non
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY)
         for n in range(QUERIES_KEPT):
-            with client.multi_write() as multi:
-                multi.mark_batch(c, f"q{n}", 0, "r")
+            with Commit(client.engine) as commit:
+                commit.add(c.handle, [Batch(c.id, f"q{n}", 0, "r")])
         batch(c, 1, query="q0")
         batch(c, 0, query="new")
         known = c.handle.contents().queries
@@ -125,23 +127,15 @@ def test_a_batch_of_several_collections_was_done_if_one_has_it(blob: MemoryBlob)
     with opened(blob) as client:
         a, b = (client.create_or_load(name, key=KEY) for name in "ab")
         batch(a, 3)
-        with client.multi_write() as multi:
+        with Commit(client.engine) as commit:
             for c in (a, b):
-                multi.mark_batch(c, "q", 3, "r2")
-                multi.add_parts(c, uploaded(c, 1, 1))
+                commit.add(c.handle, [Batch(c.id, "q", 3, "r2")])
+                commit.add_parts(c.handle, uploaded(c, 1, 1))
         assert (keys(a), keys(b)) == ([3], [])
-        with client.multi_write() as multi:
+        with Commit(client.engine) as commit:
             for c in (a, b):
-                multi.mark_batch(c, "q", 4, "r2")
+                commit.add(c.handle, [Batch(c.id, "q", 4, "r2")])
         assert a.handle.contents().queries["q"].batch == b.handle.contents().queries["q"].batch == 4
-
-
-@pytest.mark.parametrize("run", ["", "x" * 201, "a\nb"])
-def test_a_bad_run_is_refused(blob: MemoryBlob, run: str) -> None:
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY)
-        with pytest.raises(persist.InvalidUsage, match="run="):
-            batch(c, 0, run)
 
 
 def alone(c: Collection, upper: int) -> None:
