@@ -50,6 +50,7 @@ def test_a_planted_fault_is_found_by_its_seed(fault: str) -> None:
     pytest.fail(f"{fault}: none of {SEEDS} seeds from {first} on finds it")
 
 
+@pytest.mark.thorough
 def test_the_same_seeds_find_nothing_without_a_fault() -> None:
     for episode in [*{episode for episode, _ in FOUND_BY.values()}][::3]:
         _, violations, _ = execute(episode, episode.steps())
