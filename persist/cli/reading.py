@@ -75,6 +75,9 @@ def changes(
     ] = None,
     columns: Columns = None,
     where: Where = None,
+    form: Annotated[
+        str, typer.Option(help='"updates", or "transitions": inserts, updates with old and new values, deletes.')
+    ] = "updates",
     limit: Limit = None,
     format: Format = None,
     output: Output = None,
@@ -89,7 +92,8 @@ def changes(
         loaded = client.load(collection)
         chosen = narrowed(loaded, columns, where, schema)
         end = None if upper is None else time_of(upper)
-        with loaded.changes(time_of(lower), end, schema=schema, timeout_s=wait, **chosen) as updates:
+        chosen |= {"form": form, "schema": schema, "timeout_s": wait}
+        with loaded.changes(time_of(lower), end, **chosen) as updates:
             write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
     return OK
 

@@ -28,7 +28,7 @@ from persist.engine import (
 )
 from persist.follow import Following
 from persist.hold import Hold, HoldInfo
-from persist.read import Changes, Form, Listen, Snapshot, Upserts
+from persist.read import Changes, ChangesForm, Form, Listen, Snapshot, Upserts
 from persist.timeline import Moment, Retention, Times
 from persist.write import CommitFuture
 
@@ -72,6 +72,7 @@ class ReadingCalls(CollectionBase):
         *,
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
+        form: ChangesForm = "updates",
         times: Times = "int",
         schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
@@ -81,6 +82,8 @@ class ReadingCalls(CollectionBase):
         Args:
             lower, upper: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Upper None
                 means all that is sealed; then lower may be at the collection's upper, which gives no update.
+            form: "updates" (each update with its `_diff`) or "transitions": what became of keys at each time. A row has
+                `_change`, which is "insert", "update" or "delete", the new values, and the old ones as `_old_…`.
             times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers.
             schema: as for `snapshot`.
             timeout_s: how long to wait for `upper - 1` to be sealed; None waits without limit.
@@ -96,6 +99,7 @@ class ReadingCalls(CollectionBase):
             upper,
             columns=columns,
             filter=filter,
+            form=form,
             times=times,
             schema=schema,
             timeout_s=timeout_s,

@@ -14,16 +14,19 @@ from persist.errors import InvalidUsage
 from persist.hold import WantedClaim
 from persist.read import (
     Changes,
+    ChangesForm,
     ClaimedRead,
     Form,
     Listen,
     Progress,
     Scan,
     Snapshot,
+    Transitions,
     UnreadParts,
     UpsertEvents,
     Upserts,
     changes_scan,
+    check_changes_form,
     check_request,
     read_changes,
     snapshot_scan,
@@ -68,6 +71,7 @@ def changes(
     *,
     columns: Sequence[str] | None = None,
     filter: pc.Expression | None = None,
+    form: ChangesForm = "updates",
     times: Times = "int",
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
@@ -78,6 +82,7 @@ def changes(
     Args:
         raw: give tombstones, too.
     """
+    check_changes_form(form)
     lower = handle.as_bound("lower", lower)
     if upper is not None:
         upper = handle.as_bound("upper", upper, most=TIME_MAX + 1)
@@ -105,7 +110,7 @@ def changes(
         check_request(read_as, columns, filter, "diff")
         scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
         scan.check_columns()
-        return Changes(scan, reading, moments)
+        return Changes(scan, reading, moments, Transitions.of_columns(read_as, columns) if form != "updates" else None)
     except BaseException:
         reading.close()
         raise

@@ -7,7 +7,16 @@ its rows is believed; memory is bounded by slices, not by the collection.
 from typing import TYPE_CHECKING
 
 from persist.late_names import late_names
-from persist.read.following.changes import Changes, UpsertEvents, Upserts, read_changes, with_moments
+from persist.read.following.changes import (
+    Changes,
+    ChangesForm,
+    Transitions,
+    UpsertEvents,
+    Upserts,
+    check_changes_form,
+    read_changes,
+    with_moments,
+)
 from persist.read.following.listen import JointListen, JointProgress, Listen, Progress, Steps
 from persist.read.keyed.over_time import joined, keys_with_less_than_none, keys_with_null, keys_with_several
 from persist.read.keyed.resolving import Folds, Purging, machine_needed, resolved_updates

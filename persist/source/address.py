@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from persist.blob import MissingBlob
 from persist.engine import loaded, read_engine
@@ -47,6 +47,9 @@ class CollectionAddress:
                 return False
 
 
+RowsByKey = Literal["transitions", "upserts"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     """What to follow, and from where on: one of as_of and lower is set. A time may be "latest", or a timestamp.
@@ -55,7 +58,8 @@ class SourceOptions:
         as_of: begin with the contents as of this time.
         lower: begin without contents, with the updates at this time and later.
         columns: those wanted; None for all.
-        upserts: follow a keyed collection, tombstones among its rows, to make events by key of it.
+        rows_by_key: make rows by key of what is read: "transitions"; or "upserts", which are of a keyed collection,
+            tombstones among them. None for records and updates.
         hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
         slices: into how many slices a micro-batch is cut, at most; None for what fits into memory.
         wait_s: how long as_of may stay unsealed; None for no limit.
@@ -67,7 +71,7 @@ class SourceOptions:
     as_of: int | str | None = "latest"
     lower: int | str | None = None
     columns: tuple[str, ...] | None = None
-    upserts: bool = False
+    rows_by_key: RowsByKey | None = None
     hold: str | None = None
     slices: int | None = None
     wait_s: float | None = None

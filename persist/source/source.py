@@ -13,7 +13,7 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.engine import Mode, OpenOptions, keyed_form, loaded, open_engine
 from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
-from persist.read import ClaimedRead, Scan, UpsertEvents, changes_scan, snapshot_scan
+from persist.read import ClaimedRead, Scan, Transitions, UpsertEvents, changes_scan, snapshot_scan
 from persist.source.address import CollectionAddress, SourceOptions
 from persist.source.hold import NO_HOLD, Offset, Position, StreamHold, check_free
 from persist.source.limits import BatchEnds, BatchLimits
@@ -28,12 +28,12 @@ class PlannedSlice:
     """What one task reads: part of the contents as of a time, or, if that is None, of the updates of an interval.
 
     Attributes:
-        events: makes events by key of it, if these are wanted.
+        events: makes rows by key of it, if these are wanted.
     """
 
     scan: Scan
     as_of: int | None
-    events: UpsertEvents | None = None
+    events: Transitions | UpsertEvents | None = None
 
 
 class StreamSource:
@@ -45,7 +45,7 @@ class StreamSource:
         self._engine = open_engine(options.location, options.storage, OpenOptions(mode))
         try:
             self._handle = loaded(self._engine, options.collection)
-            if options.upserts:
+            if options.rows_by_key == "upserts":
                 keyed_form(self._handle)
         except BaseException:
             self._engine.close()
@@ -239,7 +239,7 @@ class StreamSource:
     def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
         """Cut what is read up to a position: contents, or the updates from lower on."""
         schema, contents = self._handle.schema, self._handle.folded(contents)
-        raw = self._options.upserts
+        raw = self._options.rows_by_key == "upserts"
         wanted = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
         # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
         wanted = (*wanted, *(name for name in schema.key_names if name not in wanted))
@@ -251,7 +251,11 @@ class StreamSource:
             scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted, raw=raw)
         scan.check_columns()
         slices = scan.slices(self._options.slices) if self._options.slices else scan.slices_within(SLICE_BYTES)
-        events = UpsertEvents(scan.schema, form_in(contents, scan.schema, resolves=False)) if raw else None
+        events: Transitions | UpsertEvents | None = None
+        if raw:
+            events = UpsertEvents(scan.schema, form_in(contents, scan.schema, resolves=False))
+        elif self._options.rows_by_key == "transitions":
+            events = Transitions.of_columns(scan.schema, self._options.columns)
         as_of = at.as_of if lower is None else None
         return [PlannedSlice(each, as_of, events) for each in slices if each.all_parts]
 

@@ -30,13 +30,13 @@ from persist.timeline import Moment, Times, is_moment, is_tag
 STORAGE = "storage."
 COUNT_MAX = 2**62
 PARTITIONS_MAX = 100_000
-OF_TIMES = ("changes", "upserts")
+OF_TIMES = ("changes", "transitions", "upserts")
 TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
 SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark passes them on to what a stream is written by.
 
 _DAY = re.compile(r"\s*\d{4}-")  # A number that is long begins like a day without dashes.
 
-Form = Literal["rows", "diff", "changes", "upserts"]
+Form = Literal["rows", "diff", "changes", "transitions", "upserts"]
 Use = Literal["read", "stream", "write", "streaming write"]
 Parse = Callable[[str, str], Any]  # The name of an option and its text to its value, or InvalidUsage.
 
@@ -143,14 +143,14 @@ _WRITES: tuple[Use, ...] = ("write", "streaming write")
 
 OPTIONS = (
     Option("collection", (*_READS, *_WRITES), _TEXT, None, "the name of the collection; needed"),
-    Option("form", ("read",), _one_of("rows", "diff", "changes", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`; what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
-    Option("form", ("stream",), _one_of("rows", "changes", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
+    Option("form", ("read",), _one_of("rows", "diff", "changes", "transitions", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`; what became of a key at `_time`, with `_change` (insert, update or delete), new values, and old ones as `_old_…`; what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
+    Option("form", ("stream",), _one_of("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
     Option("as_of", ("read",), _time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
     Option("as_of", ("stream",), _time(TIME_MAX), "latest", "begin with the contents as of a time, which are one micro-batch, then follow what changes after it"),
-    Option("from", ("read",), _time(TIME_MAX), None, "for `changes` and `upserts`: the first time, inclusive"),
+    Option("from", ("read",), _time(TIME_MAX), None, "for `changes`, `transitions` and `upserts`: the first time, inclusive"),
     Option("from", ("stream",), _time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
-    Option("until", ("read",), _time(TIME_MAX + 1), None, "for `changes` and `upserts`: the last time, exclusive"),
-    Option("times", _READS, _one_of("int", "timestamp"), "int", "how `changes` show `_time`; `timestamp` needs a timeline"),
+    Option("until", ("read",), _time(TIME_MAX + 1), None, "for `changes`, `transitions` and `upserts`: the last time, exclusive"),
+    Option("times", _READS, _one_of("int", "timestamp"), "int", "how `changes` and `transitions` show `_time`; `timestamp` needs a timeline"),
     Option("columns", _READS, _COLUMNS, None, "the columns wanted: a Python data source is not told which columns a query uses. Not for `upserts`"),
     Option("seqno", ("read",), _whole(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
     Option("schema", ("read",), _whole(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
@@ -292,6 +292,7 @@ class ReadOptions:
             "rows": of_contents,
             "diff": of_contents,
             "changes": {"as_of"},
+            "transitions": {"as_of"},
             "upserts": {"as_of", "columns", "times"},
         }
         options.refuse(unfit[form], f"form={form!r}")
@@ -325,7 +326,7 @@ class StreamOptions(SourceOptions):
         if form is None:
             raise InvalidUsage(
                 'a stream has no form by default: use .option("form", "changes") for updates, with _time and _diff, '
-                '"upserts" for rows by key of a keyed collection, or "rows" for the records of a collection that only '
+                '"transitions" for old and new values by key, "upserts" for rows by key of a keyed collection, or "rows" for the records of a collection that only '
                 "grows"
             )
         options.refuse({"columns", "times"} if form == "upserts" else set(), f'form="{form}"')
@@ -337,7 +338,8 @@ class StreamOptions(SourceOptions):
         if "lower" in values:
             values["as_of"] = None
         limits = BatchLimits(values.pop("maxUpdatesPerTrigger", None), values.pop("maxTimesPerTrigger", None))
-        return cls(**values, upserts=form == "upserts", limits=limits)
+        rows_by_key = form if form in ("transitions", "upserts") else None
+        return cls(**values, rows_by_key=rows_by_key, limits=limits)
 
 
 def is_only_for_streams(given: Mapping[str, str]) -> bool:

@@ -21,6 +21,7 @@ from persist.read import (
     Form,
     PartReader,
     Scan,
+    Transitions,
     UpsertEvents,
     read_changes,
     read_snapshot,
@@ -44,7 +45,7 @@ class TaskReader:
     Attributes:
         what: all of a slice, what its touched keys hold, the keys of its updates, or its updates.
         schema: of the result.
-        events: makes upserts of what is read, where these are wanted.
+        events: makes rows by key of what is read, where these are wanted.
         as_of: the time that a stream shows contents at; None if they have none.
     """
 
@@ -53,7 +54,7 @@ class TaskReader:
     form: Form
     what: What
     schema: StructType
-    events: UpsertEvents | None = None
+    events: Transitions | UpsertEvents | None = None
     as_of: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

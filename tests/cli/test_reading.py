@@ -99,6 +99,11 @@ def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
     assert main(["changes", place, "orders", "11", "13", "--json"]) == 0
     changed = [(line["status"], line["_time"], line["_diff"]) for line in lines(capsys)]
     assert sorted(changed) == [("new", 12, -1), ("paid", 12, 1)]
+    assert main(["changes", place, "orders", "11", "13", "--form", "transitions", "--json"]) == 0
+    changed = [(line["_change"], line["_old_status"], line["status"]) for line in lines(capsys)]
+    assert changed == [("update", "new", "paid")]
+    assert main(["changes", place, "orders", "11", "13", "--form", "diff"]) == 2
+    assert "'diff' is no form of changes" in capsys.readouterr().err
     assert main(["diff", place, "orders", "12", "10", "--columns", "status", "--json"]) == 0
     assert lines(capsys) == [{"status": "new", "_diff": 1}, {"status": "paid", "_diff": -1}]
     assert main(["diff", place, "orders", "12", "12"]) == 0

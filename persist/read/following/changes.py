@@ -7,12 +7,16 @@ Updates are consolidated per (key, value, time), ordered by time, then key, then
 another value, which is the one row that came, or none any more: then its event deletes. Writing these to another keyed
 collection gives the same changes. So tombstones are events as well, which delete and keep their watermark; a tombstone
 that goes because nothing needs it any more is none.
+
+`Transitions` pairs what goes with what comes, by key, at each time: a pair is an update with the old and the new value,
+and what is left over inserts or deletes. If a key has several records, pairs are made in the order of values, so the
+result does not depend on how it is read.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -95,18 +99,33 @@ def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
 class Changes(ArrowResult):
     """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
 
-    def __init__(self, scan: Scan, reading: ClaimedRead, moments: Timeline | None = None) -> None:
-        """Make one; with moments, `_time` is given out as timestamps of that timeline."""
+    def __init__(
+        self,
+        scan: Scan,
+        reading: ClaimedRead,
+        moments: Timeline | None = None,
+        transitions: "Transitions | None" = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            moments: the timeline by which `_time` is given out as timestamps; None to give it out as numbers.
+            transitions: what makes rows of the updates; None to give out the updates themselves.
+        """
         super().__init__(reading)
         self.moments = moments
         self.lower = scan.time_lower
         self.upper = scan.time_upper
         self.scan = scan
+        self.transitions = transitions
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns asked for, `_time` and `_diff`."""
-        plain = pa.schema([self.scan.given.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
+        """The columns asked for, `_time` and `_diff`; of transitions, `Transitions.schema`."""
+        if self.transitions is not None:
+            plain = self.transitions.schema
+        else:
+            plain = pa.schema([self.scan.given.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
         return plain if self.moments is None else with_moments(plain.empty_table(), self.moments).schema
 
     def slices(self, count: int) -> list[Scan]:
@@ -114,20 +133,24 @@ class Changes(ArrowResult):
         return self.scan.slices(count)
 
     def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
-        """Yield `((key, value), time, diff)` tuples."""
-        for table in self._tables():
-            yield from to_tuples(table, self.scan.given)
+        """Yield `((key, value), time, diff)` tuples, in either form."""
+        with self._reading.explained():
+            for table in self._read_scan(self.scan):
+                yield from to_tuples(with_moments(table, self.moments), self.scan.given)
 
     def _read(self) -> Iterator[pa.Table]:
-        return self._read_scan(self.scan)
+        for updates in self._read_scan(self.scan):
+            table = updates if self.transitions is None else self.transitions.of(updates)
+            yield with_moments(table, self.moments)
 
     def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
-        scan = narrowed_scan(self.scan, filter)
+        # A transition is made of all updates of its key and time: none of them may be left out.
+        scan = narrowed_scan(self.scan, filter) if self.transitions is None else None
         if scan is None:
             yield from super()._read_narrowed(columns, filter)
             return
         with self._reading.explained():
-            yield from self._read_scan(scan)
+            yield from (with_moments(updates, self.moments) for updates in self._read_scan(scan))
 
     def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
         reader = self._reading()
@@ -135,11 +158,128 @@ class Changes(ArrowResult):
             # Updates of one time come in the order of keys, so they can be cut there, too.
             is_one_time = scan.time_upper - scan.time_lower == 1
             for scan_slice in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
-                yield with_moments(read_changes(scan_slice, self._reading.checked(reader)), self.moments)
+                yield read_changes(scan_slice, self._reading.checked(reader))
 
     def __repr__(self) -> str:
         lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))
         return f"Changes({lower}, {upper}, columns={list(self.scan.columns)})"
+
+
+CHANGE, OLD = "_change", "_old_"  # What a transition is; before the name of a column: its old value.
+ChangesForm = Literal["updates", "transitions"]
+ROWS_MAX = 2**31 - 1
+
+
+def check_changes_form(form: object) -> None:
+    """Raise InvalidUsage for what is no form of changes."""
+    if form not in get_args(ChangesForm):
+        raise InvalidUsage(
+            f'form={form!r} is no form of changes: give "updates" for each update with its `_diff`, or "transitions" '
+            "for what became of keys, with old and new values"
+        )
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Makes transitions of updates.
+
+    Attributes:
+        fields: those of the updates: key and value columns and `_time`.
+        keys: the names of the key columns.
+    """
+
+    fields: pa.Schema
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of_columns(cls, schema: CollectionSchema, columns: Sequence[str] | None) -> "Transitions":
+        """Return what makes transitions of updates with these columns, None for all.
+
+        Raises:
+            InvalidUsage: a key column is not among them, or the name of one is that of a column of transitions.
+        """
+        names = [*schema.names] if columns is None else [*columns]
+        if missing := [name for name in schema.key_names if name not in names]:
+            raise InvalidUsage(
+                f"columns={names} leaves out the key column {missing[0]!r}, and transitions are paired by key: "
+                f"name all of {[*schema.key_names]}"
+            )
+        values = [name for name in names if name not in schema.key_names]
+        taken = {CHANGE, *(OLD + name for name in values)}
+        if clash := [name for name in names if name in taken]:
+            raise InvalidUsage(
+                f"the collection has a column {clash[0]!r}, which means something else among transitions: leave it "
+                'out by columns=, or read form="updates"'
+            )
+        arrow = schema.arrow
+        return cls(pa.schema([arrow.field(name) for name in (*names, "_time")]), tuple(schema.key_names))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of key and new value, `_time`, `_change`, and an `_old_…` column for each of the value."""
+        fields = [field if self._is_of_row(field.name) else field.with_nullable(True) for field in self.fields]
+        old = [field.with_name(OLD + field.name) for field in fields if not self._is_of_row(field.name)]
+        return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False), *old])
+
+    def of(self, updates: pa.Table) -> pa.Table:
+        """Return the transitions of updates, which hold each (time, key) as a whole; by time, then key.
+
+        Raises:
+            InvalidUsage: they are more rows than a table may have.
+        """
+        if not len(updates):
+            return self.schema.empty_table()
+        updates = updates.combine_chunks()
+        groups, order = self._groups(updates)
+        diffs = int64_values(combined(updates["_diff"]))[order]
+        if (count := float(np.abs(diffs.astype(np.float64)).sum())) > ROWS_MAX:
+            raise InvalidUsage(
+                f"{count:.0f} transitions are too many rows, because records come or go very often: read "
+                'form="updates", which has each once with its _diff'
+            )
+        old, new = _paired(groups, diffs, is_paired=bool(self.keys))
+        of_row = int64_array(order[np.where(new < 0, old, new)])
+        was, comes = (pa.array(order[rows], pa.int64(), mask=rows < 0) for rows in (old, new))
+        kinds = pa.array(["insert", "update", "delete"]).take(pa.array(np.where(old < 0, 0, np.where(new < 0, 2, 1))))
+        columns = [updates[name].take(of_row if self._is_of_row(name) else comes) for name in self.fields.names]
+        old_values = [updates[name].take(was) for name in self.fields.names if not self._is_of_row(name)]
+        return pa.Table.from_arrays([*columns, kinds, *old_values], schema=self.schema)
+
+    def _is_of_row(self, name: str) -> bool:
+        """Whether a column is the same for what goes and what comes."""
+        return name in self.keys or name == "_time"
+
+    def _groups(self, updates: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the number of (time, key) of each update, ascending, and the order in which they are, by value."""
+        values = [name for name in self.fields.names if not self._is_of_row(name)]
+        order, _ = RowSorter(order_keys(updates, ["_time", *self.keys, *values])).sort()
+        alone = updates.select(["_time", *self.keys]).take(int64_array(order))
+        _, starts = RowSorter(order_keys(alone, alone.column_names)).sort()
+        return np.cumsum(starts) - 1, order
+
+
+def _paired(
+    groups: NDArray[np.int64], diffs: NDArray[np.int64], *, is_paired: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return int64[transitions] twice: which update goes, and which comes; -1 for none.
+
+    Args:
+        groups: int64[updates], ascending: only what is of one group is paired, and nothing unless is_paired.
+    """
+    updates = np.arange(len(diffs))
+    goes, comes = (np.repeat(updates, np.maximum(signed, 0)) for signed in (-diffs, diffs))
+    count = int(groups[-1]) + 1
+    gone, come = (np.bincount(groups[rows], minlength=count) for rows in (goes, comes))
+    size = np.maximum(gone, come) if is_paired else gone + come
+    begin = np.cumsum(size) - size
+    found = []
+    for rows, each, skipped in ((goes, gone, 0), (comes, come, 0 if is_paired else gone)):
+        # The place of each among those of its group.
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each)
+        at = np.full(int(size.sum()), -1, np.int64)
+        at[np.repeat(begin + skipped, each) + place] = rows
+        found.append(at)
+    return found[0], found[1]
 
 
 @dataclass(frozen=True)

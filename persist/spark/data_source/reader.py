@@ -6,6 +6,7 @@ later, or again, read the same. Tasks talk to the store themselves.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -16,7 +17,7 @@ from persist.engine import changes as engine_changes
 from persist.engine import snapshot as engine_snapshot
 from persist.engine import upserts as engine_upserts
 from persist.errors import CollectionNotFound
-from persist.read import Changes, Form, Scan, Snapshot, UpsertEvents, Upserts
+from persist.read import Changes, ChangesForm, Form, Scan, Snapshot, Transitions, UpsertEvents, Upserts
 from persist.source import CollectionAddress
 from persist.spark.data_source.filters import expression
 from persist.spark.options import OF_TIMES, ReadOptions
@@ -30,7 +31,7 @@ class Slice(InputPartition):
 
     scan: Scan
     address: CollectionAddress
-    events: UpsertEvents | None = None
+    events: Transitions | UpsertEvents | None = None
     as_of: int | None = None
 
     def __post_init__(self) -> None:
@@ -60,8 +61,10 @@ class PersistReader(DataSourceReader):
             result = planned(loaded(engine, options.collection), options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow
             address = CollectionAddress(engine.url, options.storage, options.collection)
-            events = result.events if isinstance(result, Upserts) else None
-            # What an upsert is, all updates of its key and time tell: no filter on values may leave one of them out.
+            events: Transitions | UpsertEvents | None = None
+            if not isinstance(result, Snapshot):
+                events = result.events if isinstance(result, Upserts) else result.transitions
+            # What became of a key, all updates of its key and time tell: no filter on values may leave one of them out.
             names = result.scan.schema.names if events is None else result.scan.schema.key_names
             records = pa.schema([arrow.field(name) for name in names])
             # A plan may leave rows out by itself: tombstones of a keyed collection.
@@ -97,14 +100,14 @@ def planned(
     """Return what to read, of the columns that are among names (None: of those the options ask for)."""
     options = _at_seqno(options, handle)
     wanted = options.columns
-    if names is not None:
+    if names is not None and options.form != "transitions":
         wanted = tuple(name for name in names if name not in ("_time", "_diff"))
     if options.form == "upserts":
         return engine_upserts(handle, options.lower, options.until, schema=options.schema, timeout_s=options.wait_s)
-    if options.form == "changes":
-        return engine_changes(
-            handle, options.lower, options.until, columns=wanted, schema=options.schema, timeout_s=options.wait_s
-        )
+    if options.form == "changes" or options.form == "transitions":
+        form: ChangesForm = "transitions" if options.form == "transitions" else "updates"
+        reading: dict[str, Any] = {"schema": options.schema, "timeout_s": options.wait_s, "form": form}
+        return engine_changes(handle, options.lower, options.until, columns=wanted, **reading)
     return engine_snapshot(
         handle, options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.wait_s
     )

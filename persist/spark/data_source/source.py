@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from persist.engine import CollectionHandle, keyed_form, loaded, read_engine
 from persist.errors import AsOfNotSealed, InvalidUsage
-from persist.read import Snapshot, UpsertEvents
+from persist.read import Snapshot, Transitions, UpsertEvents
 from persist.source import CollectionAddress
 from persist.spark.data_source.reader import PersistReader, PushingReader, planned
 from persist.spark.data_source.stream_reader import PersistStreamReader
@@ -57,6 +57,7 @@ _EXTRA: Mapping[str, tuple[str, ...]] = {
     "rows": (),
     "diff": ("_diff",),
     "changes": ("_time", "_diff"),
+    "transitions": (),
     "upserts": ("_time", DELETED),
 }
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -94,13 +95,17 @@ class PersistDataSource(DataSource):
                 self._version = schema.version
                 names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
                 fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
+                extra = _EXTRA[options.form]
                 if options.form == "upserts":
                     keyed_form(handle)
                     fields |= {field.name: field for field in UpsertEvents(schema, None).schema}
+                elif options.form == "transitions":
+                    transitions = Transitions.of_columns(schema, options.columns).schema
+                    fields, names, extra = {field.name: field for field in transitions}, transitions.names, ()
                 moments = handle.moments(options.times)
                 if moments is not None:
                     fields["_time"] = fields["_time"].with_type(moments.type)
-                return spark_schema(pa.schema([fields[n] for n in (*names, *_EXTRA[options.form])]))
+                return spark_schema(pa.schema([fields[n] for n in (*names, *extra)]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what plans and reads, called by PySpark's planning worker and by nobody else."""

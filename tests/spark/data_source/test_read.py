@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +54,22 @@ def test_changes_are_the_same_as_in_python(spark: SparkSession, location: str, l
     found = read(spark, location, form="changes", **{"from": lower, "until": until})
     with persist.open(location, mode="read") as client:
         assert rows(found) == python_rows(client.load("orders").changes(lower, until).to_arrow())
+
+
+def test_transitions_are_the_same_as_in_python(spark: SparkSession, location: str) -> None:
+    options = {"form": "transitions", "from": 0, "until": 13, "slices": 3}
+    with persist.open(location, mode="read") as client:
+        found = client.load("orders").changes(0, 13, form="transitions").to_arrow()
+        assert rows(read(spark, location, **options)) == python_rows(found)
+        paid = found.filter((pc.field("_change") == "update") & (pc.field("status") == "paid"))
+        assert rows(read(spark, location, **options).where("_change = 'update' AND status = 'paid'")) == python_rows(
+            paid
+        )
+        assert len(paid)
+        fewer = client.load("orders").changes(0, 13, columns=["id", "amount"], form="transitions").to_arrow()
+        assert rows(read(spark, location, columns="id,amount", **options)) == python_rows(fewer)
+    with pytest.raises(PySparkException, match="leaves out the key column 'id'"):
+        read(spark, location, columns="amount", **options)
 
 
 @pytest.mark.thorough

@@ -98,6 +98,20 @@ def test_a_stream_gives_what_upserts_gives_however_often_it_stops(
 NAMES = (*KEY, *VALUE, "_time", "_deleted")
 
 
+def test_a_stream_of_transitions_is_what_python_gives_after_what_was_there(client: persist.Client, path: str) -> None:
+    collection = keyed(client, **FORMS["ordered"])
+    collection.upsert([(1, (5, "a", False)), (2, (9, "b", False))], time=0, seal=1).result()
+    with Query(path, {"collection": "c", "form": "transitions"}) as query:
+        [first] = query.all()
+        assert first["_change"].to_pylist() == ["insert", "insert"]
+        assert first["_old_v"].null_count == 2
+        collection.upsert([(1, (6, "c", False)), (2, (9, None, True)), (3, (1, "d", False))], time=1, seal=3).result()
+        [second] = query.all()
+        found = sorted(second.to_pylist(), key=lambda row: int(row["k"]))
+        assert found == collection.changes(1, form="transitions").to_pylist()
+        assert [row["_change"] for row in found] == ["update", "delete", "insert"]
+
+
 def test_a_stream_begins_with_what_each_key_holds_tombstones_among_them(client: persist.Client, path: str) -> None:
     collection = keyed(client, **FORMS["ordered"])
     collection.upsert([(1, (5, "a", False)), (2, (9, None, True))], time=0, seal=1).result()
