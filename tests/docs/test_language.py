@@ -24,7 +24,6 @@ TO_SHORTEN = {
     "docs/schemas.md",
     "docs/security.md",
     "docs/spark.md",
-    "docs/views.md",
 }
 # A full stop and what closes with it, before a space and the beginning of another sentence.
 END = re.compile(r"(?<=[.!?])[)*\"”]*\s+(?=[\"“(*\[`_]*[A-Z0-9`])")
@@ -35,6 +34,7 @@ def paragraphs(text: str) -> Iterator[str]:
     """Yield each paragraph, item, heading and cell of a table. Quoted code is one word, and a link is its text."""
     text = CODE.sub("\n", text)
     text = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", text))
+    text = re.sub(r"Code(?:,\s+Code)+", "Code", text)  # A list of names is no sentence.
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=\s*[#|])", text):
         yield from block.split(" | ") if block.lstrip().startswith("|") else [block]
 
