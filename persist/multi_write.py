@@ -42,6 +42,18 @@ class MultiWrite:
         """The seqno of the commit, once the block has ended; as in `CommitFuture`, if the commit changed nothing."""
         return self._commit.seqno
 
+    def time_of(self, collection: Collection) -> int | None:
+        """Return the time that the commit gave to what was written to a collection without one; None if it gave none.
+
+        All collections get one time. On timelines of different units, that is one moment.
+
+        Raises:
+            InvalidUsage: the block has not ended, or nothing was committed.
+        """
+        if self._commit.committed is None:
+            raise InvalidUsage("a multi_write has given no times yet: ask after its `with` block")
+        return self._commit.committed.times.get(collection.id)
+
     def write(
         self, collection: Collection, updates: Any, *, time: int | Moment | None = None, diff: int | None = None
     ) -> None:
@@ -74,7 +86,7 @@ class MultiWrite:
         commit.add_events(handle, taken_events(handle, events, handle.stamp(time, None)))
 
     def overwrite(
-        self, collection: Collection, rows: Any, *, time: int | Moment, where: pc.Expression | None = None
+        self, collection: Collection, rows: Any, *, time: int | Moment | None = None, where: pc.Expression | None = None
     ) -> None:
         """Add what makes rows the contents from a time on, as `Collection.overwrite`, before any write to it.
 
@@ -85,7 +97,7 @@ class MultiWrite:
         check_request(collection.schema, None, where, "diff")
         self._commit.add(collection.handle, overwrite_steps(collection.handle, rows, time, where, self._commit.token))
 
-    def delete(self, collection: Collection, what: Any, *, time: int | Moment) -> None:
+    def delete(self, collection: Collection, what: Any, *, time: int | Moment | None = None) -> None:
         """Add retractions of what is there, as `Collection.delete`, before any write to the collection.
 
         For a keyed collection, add events that delete keys, at any place among its other events.

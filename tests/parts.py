@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.collection import Collection
-from persist.write import CommitFuture, with_token
+from persist.write import CommitFuture, Step, with_token
 
 
 def commit_parts(
@@ -13,7 +13,7 @@ def commit_parts(
 ) -> CommitFuture:
     """Append parts, and perhaps seal, as one commit. Those of a commit that is rejected are deleted."""
     handle = collection.handle
-    steps = [*handle.part_steps(parts)]
+    steps: list[Step] = [*handle.part_steps(parts)]
     if seal is not None:
         steps.append(handle.seal_step(seal))
     return handle.submit("write", with_token(token, [collection.id], steps))

@@ -40,7 +40,7 @@ def test_plain_rows_are_retracted_with_a_diff(orders: persist.Collection) -> Non
     assert list(orders.snapshot().rows()) == [(2, "b")]
     with pytest.raises(persist.InvalidUpdate, match="diff=0 is no change"):
         orders.write([(1, "a")], time=14, diff=0)
-    with pytest.raises(persist.InvalidUsage, match="diff=1 needs time="):
+    with pytest.raises(persist.InvalidUsage, match="diff=1 is given for updates"):
         orders.write([((1, "a"), 14, 1)], diff=1)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import CorruptBlob, InvalidUsage
-from persist.codecs.order.arrays import int_ends, stored_values
+from persist.codecs.order.arrays import int64_array, int_ends, stored_values
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
 from persist.codecs.part.filters import columns_of
@@ -67,6 +67,21 @@ def decode_part(
             )
 
         return read_lifted(lifted, stored, columns, filter)
+    if part.stamped:
+
+        def unstamped(names: Sequence[str], filter: pc.Expression | None) -> pa.Table:
+            return decode_part(
+                data,
+                part.as_stored,
+                schema,
+                columns=names,
+                filter=filter,
+                within=within,
+                use_threads=use_threads,
+                footers=footers,
+            )
+
+        return read_stamped(part, unstamped, columns, filter, schema.arrow)
     _verify(data, part)
     if part.footer is None:
         return _decoded_batch(data, part, schema, columns, filter)
@@ -122,6 +137,28 @@ def read_lifted(
     names = [*columns, *(columns_of(filter, arrow, columns) if filter is not None else ())]
     # Where all of them are younger than the part, its times say how many rows it has.
     return filtered(lifted.table(read(lifted.names(names) or [TIME]), names), filter, columns, arrow)
+
+
+def read_stamped(
+    part: Part,
+    read: Callable[[list[str], pc.Expression | None], pa.Table],
+    columns: Sequence[str],
+    filter: pc.Expression | None,
+    arrow: pa.Schema,
+) -> pa.Table:
+    """Return columns of the rows of a stamped part that pass filter: the descriptor has their time.
+
+    Args:
+        read: reads columns of the rows that pass a filter, as the file holds them.
+    """
+    of_filter = columns_of(filter, arrow, ()) if filter is not None else ()
+    by_time = TIME in of_filter
+    names = [name for name in dict.fromkeys([*columns, *(of_filter if by_time else ())]) if name != TIME]
+    table = read(names or [DIFF], None if by_time else filter)
+    if by_time or TIME in columns:
+        times = int64_array(np.full(len(table), part.time_min, np.int64))
+        table = table.append_column(arrow.field(TIME), times)
+    return filtered(table, filter if by_time else None, columns, arrow)
 
 
 def filtered(table: pa.Table, filter: pc.Expression | None, columns: Sequence[str], arrow: pa.Schema) -> pa.Table:

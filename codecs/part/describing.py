@@ -257,8 +257,11 @@ def check_part(
 ) -> tuple[tuple[Finding, ...], pa.Table | None]:
     """Return what is wrong with a part, and its least and greatest key: a table of two rows, None if unknown.
 
+    Of a stamped part, the file must hold the time 0.
+
     Cost: all of the part is decoded and sorted. Memory: the decoded part, and 24 bytes a row.
     """
+    part = part.as_stored
     try:
         table = read_part(data, part, schema).combine_chunks()
     except CorruptBlob as error:

@@ -38,6 +38,7 @@ from persist.codecs.part.decoding import (
     decoded,
     filtered,
     read_lifted,
+    read_stamped,
 )
 from persist.codecs.part.file_reader import (
     PARSED_BYTES,
@@ -203,6 +204,14 @@ def decode_groups(
             return decode_groups(pieces, index, part, lifted.stored, columns=names, use_threads=use_threads)
 
         return read_lifted(lifted, stored, columns, filter)
+    if part.stamped:
+
+        def unstamped(names: Sequence[str], filter: pc.Expression | None) -> pa.Table:
+            return decode_groups(
+                pieces, index, part.as_stored, schema, columns=names, filter=filter, use_threads=use_threads
+            )
+
+        return read_stamped(part, unstamped, columns, filter, schema.arrow)
     numbers = [number for number, _ in pieces]
     if numbers != sorted({*numbers}) or not all(0 <= number < len(index.groups) for number in numbers):
         raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")

@@ -9,6 +9,8 @@ rows; its descriptor has no footer:
     batch   = one encapsulated Arrow IPC message: a RecordBatch of metadata version 5, its columns those of a part in
               their order, not compressed and without a schema, which is the collection's; nothing before or after it
     rows    = updates: `_time` in [0, 2**63 - 2], `_diff` a non-zero int64
+    stamped = all rows have the time of the record that names the part, and the descriptor alone says which: `_time` in
+              the file is 0 throughout, because the file was written before that time was known
 
 A writer promises, and a reader may rely on:
 
@@ -107,6 +109,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         footer: what is read of a Parquet file, and checked, before single row groups are. None of a batch
             (see above), which is always inline.
         time_min, time_max: least and greatest `_time`, both inclusive.
+        stamped: whether all rows have the time `time_min`, whatever the file says (see above).
         negatives: rows with a negative diff.
         diff_sum: the sum of all diffs, which may be outside int64.
         keys_json, stats_json: `keys` and `stats` as they are written. They are the bulk of a descriptor and few
@@ -122,6 +125,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     footer: Footer | None = None
     time_min: Time
     time_max: Time
+    stamped: bool = False
     negatives: Count
     diff_sum: int
     schema: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
@@ -131,6 +135,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def __post_init__(self) -> None:
         if not (self.time_min <= self.time_max and self.rows > 0 and self.negatives <= self.rows):
             raise ValueError("a part has rows, ordered times, and no more negative diffs than rows")
+        if self.stamped and self.time_min != self.time_max:
+            raise ValueError("all rows of a stamped part have one time")
         if abs(self.diff_sum) > self.rows << 63:
             raise ValueError("the diffs of a part are int64")
         if bool(self.blob) == bool(self.inline) and self.blob:
@@ -193,6 +199,20 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         if size > self.bytes:
             raise CorruptBlob(self.name, f"its descriptor says {size} bytes of {self.bytes} are its footer")
         return self.bytes - size, self.bytes
+
+    def stamped_at(self, time: int) -> "Part":
+        """Return the descriptor of the same bytes whose rows all have a time, which their file does not know."""
+        return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
+
+    @property
+    def as_stored(self) -> "Part":
+        """The descriptor of what the file itself holds: times of 0, if the part is stamped."""
+        return msgspec.structs.replace(self, time_min=0, time_max=0, stamped=False) if self.stamped else self
+
+    @property
+    def rows_id(self) -> str:
+        """What caches know its rows by: parts with equal bytes that are stamped differently hold different rows."""
+        return f"{self.checksum}@{self.time_min}" if self.stamped else self.checksum
 
     @property
     def is_plain(self) -> bool:

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, islice, repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -271,11 +271,11 @@ class Stamp:
 
     Attributes:
         time: of all rows, or the name of the column with the time of each. That column is kept where the collection has
-            one of that name, and dropped otherwise.
+            one of that name, and dropped otherwise. None for the time of the commit, until which they have 0.
         diff: of all rows; None is 1, unless there is a column `_diff`.
     """
 
-    time: int | str
+    time: int | str | None
     diff: int | None = None
 
     def __post_init__(self) -> None:
@@ -310,7 +310,32 @@ def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
         raise InvalidUpdate(
             f"the rows are {cut(data)} ({type(data).__name__}): give (key, value) tuples, dicts, a table or a frame"
         )
-    return [*zip(data, repeat(stamp.time), repeat(1 if stamp.diff is None else stamp.diff))]
+    return [*zip(data, repeat(stamp.time or 0), repeat(1 if stamp.diff is None else stamp.diff))]
+
+
+def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
+    """Return data of any form that `to_updates` or `stamped` takes, and whether it is plain rows, without times.
+
+    Of a stream, or an iterator, that is decided by the first of it, which is then in its place again. What is empty
+    may be either, and is taken for rows.
+    """
+    if type(data) is list and data and type(data[0]) is tuple:
+        return data, len(data[0]) == 2
+    data = opened(data)
+    if isinstance(data, TableStream):
+        pieces = data.tables(schema)
+        first = next(pieces, None)
+        if first is None:
+            return [], True
+        return TableStream(lambda _: chain((first,), pieces)), TIME not in first.column_names
+    if (table := as_table(data, schema)) is not None:
+        return table, TIME not in table.column_names
+    if not isinstance(data, Iterable) or isinstance(data, (str, bytes, bytearray, Mapping)):
+        return data, False
+    values = iter(data)
+    first_rows = [*islice(values, 1)]
+    is_plain = not first_rows or (isinstance(first_rows[0], (tuple, list)) and len(first_rows[0]) == 2)
+    return chain(first_rows, values), is_plain
 
 
 def _stamped_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
@@ -324,7 +349,7 @@ def _stamped_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> p
     if DIFF not in table.column_names:
         table = table.append_column(DIFF, _all(table, 1 if stamp.diff is None else stamp.diff))
     if not isinstance(stamp.time, str):
-        return table.append_column(TIME, _all(table, stamp.time))
+        return table.append_column(TIME, _all(table, stamp.time or 0))
     if stamp.time not in table.column_names:
         hint = did_you_mean(stamp.time, table.column_names)
         raise SchemaMismatch(

@@ -15,10 +15,10 @@ from persist.engine import (
     CollectionHandle,
     Late,
     check_upserts,
-    delete_steps,
+    delete,
     deleting_events,
     keyed_form,
-    overwrite_steps,
+    overwrite,
     seal,
     taken_events,
 )
@@ -30,7 +30,7 @@ from persist.log import kinds
 from persist.read import check_request
 from persist.timeline import Moment
 from persist.upsert import is_counted, late_column, watermark_to_int
-from persist.write import CommitFuture, Step, check_token, note_steps, with_token
+from persist.write import AtCommit, CommitFuture, Step, check_token, note_steps, with_token
 
 
 class KeyedCalls(CollectionBase):
@@ -57,10 +57,11 @@ class KeyedCalls(CollectionBase):
         its key had is retracted, its own inserted. What that is does not depend on who seals, nor when.
 
         Args:
-            events: `(key, value, time)` tuples, where None as the value deletes the key; dicts, or anything Arrow with
-                the key and value columns, `_time`, and perhaps `_deleted`, which is true where the key is deleted.
+            events: `(key, value)` or `(key, value, time)` tuples, where None as the value deletes the key; dicts, or
+                anything Arrow with the key and value columns, perhaps `_time`, and perhaps `_deleted`, which is true
+                where the key is deleted. Events without a time get that of the commit, which seals them.
             time: that of all events, or the name of the column with the time of each; as for `write`.
-            seal: the upper to seal to. With nothing pending before it, that is one commit.
+            seal: the upper to seal to, where the times are named. With nothing pending before it, that is one commit.
             token, message, metadata: as for `write`.
             late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
                 them out and gives them back, with `_reason`, as `late` of the future.
@@ -158,7 +159,9 @@ class KeyedCalls(CollectionBase):
         counts = self._late_counts if late == "collect" else None
         return submit_keyed(self.handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
 
-    def _delete_keyed(self, what: Any, time: int | Moment, token: str | None, notes: Sequence[Step]) -> CommitFuture:
+    def _delete_keyed(
+        self, what: Any, time: int | Moment | None, token: str | None, notes: Sequence[Step]
+    ) -> CommitFuture:
         check_token(token)
         asked = AskedEvents(deleting_events(self.handle, what, time), None, token, tuple(notes))
         return submit_keyed(self.handle, "delete", asked)
@@ -179,15 +182,19 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Append updates, and perhaps seal, as one commit: all of it or nothing.
+        """Append plain rows, or updates with times of their own, as one commit: all of it or nothing.
+
+        Plain rows without a time get that of the commit: beyond upper, and now on a timeline. It seals them, so they
+        can be read, and is never late: however many processes write so, none of them is refused.
 
         Args:
-            updates: `((key, value), time, diff)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an object
-                with `__arrow_c_stream__`) that has the key and value columns, `_time` and `_diff`. Updates with diff 0
-                are dropped. If the collection has a timeline, times may be moments, which must be exact.
-            time: that of all updates, which are plain rows then: `(key, value)` tuples, or tables without `_time`. Text
-                that does not begin with a day is the name of the column with the time of each row; the column is kept
-                if the collection has it, and dropped otherwise.
+            updates: plain rows, which are `(key, value)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an
+                object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates:
+                `((key, value), time, diff)` tuples, or tables with `_time` and `_diff`, too. Updates with diff 0 are
+                dropped. If the collection has a timeline, times may be moments, which must be exact.
+            time: that of all rows, which are not sealed then unless seal says so. Text that does not begin with a day
+                is the name of the column with the time of each row; the column is kept if the collection has it, and
+                dropped otherwise.
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
@@ -195,11 +202,12 @@ class WritingCalls(KeyedCalls):
                 of the last `persist.state.remembered.TOKENS_KEPT` writes after that; a repetition of an older one
                 is refused, because its times are sealed.
             expected_upper: the upper that the collection must have (compare-and-append).
-            seal: the upper to seal to; see `seal`.
+            seal: the upper to seal to, where the times are named; see `seal`.
             message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
 
         Returns:
-            a future that resolves when all is durable, or to `UpdateNotBeyondUpper` if an update is at a sealed time,
+            a future that resolves when all is durable, whose `time` is the one that the commit gave to rows without
+            one; or to `UpdateNotBeyondUpper` if an update is at a sealed time,
             `UpperMismatch` if upper is not the expected one, `FrontierRegression` if seal is behind upper, `Locked` or
             `WriterFenced` if another client has the location exclusively, `TokenReused`.
 
@@ -213,13 +221,19 @@ class WritingCalls(KeyedCalls):
         check_token(token)  # Before anything is uploaded.
         notes = note_steps(message, metadata, [self.id])
         writes = handle.write_steps(updates, handle.stamp(time, diff), token=token)
+        if sealing and any(isinstance(step, AtCommit) for step in writes):
+            handle.engine.abandon(writes)
+            raise InvalidUsage(
+                f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
+                "it. Leave seal out, or give time=, too."
+            )
         return handle.submit("write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *notes])
 
     def overwrite(
         self,
         rows: Any,
         *,
-        time: int | Moment,
+        time: int | Moment | None = None,
         where: pc.Expression | None = None,
         token: str | None = None,
         message: str | None = None,
@@ -230,8 +244,9 @@ class WritingCalls(KeyedCalls):
         Records that are there already are not touched. Cost and memory: see `persist.engine.overwriting`.
 
         Args:
-            rows: as for `write` with a time.
-            time: of the difference; upper is just after it then.
+            rows: plain rows, as for `write`.
+            time: of the difference, and upper is just after it then; that of the commit if it is left out. Then the
+                call waits for the commit, and makes the difference anew as long as others come first.
             where: replace only the records for which this filter is true, as it must be for all rows.
             token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
                 done again, though its time is sealed.
@@ -251,14 +266,13 @@ class WritingCalls(KeyedCalls):
         check_request(self.schema, None, where, "diff")
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
-        steps = overwrite_steps(self.handle, rows, time, where, token)
-        return self.handle.submit("overwrite", [*with_token(token, [self.id], steps), *notes])
+        return overwrite(self.handle, rows, time, where, token, notes)
 
     def delete(
         self,
         what: Any,
         *,
-        time: int | Moment,
+        time: int | Moment | None = None,
         token: str | None = None,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -270,7 +284,7 @@ class WritingCalls(KeyedCalls):
         Args:
             what: keys, as `Snapshot.get` takes them: `[1, 2]`; or a filter, such as `pc.field("amount") > 5`. Of a
                 keyed collection, keys; where events are ordered, rows with the key and the columns of order_by.
-            time: of the retractions; upper is just after it then.
+            time: of the retractions; as for `overwrite`.
             token: as for `overwrite`.
             message, metadata: as for `write`.
 
@@ -282,8 +296,7 @@ class WritingCalls(KeyedCalls):
         check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
-        steps = delete_steps(self.handle, what, time, token)
-        return self.handle.submit("delete", [*with_token(token, [self.id], steps), *notes])
+        return delete(self.handle, what, time, token, notes)
 
     def seal(
         self, upper: int | Moment | Antichain, *, expected_upper: int | Moment | Antichain | None = None

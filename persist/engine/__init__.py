@@ -31,7 +31,14 @@ from persist.engine.opening import (
     open_engine,
     read_engine,
 )
-from persist.engine.overwriting import delete_steps, overwrite_steps, refused_beside, replacement_steps
+from persist.engine.overwriting import (
+    delete,
+    delete_steps,
+    overwrite,
+    overwrite_steps,
+    refused_beside,
+    replacement_steps,
+)
 from persist.engine.reading import (
     READ_TIMEOUT_S,
     WantedListen,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from persist.antichain import Antichain, as_time
-from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Stamp, changes_between
+from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Stamp, changes_between, plain_rows
 from persist.engine.engine import Engine
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound, with_timeline
 from persist.log import KeyedForm, check_parts, kinds
@@ -17,7 +17,7 @@ from persist.read import ClaimedRead, machine_needed
 from persist.state import CollectionState, ExpectUpper, check_readable, last_sealed, newest_like, unsealed, version_of
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
 from persist.upsert import EventTable, Machine, machine_of
-from persist.write import Asked, CommitFuture, Step, Write
+from persist.write import Asked, AtCommit, CommitFuture, Step, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +214,12 @@ class CollectionHandle:
         return any(part.blob == blob for part in contents.stored_parts)
 
     def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
-        """Return what plain rows lack; None if neither is given, so that these are updates.
+        """Return what plain rows lack, as far as it is given; None if nothing is, so that these may be updates.
 
         Text that begins with a day is a moment, other text is the name of a column.
         """
         if time is None:
-            if diff is not None:
-                raise InvalidUsage(f"diff={diff!r} needs time=, too: updates that have a time have a diff of their own")
-            return None
+            return None if diff is None else Stamp(None, diff)
         if isinstance(time, str) and not begins_with_a_day(time):
             return Stamp(time, diff)
         return Stamp(self.exact_time("time", time), diff)
@@ -229,7 +227,8 @@ class CollectionHandle:
     def write_steps(self, updates: Any, stamp: Stamp | None = None, *, token: str | None = None) -> list[Step]:
         """Return what adds updates, or plain rows with a stamp, to a commit; start their upload.
 
-        They may be of any form that `Collection.write` takes. With a token, their digest is told, too.
+        They may be of any form that `Collection.write` takes. Plain rows without a time get that of the commit, which
+        seals after it. With a token, their digest is told, too.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection.
@@ -237,12 +236,23 @@ class CollectionHandle:
         """
         self.check_plain("write")
         by = () if token is None else (*self.schema.names, "_time")
+        if stamp is None or stamp.time is None:
+            updates, is_plain = plain_rows(updates, self.schema)
+            if is_plain:
+                stamp = stamp or Stamp(None)
+            elif stamp is not None:
+                raise InvalidUsage(f"diff={stamp.diff!r} is given for updates, which have times and diffs of their own")
         step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp, digest_by=by)
         if step is None:
             return []
-        return [step] if token is None else [step, Asked(self.id, step.digest)]
+        asked = [] if token is None else [Asked(self.id, step.digest)]
+        return [step, *([self.at_commit()] if step.at_commit else []), *asked]
 
-    def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Step]:
+    def at_commit(self, time: int | None = None) -> AtCommit:
+        """Return what gives writes without a time that of their commit, or the one that their commit must have."""
+        return AtCommit(self.id, self.schema.timeline, time)
+
+    def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
         """Return what adds parts to a commit that were stored with `PartWriter`.
 
         Args:

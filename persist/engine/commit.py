@@ -28,7 +28,7 @@ from persist.engine.keyed import AskedEvents, submit_all
 from persist.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.log import kinds
 from persist.upsert import EventTable, joined_events
-from persist.write import Asked, Step, check_token, note_steps, with_token
+from persist.write import Asked, Committed, Step, check_token, note_steps, with_token
 
 
 @dataclass(slots=True)
@@ -49,11 +49,17 @@ class _Draft:
         Raises:
             UpdateNotBeyondUpper: the block has sealed their time.
             SchemaMismatch: they are of another version of the schema than those before them.
+            InvalidUsage: some of all events have no time, and others do.
         """
         if not len(events.table):
             return
+        if self.events and self.events[0].at_commit != events.at_commit:
+            raise InvalidUsage(
+                f"some events of {self.handle.name!r} in this block have no time, and others do: give a time to all of "
+                "them or to none"
+            )
         first = pc.min(events.table["_time"]).as_py()
-        if self.end is not None and not self.end.has_beyond(first):
+        if self.end is not None and not (events.at_commit or self.end.has_beyond(first)):
             raise with_timeline(UpdateNotBeyondUpper(first, self.end), self.handle.schema.timeline)
         if self.events and self.events[0].schema != events.schema:
             raise SchemaMismatch(
@@ -80,7 +86,7 @@ class Commit:
     error if it was rejected. Memory: everything written in the block.
 
     Attributes:
-        seqno: of the commit, once the block has ended; as in `CommitFuture`, if the commit changed nothing.
+        committed: where the commit is, once the block has ended; as in `CommitFuture`, if the commit changed nothing.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class Commit:
         engine.writer("multi_write")
         check_token(token)
         note_steps(message, metadata, [""])  # What is wrong with them is said before anything is uploaded.
-        self.seqno: int | None = None
+        self.committed: Committed | None = None
         self.token = token
         self._engine = engine
         self._message = message
@@ -105,6 +111,11 @@ class Commit:
         self._committed: list[Callable[[], None]] = []
         self._is_open = False
         self._was_used = False
+
+    @property
+    def seqno(self) -> int | None:
+        """The seqno of the commit, once the block has ended."""
+        return None if self.committed is None else self.committed.seqno
 
     def add(self, handle: CollectionHandle, steps: Sequence[Step]) -> None:
         """Add steps on a collection.
@@ -181,7 +192,7 @@ class Commit:
             plain = [id_ for id_ in self._names if id_ not in self._drafts]
             steps = [*with_token(self.token, plain, self._steps), *notes]
             asks = [(draft.handle, draft.asked(self.token)) for draft in self._drafts.values()]
-            self.seqno = submit_all(self._engine, "multi_write", asks, steps, self._names).result()
+            self.committed = submit_all(self._engine, "multi_write", asks, steps, self._names).committed()
             for call in self._committed:
                 call()
         else:

@@ -9,6 +9,9 @@ too.
 What a client asks of one collection is done in call order. Events go straight to the committer, unless a seal of the
 same collection is under way: then they come after it. One thread per client resolves (`persist.engine.resolver`).
 
+Events without a time get that of the commit. Where they are resolved by it, they must have it before: so it is chosen
+with the plan, from the contents that this is made of, and another one if these have moved on by then.
+
 Several collections are resolved in one record (`submit_all`): each is planned from its own contents, and if one of them
 has changed, the record is refused whole, so all of them are right or nothing happened.
 """
@@ -19,13 +22,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.blob import MissingBlob
-from persist.codecs import DIGEST_MODULUS, Stamp, as_table, digest_of, opened
+from persist.codecs import DIGEST_MODULUS, TIME_MAX, Stamp, as_table, digest_of, opened
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.engine.resolver import REASON, split_late
@@ -47,7 +51,7 @@ from persist.read import wanted_keys
 from persist.state import CollectionState, check_written, due
 from persist.timeline import Moment
 from persist.upsert import DELETED, NAME, SEQ, EventTable, described, events_schema, lifted_events, to_events
-from persist.write import CommitFuture, Step, Write, check_token
+from persist.write import AtCommit, CommitFuture, Committed, Step, Write, check_token, times_together
 
 SETTLE_S = 60.0
 ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
@@ -73,6 +77,16 @@ class AskedEvents:
     late_steps: Callable[[pa.Table], tuple[list[Step], dict[str, str]]] | None = None
     marks: tuple[kinds.Tokens, ...] = ()
     is_least: bool = False
+
+    @property
+    def at_commit(self) -> bool:
+        """Whether there are events that get the time of the commit, which seals after them."""
+        return self.events is not None and self.events.at_commit
+
+    def at(self, time: int) -> "AskedEvents":
+        """Return the same with events at a time, which is sealed."""
+        assert self.events is not None, "what has no events needs no time"
+        return replace(self, events=self.events.at(time), end=Antichain(time + 1))
 
     def against(self, contents: CollectionState) -> "AskedEvents":
         """Return what is asked of contents as they are."""
@@ -106,7 +120,7 @@ def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> Even
     return to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
 
 
-def deleting_events(handle: CollectionHandle, what: Any, time: int | Moment) -> EventTable:
+def deleting_events(handle: CollectionHandle, what: Any, time: int | Moment | None) -> EventTable:
     """Return what `Collection.delete` adds to a keyed collection.
 
     Raises:
@@ -151,6 +165,12 @@ def submit_all(
     writer, asks = engine.writer(action), [(handle, _prepared(handle, asked)) for handle, asked in asks]
     ids = [handle.id for handle, _ in asks]
     commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
+    if any(asked.at_commit and asked.end is not None for _, asked in asks):
+        engine.abandon(beside)
+        raise InvalidUsage(
+            "a seal is given with events that have no time: the commit gives them one, and seals just after it. Leave "
+            "the seal out, or give them times, too."
+        )
     is_decided = not any(asked.late is not None or asked.is_least for _, asked in asks)
     if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
         return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
@@ -171,7 +191,7 @@ def _prepared(handle: CollectionHandle, asked: AskedEvents) -> AskedEvents:
 
 
 def _resolves(handle: CollectionHandle, asked: AskedEvents) -> bool:
-    return asked.end is not None and keyed_form(handle).resolve == "seal"
+    return (asked.end is not None or asked.at_commit) and keyed_form(handle).resolve == "seal"
 
 
 def seal(
@@ -228,8 +248,8 @@ class _Commit:
     beside: Sequence[Step]
     names: dict[str, str]
 
-    def made(self, future: CommitFuture) -> int:
-        """Plan and commit until that is not lost to somebody else; return the seqno, and tell future what was late."""
+    def made(self, future: CommitFuture) -> Committed:
+        """Plan and commit until that is not lost to somebody else; return where; tell future what was late."""
         writer = self.engine.writer(self.action)
         # Events that this client asked for before are not known yet while they are on their way.
         writer.committer.settle(SETTLE_S)
@@ -237,26 +257,30 @@ class _Commit:
             writer.compaction.relieve(handle.id)
         contents = {handle.id: handle.known() for handle, _ in self.asks}
         plans: dict[str, _Planned] = {}
+        times: dict[str, int] = {}
         for _ in range(ATTEMPTS_MAX):
             try:
+                times = times or self._times()
                 for handle, asked in self.asks:
                     if handle.id not in plans:
-                        plans[handle.id] = _planned(handle, contents[handle.id], asked)
-                seqno = self._submitted(plans)
+                        plans[handle.id] = _planned(handle, contents[handle.id], asked, times.get(handle.id))
+                committed = self._submitted(plans, times)
                 self._tell_late(plans, future)
-                return seqno
+                return committed
             except (InvalidUsage, Conflict, MissingBlob) as error:
                 try:
                     if not isinstance(error, _LOST):
                         raise
                     newest = {handle.id: handle.contents() for handle, _ in self.asks}
-                    if not self._may_succeed(error, contents, newest):
+                    is_late = any(map(self._is_late, times.items()))
+                    if not is_late and not self._may_succeed(error, contents, newest):
                         raise
                 except BaseException:
                     self._discard(plans.values())
                     self.engine.abandon(self.beside)
                     raise  # After an indeterminate commit all is left, because the record may yet appear.
-                moved = [id_ for id_ in plans if newest[id_] != contents[id_]]
+                moved = [] if is_late else [id_ for id_ in plans if newest[id_] != contents[id_]]
+                times = {} if is_late else times
                 self._discard([plans.pop(id_) for id_ in moved or [*plans]])
                 contents = newest
         self._discard(plans.values())
@@ -265,13 +289,34 @@ class _Commit:
             f"{self.action} was lost to other writers {ATTEMPTS_MAX} times; nothing of it was applied. Try it again."
         )
 
-    def _submitted(self, plans: Mapping[str, _Planned]) -> int:
+    def _times(self) -> dict[str, int]:
+        """Return which time the commit gives to those that named none, if some of them are resolved with it."""
+        if not any(asked.at_commit for _, asked in self.asks):
+            return {}
+        asks = [step for step in self.beside if isinstance(step, AtCommit)]
+        asks += [handle.at_commit() for handle, asked in self.asks if asked.at_commit]
+        uppers = {asked.collection: self._upper(asked.collection) for asked in asks}
+        return times_together({asked.collection: asked for asked in asks}, uppers, self.engine.clock.wall_ms())
+
+    def _upper(self, collection: str) -> Antichain:
+        entry = self.engine.follower.load(collection)
+        return Antichain(0) if entry is None else entry.upper
+
+    def _is_late(self, chosen: tuple[str, int]) -> bool:
+        """Whether upper has gone beyond a time since it was chosen, and there are others."""
+        collection, time = chosen
+        upper = self._upper(collection)
+        return not upper.has_beyond(time) and upper.time is not None and upper.time <= TIME_MAX
+
+    def _submitted(self, plans: Mapping[str, _Planned], times: Mapping[str, int]) -> Committed:
         planned = [plans[handle.id] for handle, _ in self.asks]
         steps = [*self.beside, *(step for each in planned for step in each.steps)]
+        if times:
+            steps = [_at(step, times[step.collection]) if isinstance(step, AtCommit) else step for step in steps]
         # Kept when the record is refused: the next attempt may need it again.
         kept = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
         names = self.names | {id_: name for each in planned for id_, name in each.names.items()}
-        return self.engine.submit(self.action, kept, names).result()
+        return self.engine.submit(self.action, kept, names).committed()
 
     def _may_succeed(
         self, error: BaseException, before: Mapping[str, CollectionState], newest: Mapping[str, CollectionState]
@@ -305,10 +350,18 @@ class _Commit:
                 future.late = late
 
 
-def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> _Planned:
+def _at(step: AtCommit, time: int) -> AtCommit:
+    return msgspec.structs.replace(step, time=time)
+
+
+def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents, time: int | None) -> _Planned:
+    if time is not None:
+        asked = asked.at(time)
     timely, late = _timely(contents, keyed_form(handle), _lifted(contents, asked.against(contents)))
     resolves = _resolves(handle, asked)
     steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
+    if time is not None:
+        steps.append(handle.at_commit(time))
     if asked.late_steps is None or late is None:
         return _Planned(contents, steps, {}, late)
     more, named = asked.late_steps(late)
@@ -327,7 +380,8 @@ def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
     check_written(contents, events.schema.version)
     newest = contents.schema
     table = lifted_events(events.table, events.schema, newest)
-    return replace(asked, events=EventTable(events_schema(newest, newest.value.fields), table, events.watermarks))
+    lifted = replace(events, schema=events_schema(newest, newest.value.fields), table=table)
+    return replace(asked, events=lifted)
 
 
 def _timely(contents: CollectionState, form: KeyedForm, asked: AskedEvents) -> tuple[AskedEvents, pa.Table | None]:
@@ -361,13 +415,15 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     if after is not None and asked.events is not None:
         # What is told of watermarks is of all these events, and once.
         watermarks = asked.events.watermarks if before is None else None
-        pending = [handle.pend_step(EventTable(asked.events.schema, after, watermarks))]
+        pending = [handle.pend_step(replace(asked.events, table=after, watermarks=watermarks))]
     return [*asked.also, *resolving, *pending, *asked.marks]
 
 
 def _plain_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Step]:
     pending: list[Step] = [] if asked.events is None else [handle.pend_step(asked.events)]
-    sealing = [] if asked.end is None else [kinds.Seal(handle.id, asked.end.elements)]
+    sealing: list[Step] = [] if asked.end is None else [kinds.Seal(handle.id, asked.end.elements)]
+    if asked.at_commit:
+        sealing = [handle.at_commit()]
     return [*asked.also, *pending, *sealing, *asked.marks]
 
 

@@ -12,8 +12,9 @@ there, writing the difference and, of new rows that do not fit, writing and read
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,19 +23,73 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.codecs import Part, PartStream, Stamp, digest_of, int64_array, with_both_zeros, with_time
 from persist.engine.collection_handle import CollectionHandle
-from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
+from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, UpperMismatch, with_timeline
 from persist.log import kinds
 from persist.read import Lookup, NewRows, Scan, Wanted, differences, negated, snapshot_scan, wanted_keys
 from persist.replica import say_whose
 from persist.state import CollectionState, ExpectNothingBeyondUpper, unsealed
 from persist.timeline import Moment
-from persist.write import Asked, PartWriter, Step, delete_digest, filter_text, group_bytes_max, overwrite_digest
+from persist.write import (
+    Asked,
+    CommitFuture,
+    PartWriter,
+    Step,
+    Write,
+    delete_digest,
+    filter_text,
+    group_bytes_max,
+    overwrite_digest,
+    with_token,
+)
+
+ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
+
+
+def overwrite(
+    handle: CollectionHandle,
+    rows: Any,
+    time: int | Moment | None,
+    where: pc.Expression | None,
+    token: str | None,
+    notes: Sequence[Step],
+) -> CommitFuture:
+    """Commit what makes rows the contents; see `Collection.overwrite`."""
+    with _Rows(handle, rows, time, token) as new:
+        return _committed(handle, "overwrite", time, token, notes, lambda: new.steps(where))
+
+
+def delete(
+    handle: CollectionHandle, what: Any, time: int | Moment | None, token: str | None, notes: Sequence[Step]
+) -> CommitFuture:
+    """Commit what retracts records; see `Collection.delete`."""
+    if not isinstance(what, pc.Expression):
+        what = wanted_keys(what, handle.schema)
+    return _committed(handle, "delete", time, token, notes, lambda: delete_steps(handle, what, time, token))
+
+
+def _committed(
+    handle: CollectionHandle,
+    action: str,
+    time: int | Moment | None,
+    token: str | None,
+    notes: Sequence[Step],
+    steps: Callable[[], list[Step]],
+) -> CommitFuture:
+    """Commit a difference. Without a time, that is waited for, and made anew as long as others come first."""
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        future = handle.submit(action, [*with_token(token, [handle.id], steps()), *notes])
+        if time is not None or not handle.engine.writer(action).committer.may_wait():
+            break
+        error = future.exception()
+        if not isinstance(error, UpperMismatch | UpdatesBeyondUpper) or attempt == ATTEMPTS_MAX:
+            break
+    return future
 
 
 def overwrite_steps(
     handle: CollectionHandle,
     rows: Any,
-    time: int | Moment,
+    time: int | Moment | None,
     where: pc.Expression | None,
     token: str | None = None,
 ) -> list[Step]:
@@ -42,35 +97,72 @@ def overwrite_steps(
 
     With a token that was used before, only what was asked for is returned, for the commit to find out that it is done.
 
+    Args:
+        time: of the difference; None for that of the commit.
+
     Raises:
         InvalidUsage: where is not true for some of the rows, or time is none.
         UpdateNotBeyondUpper: the time is sealed.
         UpdatesBeyondUpper: somebody has written what is not sealed.
         SchemaMismatch, InvalidUpdate: the rows do not fit.
     """
-    handle.check_plain("overwrite")
-    at, contents = handle.exact_time("time", time), _settled(handle)
-    writer = handle.engine.writer("overwrite").part_writer()
-    text = None if where is None else filter_text(where)
-    by = () if token is None else handle.schema.names
-    with ExitStack() as stack:
-        if token in contents.tokens:
-            _, rows_digest = _held_or_stored(handle, rows, Stamp(at, 1), by, writer, stack)
-            return [Asked(handle.id, overwrite_digest(rows_digest, at, text))]
-        _check_beginning(handle, contents, at)
-        present = _present(handle, contents, where, stack)
-        new, rows_digest = _held_or_stored(handle, rows, Stamp(at, 1), by, writer, stack)
-        asked = Asked(handle.id, overwrite_digest(rows_digest, at, text))
-        return [asked, *_alone(contents, at, _upload(handle, present, new, at, writer))]
+    with _Rows(handle, rows, time, token) as new:
+        return new.steps(where)
 
 
-def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token: str | None = None) -> list[Step]:
-    """Return what retracts, at a time, all records with certain keys, or those for which a filter is true.
+class _Rows:
+    """The new rows of an overwrite, which are read once, for as many differences as it takes."""
+
+    def __init__(self, handle: CollectionHandle, rows: Any, time: int | Moment | None, token: str | None) -> None:
+        handle.check_plain("overwrite")
+        self._handle = handle
+        self._given = rows
+        self._at = None if time is None else handle.exact_time("time", time)
+        self._token = token
+        self._writer = handle.engine.writer("overwrite").part_writer()
+        self._stack = ExitStack()
+        self._held: tuple[NewRows, int] | None = None
+
+    def __enter__(self) -> "_Rows":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+
+    def steps(self, where: pc.Expression | None) -> list[Step]:
+        """Return the difference to what is there now; see `overwrite_steps`."""
+        handle, contents = self._handle, _settled(self._handle)
+        text = None if where is None else filter_text(where)
+        if self._token in contents.tokens:
+            return [Asked(handle.id, overwrite_digest(self._new()[1], self._at, text)), *_stamping(handle, self._at)]
+        _check_beginning(handle, contents, self._at)
+        with ExitStack() as stack:
+            present = _present(handle, contents, where, stack)
+            new, rows_digest = self._new()
+            asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
+            writes = _upload(handle, present, new, self._at or 0, self._writer)
+            return [asked, *_alone(handle, contents, self._at, writes)]
+
+    def _new(self) -> tuple[NewRows, int]:
+        if self._held is None:
+            by = () if self._token is None else self._handle.schema.names
+            stamp = Stamp(self._at, 1)
+            self._held = _held_or_stored(self._handle, self._given, stamp, by, self._writer, self._stack)
+            self._given = None
+        return self._held
+
+
+def delete_steps(
+    handle: CollectionHandle, what: Any, time: int | Moment | None, token: str | None = None
+) -> list[Step]:
+    """Return what retracts all records with certain keys, or those for which a filter is true.
+
+    They are retracted at a time, or at that of the commit.
 
     Raises: as `overwrite_steps`; InvalidUsage, if what are no keys of the collection.
     """
     handle.check_plain("a plain delete")
-    at, contents = handle.exact_time("time", time), _settled(handle)
+    at, contents = None if time is None else handle.exact_time("time", time), _settled(handle)
     writer = handle.engine.writer("delete")
     where = what if isinstance(what, pc.Expression) else None
     keys = wanted_keys(what, handle.schema) if where is None else None
@@ -80,16 +172,17 @@ def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token:
         digest = digest_of(once, handle.schema.key_names)
     asked = Asked(handle.id, delete_digest(digest, at, None if where is None else filter_text(where)))
     if token in contents.tokens:
-        return [asked]
+        return [asked, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
     with ExitStack() as stack:
         present = _present(handle, contents, where, stack)
         if keys is None:
-            return [asked, *_alone(contents, at, _upload(handle, present, (), at, writer.part_writer()))]
+            writes = _upload(handle, present, (), at or 0, writer.part_writer())
+            return [asked, *_alone(handle, contents, at, writes)]
         wanted = Wanted.of(keys, handle.schema)
         found = Lookup(present).contents(wanted, "diff", handle.engine.reader())
-        step = writer.write_step(handle.id, handle.schema, with_time(negated(found), at, handle.schema))
-        return [asked, *_alone(contents, at, [] if step is None else [step])]
+        step = writer.write_step(handle.id, handle.schema, with_time(negated(found), at or 0, handle.schema))
+        return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
 
 
 def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list[Step]:
@@ -108,7 +201,7 @@ def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
         return [
             Asked(handle.id, digest),
-            *_alone(contents, time, _upload(handle, nothing, new, time, writer)),
+            *_alone(handle, contents, time, _upload(handle, nothing, new, time, writer)),
         ]
 
 
@@ -120,10 +213,10 @@ def _settled(handle: CollectionHandle) -> CollectionState:
     return handle.contents()
 
 
-def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int) -> None:
+def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
     """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
     handle.current_schema(contents)
-    if not contents.upper.has_beyond(at):
+    if at is not None and not contents.upper.has_beyond(at):
         raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
     refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
     if refused is not None:
@@ -145,12 +238,16 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
     return with_timeline(error, contents.timeline)
 
 
-def _alone(contents: CollectionState, at: int, writes: Sequence[Step]) -> list[Step]:
+def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
     return [
         ExpectNothingBeyondUpper(contents.id, contents.upper_times),
-        *writes,
-        kinds.Seal(contents.id, Antichain(at + 1).elements),
+        *(replace(write, at_commit=True) if at is None else write for write in writes),
+        *(_stamping(handle, at) or [kinds.Seal(contents.id, Antichain((at or 0) + 1).elements)]),
     ]
+
+
+def _stamping(handle: CollectionHandle, at: int | None) -> list[Step]:
+    return [handle.at_commit()] if at is None else []
 
 
 def _present(
@@ -186,7 +283,7 @@ def _held_or_stored(
     return new, digest
 
 
-def _upload(handle: CollectionHandle, present: Scan, new: NewRows, at: int, writer: PartWriter) -> list[Step]:
+def _upload(handle: CollectionHandle, present: Scan, new: NewRows, at: int, writer: PartWriter) -> list[Write]:
     """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
     reader = handle.engine.reader()
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
@@ -26,7 +27,7 @@ from persist.read import PartReader, Purging, machine_needed, resolved_updates
 from persist.replica import Follower
 from persist.state import CollectionState, due, keyed_form, unused_after
 from persist.upsert import SEQ, EventTable, Machine, machine_of, watermark_below, watermarks_of
-from persist.write import CommitFuture, PartWriter, Step
+from persist.write import CommitFuture, Committed, PartWriter, Step
 
 Late = Literal["raise", "collect"]
 REASON = "_reason"
@@ -51,7 +52,7 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
     late = table.filter(wrong).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
     marks = watermarks_of(kept[form.order_by[0]]) if form.order_by and len(kept) else None
-    return EventTable(events.schema, kept, marks), late
+    return replace(events, table=kept, watermarks=marks), late
 
 
 THREAD = "persist-resolver"
@@ -83,7 +84,7 @@ class KeyedQueue:
         return threading.current_thread().name.startswith(THREAD)
 
     def submit(
-        self, collections: Sequence[str], future: CommitFuture, do: Callable[[], int], size: int
+        self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
     ) -> CommitFuture:
         """Have future become what do returns, after what was submitted before; size is of its events, in bytes."""
         with self._lock:
@@ -107,10 +108,10 @@ class KeyedQueue:
         if thread is not None:
             thread.shutdown(wait=True)
 
-    def _run(self, collections: Sequence[str], future: CommitFuture, do: Callable[[], int], size: int) -> None:
+    def _run(self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int) -> None:
         error: BaseException | None = None
         try:
-            seqno = do()
+            committed = do()
         except BaseException as raised:  # Whatever it is, the caller must hear of it and the thread live on.
             error = raised
         # Before the future resolves: who has waited for it finds nothing under way.
@@ -119,7 +120,7 @@ class KeyedQueue:
             self._bytes -= size
             self._lock.notify_all()
         if error is None:
-            future.succeed(seqno)
+            future.succeed(*committed)
         else:
             future.fail(error)
 

@@ -160,7 +160,7 @@ class Writer:
         if busy is None:
             return self.committer.submit(steps, names)
         future = self.committer.new_future()
-        return self.keyed.submit([busy], future, lambda: self.committer.submit(steps, names).result(), 0)
+        return self.keyed.submit([busy], future, lambda: self.committer.submit(steps, names).committed(), 0)
 
     def compact(self, collection: str, name: str, *, full: bool) -> CompactionReport:
         """Compact a collection, in this thread; full means all that can be done, and not only what is due."""

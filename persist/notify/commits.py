@@ -120,7 +120,7 @@ def _answer(asked: CommitFuture | None) -> Answer:
         return None
     error = asked.exception()
     if error is None:
-        return asked.result()
+        return asked.committed()
     # What is wrong with the server's way to the store says nothing about that of others.
     is_rejected = isinstance(error, InvalidUsage | Conflict) and not isinstance(
         error, StoreMisconfigured | ReadOnlyStore

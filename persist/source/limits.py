@@ -92,9 +92,9 @@ class BatchEnds:
         if part.time_min == part.time_max:
             counts = TimeCounts(np.array([part.time_min]), np.array([part.rows]))
         else:
-            kept = self._kept.get(part.checksum)
+            kept = self._kept.get(part.rows_id)
             counts = _counted(part, scan.schema, reader) if kept is None else kept
-            self._kept.put(part.checksum, counts)
+            self._kept.put(part.rows_id, counts)
         return counts.within(scan.time_lower, scan.time_upper)
 
 

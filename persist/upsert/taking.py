@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs import (
+    TIME,
     CollectionSchema,
     InvalidUpdate,
     SchemaMismatch,
@@ -53,11 +54,20 @@ class EventTable:
         schema: that of the table, and of parts made of it.
         table: as `persist.upsert.events` has them, in buffers that the caller has not; `_seq` counts from 0.
         watermarks: the least and the greatest, where they are integers.
+        at_commit: whether they get the time of their commit; the one that they have until then is 0.
     """
 
     schema: CollectionSchema
     table: pa.Table
     watermarks: Watermarks | None
+    at_commit: bool = False
+
+    def at(self, time: int) -> "EventTable":
+        """Return the same events at a time."""
+        column = self.table.schema.get_field_index(TIME)
+        times = int64_array(np.full(len(self.table), time, np.int64))
+        table = self.table.set_column(column, self.table.schema.field(column), times)
+        return replace(self, table=table, at_commit=False)
 
 
 def to_events(
@@ -72,7 +82,8 @@ def to_events(
 
     Args:
         schema: of the collection.
-        stamp: what the events lack, if they have no time of their own.
+        stamp: what the events lack, if they have no time of their own. Without it, those that have none get that of
+            the commit.
         machine: of the collection, if it is none of those in the box.
 
     Raises:
@@ -85,14 +96,26 @@ def to_events(
     needed = _Needed.of(schema, form, machine)
     data = opened(data)
     if isinstance(data, TableStream):
-        pieces = [_of_table(piece, taken, schema, form, stamp, timeline, needed) for piece in data.tables(taken)]
+        pieces: list[EventTable] = []
+        for piece in data.tables(taken):
+            stamp = stamp or _missing(TIME not in piece.column_names)
+            pieces.append(_of_table(piece, taken, schema, form, stamp, timeline, needed))
         none = taken.arrow.empty_table().drop_columns(["_diff"])
-        return joined_events(pieces or [_of_table(none, taken, schema, form, None, timeline, needed)])
-    table = as_table(data, _with_deleted(taken))
-    if table is not None:
-        return _of_table(table, taken, schema, form, stamp, timeline, needed)
-    rows, deleted = _of_tuples(_listed(data, stamp), taken, stamp, timeline)
-    return _finished(rows, deleted, schema, form, fields, needed)
+        events = joined_events(pieces or [_of_table(none, taken, schema, form, None, timeline, needed)])
+    elif (table := as_table(data, _with_deleted(taken))) is not None:
+        stamp = stamp or _missing(TIME not in table.column_names)
+        events = _of_table(table, taken, schema, form, stamp, timeline, needed)
+    else:
+        listed = _listed(data, stamp)
+        stamp = stamp or _missing(bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2)
+        rows, deleted = _of_tuples(listed, taken, stamp, timeline)
+        events = _finished(rows, deleted, schema, form, fields, needed)
+    return replace(events, at_commit=stamp is not None and stamp.time is None)
+
+
+def _missing(is_timeless: bool) -> Stamp | None:
+    """Return what events lack that have no time: that of the commit."""
+    return Stamp(None) if is_timeless else None
 
 
 def watermarks_of(column: pa.ChunkedArray) -> Watermarks | None:
@@ -190,7 +213,7 @@ def _of_tuples(
     if (odd := out_of_place([*rows], ("key", "value", "time"))) is not None:
         raise InvalidUpdate(f"{cut(odd)} has its fields at other places: {_SHAPE}")
     deleted = np.fromiter((row[1] is None for row in rows), np.bool_, len(rows))
-    times = [row[2] for row in rows] if stamp is None else [stamp.time] * len(rows)
+    times = [row[2] for row in rows] if stamp is None else [stamp.time or 0] * len(rows)
     is_unit = not taken.value.fields
     if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
         raise InvalidUpdate(f"event {wrong} is {cut(rows[wrong])}: without value columns, a value is () or None")
@@ -323,4 +346,4 @@ def joined_events(tables: Sequence[EventTable]) -> EventTable:
     table = table.set_column(at, table.schema.field(at), int64_array(np.arange(len(table), dtype=np.int64)))
     known = [events.watermarks for events in tables if events.watermarks is not None]
     marks = (min(least for least, _ in known), max(most for _, most in known)) if known else None
-    return EventTable(tables[0].schema, table, marks)
+    return replace(tables[0], table=table, watermarks=marks)

@@ -5,10 +5,12 @@ operation fails alone, and whatever is uncertain is resolved from the log before
 assume is in `persist.state.remembered`.
 """
 
+from persist.write.commit_times import times_together
 from persist.write.committer import Committer
-from persist.write.future import CommitFuture
+from persist.write.future import CommitFuture, Committed
 from persist.write.operations import (
     Asked,
+    AtCommit,
     Commit,
     Operation,
     Step,

@@ -7,10 +7,11 @@ No error may be lost (rule 5): a ledger keeps every failed future that nobody ha
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -77,6 +78,13 @@ class UnobservedErrors:
             raise BaseExceptionGroup(f"{count} writes failed and nobody looked at their errors", errors)
 
 
+class Committed(NamedTuple):
+    """Where a commit is in the log, and which times it gave, by collection, to those who named none."""
+
+    seqno: int
+    times: Mapping[str, int] = MappingProxyType({})
+
+
 class CommitFuture(Future[int]):
     """Resolves to the seqno of the commit once it is durable, or to the error that rejected it.
 
@@ -98,6 +106,25 @@ class CommitFuture(Future[int]):
         self._on_wait = on_wait
         self._seqno: int | None = None  # Known without a lock, once all who waited have been told.
         self.late: pa.Table | None = None
+        self._times: Mapping[str, int] = {}
+
+    @property
+    def time(self) -> int | None:
+        """The time that the commit gave to what was written without one; waits for it, and raises its error.
+
+        None if the caller named the times, or if nothing was written.
+        """
+        return next(iter(self.times.values()), None)
+
+    @property
+    def times(self) -> Mapping[str, int]:
+        """The same by the ids of the collections: on timelines of different units, one moment has several numbers."""
+        self.result()
+        return self._times
+
+    def committed(self) -> Committed:
+        """Return the seqno and the times; waits, and raises, as `result`."""
+        return Committed(self.result(), self._times)
 
     def fail(self, error: BaseException) -> None:
         """Resolve to error, which stays on the ledger until somebody looks."""
@@ -107,8 +134,9 @@ class CommitFuture(Future[int]):
         with _contained():
             self.set_exception(error)
 
-    def succeed(self, seqno: int) -> None:
-        """Resolve to the seqno of the commit."""
+    def succeed(self, seqno: int, times: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Resolve to the seqno of the commit, which gave these times."""
+        self._times = times
         with _contained():
             self.set_result(seqno)
         self._seqno = seqno

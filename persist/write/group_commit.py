@@ -7,7 +7,8 @@ For one group:
 2. *Merge* what was accepted into the least number of mutations (`persist.write.operations`). Readers cannot tell,
    because a record is atomic.
 3. *Create* the record at the next seqno. Whoever loses the race applies the winner's record and starts again at 1,
-   with the same uploads.
+   with the same uploads. Times that the commit assigns are those of the state which the record follows, so each attempt
+   has its own; parts are stamped with them in their descriptors, and none is encoded again.
 
 With a `relay`, another client is asked first to commit a group with those of others (`persist.write.relay`); what it
 does not answer is settled here.
@@ -22,15 +23,17 @@ import itertools
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 from msgspec import UNSET
 
+from persist.antichain import Antichain
 from persist.blob import Blob, Clock, turn_at
 from persist.codecs import Part
 from persist.errors import (
@@ -53,11 +56,14 @@ from persist.log import (
     is_upload,
     kinds,
     move_out,
+    read_record,
     record_key,
     record_seqno,
 )
 from persist.replica import Follower, checkpoint_due, say_whose, write_checkpoint
 from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded
+from persist.write.commit_times import assigned_times, in_records
+from persist.write.future import Committed
 from persist.write.operations import Operation, Step, Submission, Write, merge
 from persist.write.part_writer import PartWriter
 from persist.write.relay import Relay, doubt, is_in_doubt, is_plain, may_be_relayed, submitted
@@ -140,7 +146,7 @@ class GroupCommit:
         answers = relay.commit(location, asked)
         if answers is None:
             return operations
-        self._relayed = max((each for each in answers if isinstance(each, int)), default=self._relayed)
+        self._relayed = max((each.seqno for each in answers if isinstance(each, Committed)), default=self._relayed)
         left = [each for each, answer in zip(asked, answers, strict=True) if answer is None]
         self._counts["relayed"] += len(asked) - len(left)
         self._counts["in_doubt"] += len(left)
@@ -151,7 +157,7 @@ class GroupCommit:
             if isinstance(answer, PersistError):
                 self._reject(operation, answer)
             elif answer is not None:
-                operation.future.succeed(answer)
+                operation.future.succeed(*answer)
         return left
 
     def _commit_here(self, operations: list[Operation]) -> None:
@@ -160,12 +166,13 @@ class GroupCommit:
             self._follower.catch_up(min(doubtful))
             if not self._look_back.now(self._follower.state):
                 self._follower.restart()
-        with ExitStack() as turn:
-            if self._is_crowded:
-                self._is_crowded = turn.enter_context(turn_at(self._blob, record_key(0)))
+        for of_record in in_records(operations):
+            with ExitStack() as turn:
                 if self._is_crowded:
-                    self._follower.refresh()
-            self._commit_in_turn(operations, turn)
+                    self._is_crowded = turn.enter_context(turn_at(self._blob, record_key(0)))
+                    if self._is_crowded:
+                        self._follower.refresh()
+                self._commit_in_turn(of_record, turn)
 
     def _commit_in_turn(self, operations: list[Operation], turn: ExitStack) -> None:
         """Commit, with the turn to create records if many race for the next slot, and the store has turns.
@@ -181,8 +188,8 @@ class GroupCommit:
             if not self._is_store_proven(state):
                 continue
             operations = self._unsettled(operations, state, unreadable)
-            accepted, done, rejected = self._validate(state, operations, unreadable)
-            mutations = self._mutations(state, accepted, appends)
+            accepted, done, rejected, times = self._validate(state, operations, unreadable)
+            mutations = self._mutations(state, accepted, appends, times)
             is_final = bool(rejected) or (bool(accepted) and not mutations)
             if is_final and self._follower.refresh().seqno != state.seqno:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
@@ -211,16 +218,40 @@ class GroupCommit:
             for mutation in mutations:
                 if isinstance(mutation, kinds.Append | kinds.Resolve):
                     self.appended(mutation.collection)
-            self._succeed(accepted, done, state.seqno + is_record)
+            self._succeed(accepted, done, state.seqno + is_record, times)
             break
 
-    def _succeed(self, accepted: list[Operation], done: list[Operation], seqno: int) -> None:
+    def _succeed(self, accepted: list[Operation], done: list[Operation], seqno: int, times: Mapping[str, int]) -> None:
         self._counts["operations"] += len(accepted) + len(done)
         self._counts["repeated"] += len(done)
         for operation in done:
             self.abandon(operation.steps)
-        for operation in (*accepted, *done):
-            operation.future.succeed(seqno)
+        for operation in accepted:
+            operation.future.succeed(seqno, _own(times, operation))
+        for operation in done:  # In this record, or in one before.
+            operation.future.succeed(seqno, self._remembered(operation))
+
+    def _remembered(self, operation: Operation) -> dict[str, int]:
+        """Return the times that an operation got which is remembered by its token."""
+        marks = [step for step in operation.steps if isinstance(step, kinds.Tokens)] if operation.at_commit else []
+        times: dict[str, int] = {}
+        for marked in marks:
+            entry = self._follower.state.entries.get(marked.collection)
+            known = {} if entry is None or entry.contents is None else entry.contents.tokens
+            for mark in marked.tokens:
+                if mark.token in known:
+                    times[marked.collection] = known[mark.token].time_min
+        return _own(times, operation)
+
+    def _in_record(self, seqno: int, operation: Operation) -> dict[str, int]:
+        """Return the times that an operation got in a record, which seals after them; none if that is gone."""
+        record = read_record(self._blob, seqno) if operation.at_commit else None
+        sealed = {
+            step.collection: step.upper if isinstance(step, kinds.Seal) else step.end
+            for step in (() if record is None else record.mutations)
+            if isinstance(step, kinds.Seal | kinds.Resolve)
+        }
+        return _own({id_: upper[0] - 1 for id_, upper in sealed.items() if upper}, operation)
 
     def _unsettled(
         self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
@@ -238,7 +269,7 @@ class GroupCommit:
                 )
             elif (seqno := known.seqno_of(asked.submitter, asked.number)) is not None:
                 self._counts["operations"] += 1
-                operation.future.succeed(seqno)
+                operation.future.succeed(seqno, self._in_record(seqno, operation))
             elif known.is_past(asked.submitter, asked.number):
                 self._settle_past(state, operation, unreadable)
             else:
@@ -247,10 +278,10 @@ class GroupCommit:
 
     def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
         """Answer an operation that is not in the log, while later ones are: it was rejected, or had nothing to do."""
-        accepted, done, _ = self._validate(state, [operation], unreadable)
+        accepted, done, _, times = self._validate(state, [operation], unreadable)
         adds = any(isinstance(step, Write) for step in operation.steps)
-        if done or (accepted and not adds and not self._mutations(state, accepted, {})):
-            self._succeed(accepted, done, state.seqno)
+        if done or (accepted and not adds and not self._mutations(state, accepted, {}, times)):
+            self._succeed(accepted, done, state.seqno, times)
             return
         lost = "it was refused while others that came after it were not, and why was lost. Try it again."
         self._reject_alone(state, operation, unreadable, lost)
@@ -259,7 +290,7 @@ class GroupCommit:
         self, state: State, operation: Operation, unreadable: dict[str, PersistError], otherwise: str
     ) -> None:
         """Reject an operation with what state alone has against it, or if that is nothing, as not tried."""
-        _, _, rejected = self._validate(state, [operation], unreadable)
+        _, _, rejected, _ = self._validate(state, [operation], unreadable)
         self._reject(operation, rejected[0][1] if rejected else Unavailable(otherwise))
 
     def _is_store_proven(self, state: State) -> bool:
@@ -376,9 +407,10 @@ class GroupCommit:
         state: State,
         accepted: list[Operation],
         appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]],
+        times: Mapping[str, int],
     ) -> tuple[Mutation, ...]:
         """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
-        first, changes, last = merge(accepted)
+        first, changes, last = merge(accepted, times)
         mutations: list[Mutation] = [*first]
         for change in changes.values():
             entry = state.entries.get(change.id)
@@ -388,6 +420,8 @@ class GroupCommit:
                 inline_bytes = contents.inline_bytes if contents is not None else 0
                 appends[change.id] = (change.writes, self._parts.encoded(change.id, change.writes, inline_bytes))
             encoded = appends[change.id][1]
+            if change.id in times:
+                encoded = [_stamped(mutation, times[change.id]) for mutation in encoded]
             if state.location is not None:
                 # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
                 move = partial(_moved_out, self._blob, state.location, state.seqno + 1)
@@ -412,12 +446,14 @@ class GroupCommit:
 
     def _validate(
         self, state: State, operations: list[Operation], unreadable: dict[str, PersistError]
-    ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]]]:
+    ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]], dict[str, int]]:
         """Return the operations that may follow state in this order, those done before, and the others with the reason.
 
-        One that repeats another of the same group counts as done, too: it is once the group is.
+        Last come the times for those who named none. An operation that repeats another of the same group counts as
+        done, too: it is once the group is.
         """
         draft = Draft(state, self.epoch)
+        times = assigned_times(operations, partial(_upper_in, state), self._clock.wall_ms())
         accepted: list[Operation] = []
         done: list[Operation] = []
         rejected: list[tuple[Operation, PersistError]] = []
@@ -432,10 +468,10 @@ class GroupCommit:
                         check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
                     elif isinstance(step, kinds.Replace | kinds.Resolve):
                         check_uploaded(state.control, step)
-                (accepted if draft.extend(operation.plan()) else done).append(operation)
+                (accepted if draft.extend(operation.plan(times)) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
-        return accepted, done, rejected
+        return accepted, done, rejected, times
 
     def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
         """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
@@ -446,6 +482,23 @@ class GroupCommit:
         self._parts.discard(
             part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
         )
+
+
+def _upper_in(state: State, collection: str) -> Antichain:
+    """Return the upper of a collection; one that is not there, or cannot be read, is refused by other rules."""
+    entry = state.entries.get(collection)
+    return Antichain(0) if entry is None or entry.contents is None else entry.contents.upper
+
+
+def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
+    ids = (asked.collection for asked in operation.at_commit)
+    return {id_: times[id_] for id_ in ids if id_ in times}
+
+
+def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
+    """Return what adds parts with the time of those that get it of their commit."""
+    parts = tuple(part.stamped_at(time) if part.stamped else part for part in mutation.parts)
+    return msgspec.structs.replace(mutation, parts=parts)
 
 
 def _moved_out(blob: Blob, location: str, seqno: int, mutations: Sequence[B]) -> list[B]:

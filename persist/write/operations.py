@@ -9,13 +9,16 @@ collection that had it was touched (destroyed), so its `Change` comes first. Lea
 holds need them, and whatever else concerns the location comes last. Compactions and resolutions come before what is
 added, of which they know nothing: a resolution that would have to know of events of the same group was refused. What
 cannot be put into another order, such as a rename, gets a record of its own.
+
+A caller who names no time asks for that of the commit, with `AtCommit` (`persist.write.commit_times`).
 """
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,6 +40,7 @@ class Write:
         digest: of the updates, if it was wanted.
         is_kept: whether the parts of a commit that is rejected stay, because whoever asks for it sees to them.
         events: what is known of them, if these are events for a keyed collection, and of which schema is the events'.
+        at_commit: whether they get the time of their commit; the one that they have until then is 0.
     """
 
     collection: str
@@ -47,6 +51,7 @@ class Write:
     is_kept: bool = False
     events: "PlannedPend | None" = None
     digest: int | None = None
+    at_commit: bool = False
 
     @property
     def versions(self) -> Iterable[int]:
@@ -80,9 +85,22 @@ class Asked:
     digest: int | None
 
 
+class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    """Give what is written to a collection without a time that of the commit, and seal it just after that.
+
+    Attributes:
+        timeline: the collection's unit of time, None if its times only count.
+        time: what it must be, because other steps were made for it; None if any will do.
+    """
+
+    collection: str
+    timeline: str | None = None
+    time: int | None = None
+
+
 TOKEN_CHARS_MAX = 200
 
-Step = Write | Mutation | Condition | Asked
+Step = Write | Mutation | Condition | Asked | AtCommit
 Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the steps, and the names of what they concern.
 
 
@@ -111,6 +129,7 @@ class Operation:
         names: what people call the collections concerned, by id.
         bytes: what all its writes occupy in memory.
         submission: by what id it was asked for; None if no other client was asked to commit it.
+        at_commit: those of its steps that ask for the time of the commit.
     """
 
     steps: tuple[Step, ...]
@@ -118,6 +137,12 @@ class Operation:
     future: CommitFuture
     bytes: int
     submission: Submission | None = None
+    at_commit: tuple[AtCommit, ...] = ()
+
+    @property
+    def shares_time(self) -> bool:
+        """Whether it does nothing but write at the time of the commit: then it may have it together with others."""
+        return bool(self.at_commit) and all(map(_may_share_time, self.steps))
 
     @property
     def uploads(self) -> list["Future[tuple[Part, ...]]"]:
@@ -136,14 +161,47 @@ class Operation:
                 return False
         return True
 
-    def plan(self) -> Iterable[DraftStep]:
-        """Return what `persist.state.draft.Draft` needs to validate this."""
+    def plan(self, times: Mapping[str, int]) -> Iterable[DraftStep]:
+        """Return what `persist.state.draft.Draft` needs to validate this, given the times that are assigned.
+
+        Where several share a time, their collections are sealed when all of them are valid, and not by each of them.
+        """
         for step in self.steps:
             if isinstance(step, Write):
+                time = times[step.collection] if step.at_commit else step.time_min
+                if step.events is not None:
+                    yield replace(step.events, time_min=time, time_max=time) if step.at_commit else step.events
+                    continue
                 for version in step.versions:
-                    yield step.events or PlannedAppend(step.collection, step.time_min, version)
+                    yield PlannedAppend(step.collection, time, version)
+            elif isinstance(step, AtCommit):
+                if not self.shares_time:
+                    yield self.seal_of(step, times)
+            elif isinstance(step, kinds.Tokens) and self.at_commit:
+                yield remembered_at(step, times)
             elif not isinstance(step, Asked):
                 yield step
+
+    def seal_of(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
+        """Return what seals a collection after the time it was given, or farther if a step before seals it farther."""
+        after = Antichain(times[asked.collection] + 1)
+        return kinds.Seal(asked.collection, max(self.sealed_before(asked), after).elements)
+
+    def sealed_before(self, asked: AtCommit) -> Antichain:
+        """Return how far the operation itself seals a collection before it asks for the time of the commit."""
+        upper = Antichain(0)
+        for step in self.steps:
+            if step is asked:
+                break
+            if isinstance(step, kinds.Seal) and step.collection == asked.collection:
+                upper = Antichain(*step.upper)
+        return upper
+
+
+def _may_share_time(step: Step) -> bool:
+    if isinstance(step, Write):
+        return step.at_commit
+    return step.time is None if isinstance(step, AtCommit) else isinstance(step, kinds.Tokens | kinds.Note)
 
 
 @dataclass(slots=True)
@@ -165,10 +223,14 @@ class Change:
     notes: list[kinds.Note] = field(default_factory=list)
     destroy: kinds.Destroy | None = None
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Step, times: Mapping[str, int]) -> None:
         """Account for one more step, which is valid after the ones before."""
         if isinstance(step, Write):
             self.writes.append(step)
+        elif isinstance(step, AtCommit):
+            after = kinds.Seal(step.collection, (times[step.collection] + 1,))
+            if self.seal is None or Antichain(*self.seal.upper) < Antichain(*after.upper):
+                self.seal = after
         elif isinstance(step, kinds.Create):
             self.create = step
         elif isinstance(step, kinds.Replace):
@@ -178,7 +240,7 @@ class Change:
         elif isinstance(step, kinds.AdvanceLateBound):
             self.late_bounds.append(step)
         elif isinstance(step, kinds.Tokens):
-            self.tokens += step.tokens
+            self.tokens += remembered_at(step, times).tokens
         elif isinstance(step, kinds.Batch):
             self.batches.append(step)
         elif isinstance(step, kinds.SetHold | kinds.ReleaseHold):
@@ -218,7 +280,8 @@ class Change:
             *self.notes,
             self.destroy,
         ]
-        if contents is not None and self.seal is not None and self.seal.upper == contents.upper_times:
+        ends = [resolve.end for resolve in self.resolves]
+        if contents is not None and self.seal is not None and self.seal.upper in (contents.upper_times, *ends):
             wanted.remove(self.seal)
         if (
             contents is not None
@@ -298,7 +361,17 @@ def note_steps(message: str | None, metadata: Mapping[str, str] | None, collecti
     return notes
 
 
-def merge(operations: Sequence[Operation]) -> tuple[list[kinds.GrantLease], dict[str, Change], list[LocationMutation]]:
+def remembered_at(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:
+    """Return what remembers writes, with the time that their collection was given, if it was."""
+    time = times.get(step.collection)
+    if time is None:
+        return step
+    return kinds.Tokens(step.collection, tuple(TokenMark(mark.token, time, mark.digest) for mark in step.tokens))
+
+
+def merge(
+    operations: Sequence[Operation], times: Mapping[str, int]
+) -> tuple[list[kinds.GrantLease], dict[str, Change], list[LocationMutation]]:
     """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
     grants: list[kinds.GrantLease] = []
     changes: dict[str, Change] = {}
@@ -310,5 +383,5 @@ def merge(operations: Sequence[Operation]) -> tuple[list[kinds.GrantLease], dict
             elif isinstance(step, LocationMutation):
                 rest.append(step)
             else:
-                changes.setdefault(step.collection, Change(step.collection)).add(step)
+                changes.setdefault(step.collection, Change(step.collection)).add(step, times)
     return grants, changes, rest

@@ -85,31 +85,34 @@ class PartWriter:
 
     def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> kinds.Append | None:
         """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
-        parts = [part for write in writes if isinstance(write.data, Future) for part in write.data.result()]
-        small = [write for write in writes if not isinstance(write.data, Future)]
-        for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
-            parts.append(self.stored(collection, data, part, inline_bytes))
-            inline_bytes += len(parts[-1].inline)
+        parts = [part for write in writes if isinstance(write.data, Future) for part in _uploaded(write)]
+        for at_commit in (False, True):
+            small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
+            for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
+                made = self.stored(collection, data, part, inline_bytes)
+                parts.append(made.stamped_at(0) if at_commit else made)
+                inline_bytes += len(made.inline)
         return kinds.Append(collection, tuple(parts)) if parts else None
 
     def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
         """Return the mutations that add all writes to a collection that has inline_bytes already: updates, and events.
 
-        Events keep the order of the writes: small ones that follow each other become one part.
+        Events keep the order of the writes: small ones that follow each other become one part. Parts of what gets the
+        time of the commit are stamped, with 0 until it is known.
         """
         append = self.append(collection, [write for write in writes if write.events is None], inline_bytes)
         inline_bytes += sum(len(part.inline) for part in append.parts) if append is not None else 0
         events = [write for write in writes if write.events is not None]
         parts: list[Part] = []
-        for (is_small, _), group in groupby(events, _how_encoded):
+        for (is_small, _, at_commit), group in groupby(events, _how_encoded):
             if not is_small:
-                parts += [p for write in group if isinstance(write.data, Future) for p in write.data.result()]
+                parts += [part for write in group for part in _uploaded(write)]
                 continue
             small = [*group]
             table = in_order_of_arrival(_table(small, small[0].schema))
             made = self.stored_parts(collection, table, small[0].schema, inline_bytes)
             inline_bytes += sum(len(part.inline) for part in made)
-            parts += made
+            parts += [part.stamped_at(0) for part in made] if at_commit else made
         pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
         return [each for each in (append, pend) if each is not None]
 
@@ -210,6 +213,12 @@ def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
     return (min(least for least, _ in known), max(greatest for _, greatest in known)) if known else None
 
 
-def _how_encoded(events: Write) -> tuple[bool, int]:
-    """Return whether events are encoded with those that follow them, and with which version of the schema."""
-    return not isinstance(events.data, Future), events.schema.version
+def _how_encoded(events: Write) -> tuple[bool, int, bool]:
+    """Return whether events are encoded with those that follow them, of which schema, and at the commit's time."""
+    return not isinstance(events.data, Future), events.schema.version, events.at_commit
+
+
+def _uploaded(write: Write) -> list[Part]:
+    """Return the parts of a write that was uploaded."""
+    assert isinstance(write.data, Future), "what is uploaded has a future"
+    return [part.stamped_at(0) if write.at_commit else part for part in write.data.result()]

@@ -9,8 +9,9 @@ operation will not come in another way.
     message = checksum (16 bytes, xxh3_128 of the rest, most significant byte first), JSON
     request = {"format", "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
     step    = a mutation of the log (docs/internals/format.md) | write | condition
-    write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?}
-    answers = {"format", "answers": [{"seqno"} | {"error"} | {}, …]}
+    write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?, "at_commit"?}
+            | {"kind": "at_commit", "collection", "timeline"?, "time"?} (for all of a collection that has no time)
+    answers = {"format", "answers": [{"seqno", "times"?} | {"error"} | {}, …]}
     error   = {"kind": name of the class, "args": [value, …], "more": {attribute: value}} | {"kind", "text"}
     value   = null | bool | int | float | text | [value, …] (a tuple) | {"frontier": [time, …]}
             | {"unsealed": [the fields of an UnsealedWrites]} | {"items": [[key, value], …]} (a dict)
@@ -53,13 +54,14 @@ from persist.state import (
     version_of,
 )
 from persist.upsert import event_fields, events_schema
-from persist.write.operations import Asked, Operation, Step, Write
+from persist.write.future import Committed
+from persist.write.operations import Asked, AtCommit, Operation, Step, Write
 from persist.write.sent_rows import check_sent_rows, rows_from, sent_rows
 
-Answer = int | PersistError | None
+Answer = Committed | PersistError | None
 
 OPERATIONS_MAX = 1000  # That one request holds.
-_PLAIN = kinds.Tokens | kinds.Seal | kinds.Note | kinds.Batch | Condition | Asked
+_PLAIN = kinds.Tokens | kinds.Seal | kinds.Note | kinds.Batch | Condition | Asked | AtCommit
 
 
 class Relay(Protocol):
@@ -148,12 +150,15 @@ class _Write(
     rows: bytes = b""
     parts: tuple[Part, ...] = ()
     events: tuple[int, Watermarks | None] | None = None
+    at_commit: bool = False
 
 
 if TYPE_CHECKING:
-    Sent = _Write | Condition | Mutation
+    Sent = _Write | Condition | Mutation | AtCommit
 else:
-    Sent = reduce(or_, (_Write, *Condition.__subclasses__(), *(kind for kind in KINDS.values() if kind.is_sent)))
+    Sent = reduce(
+        or_, (_Write, AtCommit, *Condition.__subclasses__(), *(kind for kind in KINDS.values() if kind.is_sent))
+    )
 Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
@@ -177,6 +182,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     seqno: int | None = None
+    times: dict[str, int] = {}
     error: dict[str, Any] | None = None
 
 
@@ -229,7 +235,13 @@ def answers_from(data: bytes, count: int) -> list[Answer]:
     answers = _read(data, _Answers).answers
     if len(answers) != count:
         raise ValueError(f"it has {len(answers)} answers, and {count} were asked for")
-    return [each.seqno if each.error is None else error_from_json(each.error) for each in answers]
+    return [_answer_from(answer) for answer in answers]
+
+
+def _answer_from(answer: _Answer) -> Answer:
+    if answer.error is not None:
+        return error_from_json(answer.error)
+    return None if answer.seqno is None else Committed(answer.seqno, answer.times)
 
 
 def steps_from(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
@@ -252,7 +264,7 @@ def steps_from(asking: Asking, contents_of: Callable[[str], CollectionState | No
 def _answer(answer: Answer) -> _Answer:
     if isinstance(answer, PersistError):
         return _Answer(error=error_to_json(answer))
-    return _Answer(seqno=answer)
+    return _Answer() if answer is None else _Answer(answer.seqno, dict(answer.times))
 
 
 def _message(value: Request | _Answers) -> bytes:
@@ -279,9 +291,10 @@ def _sent_write(write: Write) -> _Write:
     events = None if write.events is None else (write.events.time_max, write.events.watermarks)
     schema = write.schema.to_json()
     if isinstance(write.data, Future):
-        return _Write(write.collection, schema, write.time_min, parts=write.data.result(), events=events)
+        parts = write.data.result()
+        return _Write(write.collection, schema, write.time_min, b"", parts, events, write.at_commit)
     table = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
-    return _Write(write.collection, schema, write.time_min, rows=sent_rows(table), events=events)
+    return _Write(write.collection, schema, write.time_min, sent_rows(table), (), events, write.at_commit)
 
 
 def _write(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> Write:
@@ -298,8 +311,12 @@ def _write(step: _Write, create: kinds.Create | None, contents: CollectionState 
         times = data["_time"].to_numpy()
         if len(times) == 0 or int(times.min()) != step.time_min or (planned and int(times.max()) != planned.time_max):
             raise ValueError("its times are not those that it says")
+    latest = max(part.time_max for part in step.parts) if step.parts else int(times.max())
+    if step.at_commit and latest:
+        raise ValueError("it gets the time of its commit, and has others already")
     # Whoever asks keeps what it has stored until it knows what became of it.
-    return Write(step.collection, schema, step.time_min, len(step.rows), data, is_kept=True, events=planned)
+    size = len(step.rows)
+    return Write(step.collection, schema, step.time_min, size, data, True, planned, at_commit=step.at_commit)
 
 
 def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:

@@ -11,6 +11,7 @@ upload is waited for.
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -54,21 +55,25 @@ class WriteSteps:
     ) -> Write | None:
         """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
 
-        With a stamp, the updates are plain rows; with some columns to take it by, their digest is told, too. None if
-        there are none. Raises what `to_updates` raises, and what a stream raises; nothing is left behind then.
+        With a stamp, the updates are plain rows, which get the time of the commit if the stamp has none; with some
+        columns to take it by, their digest is told, too. None if there are none. Raises what `to_updates` raises, and
+        what a stream raises; nothing is left behind then.
         """
+        at_commit = stamp is not None and stamp.time is None
         if stamp is not None:
             updates = stamped(updates, schema, stamp)
         small = small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
             digest = _digest(gathered([small], schema), by) if by else None  # As a table it costs more than all else.
-            return Write(collection, schema, small.time_min, small.bytes, small, digest=digest)
+            return Write(collection, schema, small.time_min, small.bytes, small, digest=digest, at_commit=at_commit)
         data = opened(updates)
         if isinstance(data, TableStream):
             pieces = streamed_updates(data, schema, moments=timeline_of(schema))
-            return self._of_stream(collection, schema, pieces, by)
-        table = to_updates(data, schema, moments=timeline_of(schema))
-        return self._of_table(collection, schema, table, by) if len(table) else None
+            write = self._of_stream(collection, schema, pieces, by)
+        else:
+            table = to_updates(data, schema, moments=timeline_of(schema))
+            write = self._of_table(collection, schema, table, by) if len(table) else None
+        return replace(write, at_commit=True) if at_commit and write is not None else write
 
     def held_or_stored(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
@@ -108,9 +113,11 @@ class WriteSteps:
         planned = PlannedPend(collection, int(times.min()), int(times.max()), events.watermarks, events.schema.version)
         size = int(events.table.nbytes)
         if size <= SMALL_WRITE_BYTES_MAX:
-            return Write(collection, events.schema, planned.time_min, size, events.table, events=planned)
-        upload = self._upload(collection, events.schema, events.table)
-        return Write(collection, events.schema, planned.time_min, size, upload, events=planned)
+            data: pa.Table | Upload = events.table
+        else:
+            data = self._upload(collection, events.schema, events.table)
+        at_commit = events.at_commit
+        return Write(collection, events.schema, planned.time_min, size, data, events=planned, at_commit=at_commit)
 
     def _of_table(
         self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str], *, is_ours: bool = False

@@ -127,6 +127,9 @@ def write_compacted(client: Client, word: str = "at") -> None:
     change(range(12, 16), range(7, 8))
     compacted.compact(only_due=True)
     change(range(16, 18), range(2))  # Stays in the log.
+    stamped = client.create_or_load("stamped", key={"k": pa.int64()}, value={"v": pa.string()})
+    for rows in (2, 20_000):  # In the log, and as a file.
+        stamped.write(pa.table({"k": range(rows), "v": [str(n % 7) for n in range(rows)]})).result()
 
 
 def write_keyed(client: Client) -> None:

@@ -118,7 +118,7 @@ class JoinedRows:
         self._schema = schema
         self._columns = columns
         self._reader = reader
-        self._name = "joined", tuple((part.checksum, part.schema) for part in parts), columns, types
+        self._name = "joined", tuple((part.rows_id, part.schema) for part in parts), columns, types
 
     def may_hold(self, wanted: SortedKeys | None) -> bool:
         """Return True: to find out takes as long as to search."""

@@ -294,7 +294,7 @@ class PartRows:
         return piece
 
     def _samples(self) -> KeySamples | None:
-        name = (self._part.checksum, "samples", self._types)
+        name = (self._part.rows_id, "samples", self._types)
         samples = self._reader.decoded.get(name)
         if samples is None:
             samples = KeySamples.of(self._part, self._schema)
@@ -305,7 +305,7 @@ class PartRows:
 
     def _bounds(self) -> GroupBounds:
         if self._known_bounds is None:
-            name = (self._part.checksum, "bounds", self._types)
+            name = (self._part.rows_id, "bounds", self._types)
             bounds = self._reader.decoded.get(name)
             if bounds is None:
                 index = self._reader.index(self._part, self._schema)
@@ -464,10 +464,10 @@ class PartRows:
         return pa.schema([self._schema.arrow.field(name) for name in columns])
 
     def _name(self, columns: tuple[str, ...], span: Span) -> Hashable:
-        return self._part.checksum, span, columns, self._types
+        return self._part.rows_id, span, columns, self._types
 
     def _file_name(self, columns: tuple[str, ...], span: Span) -> str:
-        return json.dumps([self._part.checksum, *span, columns, self._types])
+        return json.dumps([self._part.rows_id, *span, columns, self._types])
 
 
 def _batch(piece: Piece) -> pa.RecordBatch:

@@ -157,7 +157,7 @@ ROOM_SHARE = 0.875  # Of what look-ups may keep.
 TIER = 4  # So many rungs of similar size, or of growing ones, become one.
 
 Age: TypeAlias = tuple[Part, ...]  # Parts of which no other has updates at a time between theirs, or at one of them.
-Names: TypeAlias = tuple[tuple[str, int], ...]  # Of parts: the checksum, and the version of the schema.
+Names: TypeAlias = tuple[tuple[str, int], ...]  # Of parts: what their rows are known by, and the version of the schema.
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
@@ -219,7 +219,7 @@ class _Step:
     @property
     def name(self) -> Names:
         """What tells its parts, in order."""
-        return tuple((part.checksum, part.schema) for age in self.ages for part in age)
+        return tuple((part.rows_id, part.schema) for age in self.ages for part in age)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class Rungs:
         row_bytes = max((part.memory / part.rows for age in ages[:1] for part in age if part.rows), default=1.0)
         room = self._reader.decoded.bytes_max * ROOM_SHARE / row_bytes
         for age in ages:
-            is_known = all((part.checksum, part.schema) in is_in_ladder for part in age)
+            is_known = all((part.rows_id, part.schema) in is_in_ladder for part in age)
             rows += 0 if is_known else _rows_left(age)
             if not (is_known or _is_worth(age, keys)) or rows > room or not all(map(self._scan.is_inside, age)):
                 break
@@ -285,7 +285,7 @@ class Rungs:
 
     def _ladder_name(self, ages: Sequence[Age]) -> Hashable:
         # The oldest of all runs stays longest. Where it goes, a ladder is made anew.
-        return "ladder", ages[-1][0].checksum, self._types
+        return "ladder", ages[-1][0].rows_id, self._types
 
     def _merged(self, steps: Sequence[_Step]) -> list[_Step]:
         """Return steps of which there are less than `TIER` of each size."""

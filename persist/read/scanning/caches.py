@@ -123,7 +123,7 @@ class _Cut:
     Equal bytes may be two parts, which read the same only if their versions and the schemas that they are read with do.
     """
 
-    checksum: str
+    rows_id: str
     version: int
     reading: str
     columns: tuple[str, ...]
@@ -188,7 +188,7 @@ def _none_of(kind: pa.DataType) -> pa.Array:
 def _cut(
     part: Part, schema: CollectionSchema, columns: tuple[str, ...], filter: pc.Expression | None, bound: Any
 ) -> _Cut:
-    return _Cut(part.checksum, part.schema, schema.reading, columns, _Itself(filter), str(bound))
+    return _Cut(part.rows_id, part.schema, schema.reading, columns, _Itself(filter), str(bound))
 
 
 def fetched(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:

@@ -21,7 +21,8 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage
 from persist.read import TOUCH_FRACTION
-from persist.spark.reading.plans import BROADCAST_ROWS_MAX, unused
+from persist.spark.reading.plans import BROADCAST_ROWS_MAX
+from persist.spark.reading.store import unused
 from persist.spark.types import quoted
 
 _LONG = LongType()

@@ -36,6 +36,7 @@ from persist.spark.reading.store import (
     holds_map,
     narrowed,
     part_frame,
+    unused,
     why_not_narrowed,
     why_not_stored,
     why_not_typed,
@@ -301,14 +302,6 @@ def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
     lifted = part.lift(scan.schema)
     known = part.stats.get(name if lifted is None else lifted.source(name) or "")
     return known is None or known[2] > 0
-
-
-def unused(name: str, names: Iterable[str]) -> str:
-    """Return a name like that one that none of names is, whatever the case of its letters."""
-    taken = {other.lower() for other in names}
-    while name.lower() in taken:
-        name += "_"
-    return name
 
 
 def united(frames: Iterable[DataFrame]) -> DataFrame:

@@ -6,7 +6,7 @@ Tombstones are left out one by one, whatever their diffs: so it makes no differe
 others are summed up, and a key of which there is nothing but tombstones is touched by nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from persist.codecs import CollectionSchema, Part
+from persist.codecs import DIFF, TIME, CollectionSchema, Part
 from persist.log import KeyedForm
 from persist.read import Scan
 from persist.spark.types import as_spark_expects, quoted, spark_schema
@@ -159,33 +159,66 @@ def part_frame(
 ) -> DataFrame:
     """Return those columns of all rows of parts that are blobs, by Spark's own scan.
 
-    Parts of other versions of the schema are projected to this one: each version is a scan of its own.
+    Parts of other versions of the schema are projected to this one: each version is a scan of its own. So are stamped
+    parts, if times are wanted, which only their descriptors have.
     """
-    versions: dict[int, list[Part]] = {}
+    alike: dict[tuple[int, bool], list[Part]] = {}
     for part in parts:
-        versions.setdefault(part.schema, []).append(part)
-    frames = [_version_frame(spark, url, schema, names, some) for some in versions.values()]
+        alike.setdefault((part.schema, part.stamped and TIME in names), []).append(part)
+    frames = [_version_frame(spark, url, schema, names, some) for some in alike.values()]
     return reduce(DataFrame.union, frames)
 
 
 def _version_frame(
-    spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
+    spark: SparkSession,
+    url: str,
+    schema: CollectionSchema,
+    names: Sequence[str],
+    parts: Sequence[Part],
+    file: str | None = None,
 ) -> DataFrame:
-    """Return the same of parts of one version, with names and types of the schema."""
+    """Return the same of parts of one version, with names and types of the schema; perhaps with that of the file."""
+    if parts[0].stamped and TIME in names:
+        return _stamped_frame(spark, url, schema, names, parts)
     root, lifted = native_root(url), parts[0].lift(schema)
     wanted = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
-    read = spark.read.options(**READ_OPTIONS)
-    paths = [f"{root}/{part.blob}" for part in parts]
-    if lifted is None:
-        return read.schema(wanted).parquet(*paths)
-    stored = lifted.names(names) or ["_time"]
-    types = spark_schema(pa.schema([lifted.stored.arrow.field(name) for name in stored]))
-    rows, columns = read.schema(types).parquet(*paths), []
+    stored = [*names] if lifted is None else lifted.names(names) or [DIFF]
+    of_parts = schema if lifted is None else lifted.stored
+    types = spark_schema(pa.schema([of_parts.arrow.field(name) for name in stored]))
+    read = spark.read.options(**READ_OPTIONS).schema(types).parquet(*(f"{root}/{part.blob}" for part in parts))
+    if lifted is None and file is None:
+        return read
+    columns = [] if file is None else [F.element_at(F.split(F.input_file_name(), "/"), -1).alias(file)]
     for field in wanted.fields:
-        source = lifted.source(field.name)
-        column = _literal(lifted.default(field.name), field) if source is None else F.col(quoted(source))
+        source = field.name if lifted is None else lifted.source(field.name)
+        if source is None:
+            assert lifted is not None, "a part of the same version has all columns"
+            column = _literal(lifted.default(field.name), field)
+        else:
+            column = F.col(quoted(source))
         columns.append(column.cast(field.dataType).alias(field.name))
-    return rows.select(*columns)
+    return read.select(*columns)
+
+
+def _stamped_frame(
+    spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
+) -> DataFrame:
+    """Return the same of stamped parts: each file's name says which time its rows have."""
+    others = [name for name in names if name != TIME]
+    file, of_file = unused("_file", names), unused("_of_file", names)
+    rows = _version_frame(spark, url, schema, others or [DIFF], parts, file)
+    times = [(part.blob.rpartition("/")[2], part.time_min) for part in parts]
+    stamps = spark.createDataFrame(times, f"{of_file} STRING, {TIME} BIGINT")
+    joined = rows.join(F.broadcast(stamps), rows[file] == stamps[of_file])
+    return joined.select(*map(quoted, names))
+
+
+def unused(name: str, names: Iterable[str]) -> str:
+    """Return a name like that one that none of names is, whatever the case of its letters."""
+    taken = {other.lower() for other in names}
+    while name.lower() in taken:
+        name += "_"
+    return name
 
 
 def _literal(value: pa.Scalar, field: StructField) -> Column:

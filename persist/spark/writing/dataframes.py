@@ -23,7 +23,7 @@ from persist.source import CollectionAddress
 from persist.spark.data_source import DataFrameWrite, difference, present_time
 from persist.spark.data_source.source import read_by_source
 from persist.spark.options import write_options
-from persist.spark.reading.plans import unused
+from persist.spark.reading.store import unused
 from persist.spark.tasks import surfaced_errors
 from persist.spark.types import as_collection_expects, quoted
 from persist.spark.uploads import Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
