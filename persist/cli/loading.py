@@ -2,7 +2,8 @@
 
 Every piece is a commit with a token made of the file's contents and of what was asked for, so that the same command,
 given again after a crash, goes on where it was. Readers see nothing of it until its times are sealed, which the commit
-of the last piece does.
+of the last piece does. Rows without a time are one commit, which gives them its time; events without one get that of
+the commit of their piece.
 """
 
 import os
@@ -38,7 +39,8 @@ class Plan:
     """How a file is to be written.
 
     Attributes:
-        time: of all rows: a number, a moment, or the name of a column; None for updates that have times.
+        time: of all rows: a number, a moment, or the name of a column; None for updates that have times, and for rows
+            that get the time of the commit.
         diff: of all rows; None for 1, or what they have.
         seal: where to seal to with the last piece; None for not at all.
         token: names the load; None: the file's contents do.
@@ -58,13 +60,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a load did: rows written, and left out; commits made now, and found made before; the last one's seqno."""
+    """What a load did: rows written, and left out; commits made now, and found made before; the last one's seqno.
+
+    Attributes:
+        time: that the commit gave to rows without one; None if they had times, or are events.
+    """
 
     rows: int
     skipped: int
     commits: int
     done_before: int
     seqno: int | None
+    time: int | None = None
 
 
 @contextmanager
@@ -111,6 +118,12 @@ def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: 
     token = plan.token or _token(collection, file, plan)
     known = collection.handle.contents().tokens
     rows, skipped = checked(file, caster, skip_bad=plan.skip_bad)
+    if plan.late is None and caster.time_column is None and plan.time is None:
+        done_before = f"{token}/0" in known
+        future = collection.write(rows_of(file, caster), diff=plan.diff, token=f"{token}/0")
+        return Loaded(
+            rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
+        )
     pieces = max(1, -(-rows // plan.piece_rows))
     is_ours = plan.token is None  # It says what was written. Of others, the library compares that.
     if is_ours and f"{token}/{pieces - 1}" in known:

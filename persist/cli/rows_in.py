@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.cli.casting import REASONS_MAX, Caster, Misfits
-from persist.cli.text_in import csv_pieces, json_pieces
+from persist.cli.text_in import csv_pieces, first_names, head_of, json_pieces
 from persist.codecs import arrow_type, did_you_mean
 
 READ = ("csv", "json", "parquet", "arrow")
@@ -58,6 +59,17 @@ class RowFile:
         if file_format is None:
             raise InvalidUsage(f"the format of {name or path!r} cannot be told from its name: say --format, of {READ}")
         return cls(path, name or path, file_format)
+
+    def has_column(self, name: str) -> bool:
+        """Return whether it has a column of that name; of JSON lines, whether the first of them has it."""
+        if self.format == "csv":
+            return name in head_of(self.path, self.name)
+        if self.format == "json":
+            return name in first_names(self.path)
+        try:
+            return any(name in table.column_names for table in islice(_batches(self.path, self.format), 1))
+        except (pa.ArrowException, OSError):
+            return False  # Who reads it says what is wrong with it.
 
     def pieces(self, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:
         """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file.

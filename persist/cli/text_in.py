@@ -15,6 +15,7 @@ from io import BufferedReader, BytesIO
 from itertools import islice
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
@@ -25,13 +26,25 @@ from persist.cli.casting import REASONS_MAX, Caster, Misfits, check_text_types
 from persist.codecs import children
 from persist.shown import counted
 
+
+def first_names(path: str) -> list[str]:
+    """Return the names in the first object of a file of JSON lines; none if it cannot be read, as those who do say."""
+    with _text(path) as text:
+        line = next((line for line in text if line.strip()), "{}")
+    try:
+        first = msgspec.json.decode(line)
+    except msgspec.MsgspecError:
+        return []
+    return [*first] if isinstance(first, dict) else []
+
+
 BLOCK_BYTES = 8 << 20
 FIELD_CHARS_MAX = 2**31 - 1
 
 
 def csv_pieces(path: str, name: str, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:
     """Yield the rows of a CSV file that fit."""
-    names = _head(path, name)
+    names = head_of(path, name)
     caster.check_names(names, name)
     check_text_types({column: caster.types[column] for column in caster.wanted(names) if column in caster.types}, "CSV")
     wrong_width = 0
@@ -97,7 +110,8 @@ class _Located:
         return first_reasons
 
 
-def _head(path: str, name: str) -> list[str]:
+def head_of(path: str, name: str) -> list[str]:
+    """Return the names of the columns of a CSV file."""
     with _text(path) as text:
         names = next(csv.reader(text), None)
     if not names:

@@ -22,9 +22,20 @@ File = Annotated[
 Format = Annotated[
     str | None, typer.Option("--format", "-f", help="csv, json (lines), parquet or arrow; else by the file's name.")
 ]
-At = Annotated[str, typer.Option("--time", "-t", metavar="TIME", help="A time, or a moment such as 2026-11-21T12:00Z.")]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--time", "-t", metavar="TIME", help="A moment such as 2026-11-21T12:00Z, or a number; else the commit's."
+    ),
+]
 TimeOfAll = Annotated[
-    str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows; a number, or a moment.")
+    str | None,
+    typer.Option(
+        "--time",
+        "-t",
+        metavar="TIME",
+        help="Of all rows, if not that of the commit.",
+    ),
 ]
 TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")]
 SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")]
@@ -151,6 +162,10 @@ def _when(time: str | None, time_column: str | None, what: str) -> int | str | N
     return time_column if time is None else written_time_of(time)
 
 
+def _named(time: str | None) -> int | str | None:
+    return None if time is None else written_time_of(time)
+
+
 def _load(
     at: Place,
     collection: str,
@@ -166,7 +181,13 @@ def _load(
     is_events = plan.late is not None
     with spooled(file, format) as rows, at.writing() as client:
         target = _own(client, collection)
-        source = "_time" if plan.time is None else time_column
+        has_times = plan.time is None and time_column is None and rows.has_column("_time")
+        if plan.seal is not None and plan.time is None and not has_times:
+            raise persist.InvalidUsage(
+                f"--seal {plan.seal} goes with times, and neither --time nor a column _time says any: the commit gives "
+                "rows one, and seals just after it. Leave --seal out, or give a time"
+            )
+        source = "_time" if has_times else time_column
         upper = None if is_events or was_begun(target, rows, plan) else target.upper.time
         try:
             loaded = load(target, rows, _caster(target, source, ignore, upper, is_events=is_events), plan)
@@ -178,6 +199,7 @@ def _load(
         left_out = sum(count for counts in late.values() for count in counts.values())
         done = f"{'gave' if is_events else 'wrote'} {counted(loaded.rows, 'event' if is_events else 'row')}"
         done += f" to {collection} in {counted(loaded.commits, 'commit')}"
+        done += "" if loaded.time is None else f", at {times_of(target)(loaded.time)}"
         done += f", {counted(left_out, 'late event')} left out" if left_out else ""
         if not loaded.commits and loaded.done_before:
             done += " (all of it was written before: nothing was done)"
@@ -190,7 +212,7 @@ def overwrite(
     at: Place,
     collection: Name,
     file: File,
-    time: At,
+    time: At = None,
     where: Where = None,
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
@@ -205,11 +227,12 @@ def overwrite(
         caster = _caster(loaded, None, ignore)
         count, skipped = checked(rows, caster, skip_bad=skip_bad)
         only = None if where is None else parse_where(where, loaded.schema)
-        seqno = loaded.overwrite(rows_of(rows, caster), time=written_time_of(time), where=only).result()
+        future = loaded.overwrite(rows_of(rows, caster), time=_named(time), where=only)
+        told = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
         tell_done(
             at,
-            {"collection": collection, "rows": count, "skipped": skipped, "seqno": seqno},
-            f"{collection} has the {count:,} rows of {rows.name} from {time} on",
+            {**told, "time": future.time},
+            f"{collection} has the {count:,} rows of {rows.name} from {time or times_of(loaded)(future.time or 0)} on",
         )
     return OK
 
@@ -218,7 +241,7 @@ def overwrite(
 def delete(
     at: Place,
     collection: Name,
-    time: At,
+    time: At = None,
     where: Where = None,
     keys: Annotated[
         str | None, typer.Option(metavar="FILE", help="A file with the key columns of what to delete.")
@@ -240,14 +263,17 @@ def delete(
         what: Any
         if where is not None:
             what = parse_where(where, loaded.schema)
-            seqno = loaded.delete(what, time=written_time_of(time)).result()
         else:
             with spooled(keys or "", format) as rows:
                 caster = Caster(loaded.schema, None, keys_only=True, ignored=tuple(ignore or ()))
                 checked(rows, caster, skip_bad=False)
                 what = pa.table(rows_of(rows, caster).read_all())
-            seqno = loaded.delete(what, time=written_time_of(time)).result()
-        tell_done(at, {"collection": collection, "seqno": seqno}, f"deleted from {collection} at {time}")
+        future = loaded.delete(what, time=_named(time))
+        tell_done(
+            at,
+            {"collection": collection, "seqno": future.result(), "time": future.time},
+            f"deleted from {collection} at {time or times_of(loaded)(future.time or 0)}",
+        )
     return OK
 
 

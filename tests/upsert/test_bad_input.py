@@ -27,11 +27,10 @@ def keyed(client: persist.Client, name: str = "users", **declared: Any) -> persi
     ("events", "error", "says"),
     [
         ([(None, (1, "a", None), 0)], persist.InvalidUpdate, "NULL in the key column 'k'"),
-        ([(1, (1, "a", None))], persist.InvalidUpdate, "looks like"),
+        ([(1, (1, "a", None), 0), (2, (1, "a", None))], persist.InvalidUpdate, "looks like"),
         ([(1, ("x", "a", None), 0)], persist.InvalidUpdate, "update 0|at"),
         ("text", persist.InvalidUpdate, "give tuples"),
         (pa.table({"k": [1], "_time": [0]}), persist.SchemaMismatch, "missing"),
-        (pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None]}), persist.SchemaMismatch, "_time"),
         (
             pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None], "_time": [0], "_diff": [1]}),
             persist.SchemaMismatch,
