@@ -103,9 +103,8 @@ _PHRASES = tuple(
         (r"=Antichain\(\)", " for ever"),
         (r"\bas_of[= ](?=['\d])", "time "),
         (r"Read at as_of >= (\d+)", r"Read at time \1 or later"),
-        (r", and waiting 0 s did not change that", ""),
         (
-            r", or allow a longer timeout\.",
+            r", or wait for it with timeout_s=\.",
             ", or wait until somebody does (--wait SECONDS, where a command has that option).",
         ),
         (r"write, then seal\(upper\) makes times before upper readable", "write, then persist seal makes it readable"),

@@ -55,7 +55,7 @@ class ReadingCalls(CollectionBase):
             filter: a `pyarrow.compute` expression over key and value columns.
             form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
             schema: the version of the schema to read with, for a read that gives the same for ever; None is the newest.
-            timeout_s: how long to wait for as_of to be sealed; None waits without limit.
+            timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
@@ -86,7 +86,7 @@ class ReadingCalls(CollectionBase):
                 `_change`, which is "insert", "update" or "delete", the new values, and the old ones as `_old_…`.
             times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers.
             schema: as for `snapshot`.
-            timeout_s: how long to wait for `upper - 1` to be sealed; None waits without limit.
+            timeout_s: how long to wait for `upper - 1` to be sealed, if it is not; None waits without limit.
 
         Raises:
             AsOfCompacted: history between `lower - 1` and since has been compacted.
@@ -147,7 +147,7 @@ class ReadingCalls(CollectionBase):
         Args:
             as_of: the time; None means the latest sealed one.
             times: as in `changes`.
-            timeout_s: how long to wait for as_of to be sealed; None waits without limit.
+            timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.

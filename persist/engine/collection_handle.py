@@ -14,6 +14,7 @@ from persist.engine.engine import Engine
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound, with_timeline
 from persist.log import KeyedForm, check_parts, kinds
 from persist.read import ClaimedRead, machine_needed
+from persist.replica import last_moved
 from persist.state import CollectionState, ExpectUpper, check_readable, last_sealed, newest_like, unsealed, version_of
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
 from persist.upsert import EventTable, Machine, machine_of
@@ -116,9 +117,10 @@ class CollectionHandle:
     def sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
     ) -> tuple[CollectionState, int]:
-        """Wait until as_of is sealed; return the state of that moment and the time to read.
+        """Return the state of a moment at which as_of is sealed, and the time to read; after all own writes (rule 3).
 
         Args:
+            timeout_s: how long to wait for the seal; None without a limit.
             as_of: None means the latest sealed time; if nothing is sealed, that is not waited for.
             until: the upper bound of the changes that this is for; for the error.
 
@@ -126,6 +128,7 @@ class CollectionHandle:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read, or not within timeout_s.
         """
         self.engine.check_open("reading")
+        self.engine.settle()
         if as_of is not None:
             as_of = self.as_time("as_of", as_of)
         if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
@@ -145,7 +148,9 @@ class CollectionHandle:
             known = self.known()
             hidden = unsealed(known)
             advice = hidden.advice if hidden else ""
-            raise with_timeline(AsOfNotSealed(as_of, known.upper, timeout_s or 0.0, advice, until), known.timeline)
+            moved_ms = last_moved(self.engine.blob, self.engine.follower.state, self.id)
+            error = AsOfNotSealed(as_of, known.upper, timeout_s or 0.0, advice, until, moved_ms)
+            raise with_timeline(error, known.timeline)
         time = last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
         return contents, time

@@ -170,6 +170,11 @@ class Engine:
         commit_span(future, action, self.url, names)
         return future
 
+    def settle(self) -> None:
+        """Wait until all that this client was asked to write by now is done: its reads begin after that (rule 3)."""
+        if self._writer is not None:
+            self._writer.settle()
+
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""
         if self._writer is not None:  # A client that only reads has uploaded nothing.

@@ -11,7 +11,6 @@ collection. The difference is made slice by slice of the key space. Memory: the 
 there, writing the difference and, of new rows that do not fit, writing and reading them once.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -207,9 +206,7 @@ def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list
 
 def _settled(handle: CollectionHandle) -> CollectionState:
     """Return the newest state, after all that was asked of this client before: the difference is to that."""
-    committer = handle.engine.writer("overwrite").committer
-    if committer.may_wait():
-        committer.settle(threading.TIMEOUT_MAX)
+    handle.engine.settle()
     return handle.contents()
 
 

@@ -36,7 +36,7 @@ from persist.read import (
 from persist.state import CollectionState, among_versions, check_changes_readable, check_readable, form_in, last_sealed
 from persist.timeline import Moment, Timeline, Times
 
-READ_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 0.0  # Who reads what is not sealed hears so at once.
 
 
 def snapshot(
@@ -92,6 +92,7 @@ def changes(
             )
     check_request(handle.reading_schema(schema), columns, filter, "diff")
     moments = handle.moments(times)
+    handle.engine.settle()
     contents = handle.contents()
     if upper is None:
         # What begins beyond upper is waited for, as far as that.

@@ -70,6 +70,7 @@ class KeyedQueue:
         self._queued: Counter[str] = Counter()
         self._bytes_max = bytes_max
         self._bytes = 0
+        self._submitted = self._done = 0
         self._thread: ThreadPoolExecutor | None = None
         self._is_closed = False
 
@@ -97,8 +98,15 @@ class KeyedQueue:
                 self._thread = ThreadPoolExecutor(1, THREAD)
             self._queued.update(collections)
             self._bytes += size
+            self._submitted += 1
             self._thread.submit(self._run, collections, future, do, size)
         return future
+
+    def settle(self) -> None:
+        """Wait until all that was submitted by now is done."""
+        with self._lock:
+            wanted = self._submitted
+            self._lock.wait_for(lambda: self._done >= wanted)
 
     def close(self) -> None:
         """Finish what was submitted, and end the thread; idempotent."""
@@ -118,6 +126,7 @@ class KeyedQueue:
         with self._lock:
             self._queued -= Counter(collections)  # Which drops what comes to nothing.
             self._bytes -= size
+            self._done += 1
             self._lock.notify_all()
         if error is None:
             future.succeed(*committed)

@@ -162,6 +162,12 @@ class Writer:
         future = self.committer.new_future()
         return self.keyed.submit([busy], future, lambda: self.committer.submit(steps, names).committed(), 0)
 
+    def settle(self) -> None:
+        """Wait until all that was asked for by now is committed or refused; not where that waits for the caller."""
+        if self.committer.may_wait() and not self.keyed.is_own_thread():
+            self.keyed.settle()
+            self.committer.settle(threading.TIMEOUT_MAX)
+
     def compact(self, collection: str, name: str, *, full: bool) -> CompactionReport:
         """Compact a collection, in this thread; full means all that can be done, and not only what is due."""
         self.committer.check_may_wait()

@@ -113,12 +113,13 @@ class AsOfCompacted(AboutTimes, InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class AsOfNotSealed(AboutTimes, InvalidUsage):
-    """A read asks for a time that was not sealed within the caller's timeout (rule 3).
+    """A read asks for a time that is not sealed, or was not within the caller's timeout (rule 3).
 
     Attributes:
         as_of: the time; None is the latest sealed one, of which there is none.
         unsealed: what is there at times that are not sealed, in words; "" if that is nothing, or not known.
         until: the upper bound, if the read asked for changes.
+        moved_ms: when upper was last moved, in ms since 1970; None if that is long ago, or not known.
     """
 
     as_of: int | None
@@ -126,6 +127,7 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
     timeout_s: float
     unsealed: str = ""
     until: int | None = None
+    moved_ms: int | None = None
 
     def __str__(self) -> str:
         there = f" Not sealed yet are {self.unsealed}." if self.unsealed else ""
@@ -133,16 +135,20 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
             there = there or " The collection is empty: write, then seal(upper) makes times before upper readable."
             return f"nothing is sealed yet, so there is no latest time to read.{there}"
         known = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
-        waited = f"{known}, and waiting {self.timeout_s:g} s did not change that.{there}"
+        waited = f", and waiting {self.timeout_s:g} s did not change that" if self.timeout_s else ""
+        if self.moved_ms is not None:
+            moved = datetime.fromtimestamp(self.moved_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            waited += f"; upper was last moved at {moved}"
+        waited = f"{known}{waited}.{there}"
         if self.until is not None:
             return (
                 f"changes until {self.shown(self.until)} are not complete, because upper={self.shown(self.upper)}: "
                 f"{waited} Ask for changes "
-                f"until {self.upper.time} (the default), seal to {self.until} or later, or allow a longer timeout."
+                f"until {self.upper.time} (the default), seal to {self.until} or later, or wait for it with timeout_s=."
             )
         return (
             f"as_of={self.shown(self.as_of)} is not before upper={self.shown(self.upper)}: {waited} Read at an earlier "
-            f"time, seal to {self.as_of + 1} or later, or allow a longer timeout."
+            f"time, seal to {self.as_of + 1} or later, or wait for it with timeout_s=."
         )
 
 

@@ -21,6 +21,6 @@ from persist.replica.checkpoint import (
 )
 from persist.replica.directory import Directory, KnownLevels, NewDirectory, new_directory
 from persist.replica.follower import STALE_AFTER_S, Follower
-from persist.replica.log_queries import LAST, log_table, say_whose
+from persist.replica.log_queries import LAST, last_moved, log_table, say_whose
 from persist.replica.past import fate_of
 from persist.replica.pinned import PinnedFollower

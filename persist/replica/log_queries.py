@@ -96,6 +96,7 @@ def _row(record: Record, names: dict[str, str], collection: str | None) -> dict[
     }
 
 
+MOVES_MAX = 16
 RECORDS_MAX = 100  # That are looked at: who is refused should not wait long to hear why.
 
 
@@ -126,8 +127,19 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
     error.with_writes([*by_writer.values()])
 
 
-def _backwards(blob: Blob, state: State) -> Iterator[Record]:
-    first = max(state.control.log_floor, state.seqno + 1 - RECORDS_MAX)
+def last_moved(blob: Blob, state: State, collection: str) -> int | None:
+    """Return when upper was last moved, in ms since 1970, by the clock of who did; None if none of the last few did.
+
+    Cost: a GET for each record since then, `MOVES_MAX` at most.
+    """
+    for record in _backwards(blob, state, MOVES_MAX):
+        if any(isinstance(m, kinds.Seal | kinds.Resolve) and m.collection == collection for m in record.mutations):
+            return record.written_ms
+    return None
+
+
+def _backwards(blob: Blob, state: State, most: int = RECORDS_MAX) -> Iterator[Record]:
+    first = max(state.control.log_floor, state.seqno + 1 - most)
     for seqno in range(state.seqno, first - 1, -1):
         try:
             record = read_record(blob, seqno)

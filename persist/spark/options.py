@@ -155,7 +155,7 @@ OPTIONS = (
     Option("seqno", ("read",), _whole(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
     Option("schema", ("read",), _whole(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
     Option("slices", _READS, _whole(1, 100_000), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
-    Option("wait", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed"),
+    Option("wait", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed, if it is not"),
     Option("wait", ("stream",), _SECONDS, None, "how long the query may run without `as_of` being sealed; without it for ever, and not at all with `Trigger.AvailableNow`"),
     Option("maxUpdatesPerTrigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it, because a micro-batch holds all updates of its times"),
     Option("maxTimesPerTrigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),

@@ -130,8 +130,8 @@ class Committer:
         call()
 
     def may_wait(self) -> bool:
-        """Whether the calling thread may wait for a commit: not in a future's callback."""
-        return not self._is_own_thread()
+        """Whether the calling thread may wait for a commit: not in a future's callback, nor in a fork."""
+        return not self._is_own_thread() and os.getpid() == self._pid
 
     def check_may_wait(self) -> None:
         """Raise InvalidUsage in a future's callback; to be called before a lock is taken that is kept for a commit."""

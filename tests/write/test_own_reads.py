@@ -1,4 +1,4 @@
-"""A client reads its own writes from the store, as everybody else does."""
+"""A client reads its own writes, all that it was asked for before; from the store, as everybody else does."""
 
 import numpy as np
 import pyarrow as pa
@@ -54,3 +54,26 @@ def test_two_collections_with_equal_bytes_and_other_types_are_told_apart(rows: i
         for collection in collections:
             read_type = collection.snapshot().to_arrow().schema.field("k").type
             assert read_type == collection.schema.arrow.field("k").type
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_a_read_begins_after_all_that_the_client_was_asked_to_write(rows: int) -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        plain = client.create_or_load("plain", key=KEY, value=VALUE)
+        keyed = client.create_or_load("keyed", key=KEY, value=VALUE, keyed=persist.Keyed())
+        for round_ in range(3):
+            plain.write(table().drop_columns(["_time", "_diff"]).slice(0, rows))
+            assert plain.snapshot().count() == (round_ + 1) * rows
+            keyed.upsert([(round_, "new")])
+            assert len(keyed.snapshot().get([round_])) == 1
+            assert len(keyed.changes(0).to_arrow()) == round_ + 1
+
+
+def test_a_read_of_what_is_not_sealed_says_so_at_once_and_when_upper_moved() -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        source = client.create_or_load("c", key=KEY, value=VALUE)
+        source.write([(1, "a")]).result()
+        with pytest.raises(persist.AsOfNotSealed, match="upper was last moved at 20") as caught:
+            source.snapshot(1)
+        assert (caught.value.as_of, caught.value.timeout_s) == (1, 0.0)
+        assert caught.value.moved_ms is not None
