@@ -15,7 +15,7 @@ planned from the newest contents (`persist.engine.keyed.submit_all`), and all of
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import pyarrow.compute as pc
@@ -28,7 +28,7 @@ from persist.engine.keyed import AskedEvents, submit_all
 from persist.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.log import kinds
 from persist.upsert import EventTable, joined_events
-from persist.write import Asked, Committed, Step, check_token, note_steps, with_token
+from persist.write import Asked, Committed, Step, Write, check_token, note_steps, with_token
 
 
 @dataclass(slots=True)
@@ -128,11 +128,25 @@ class Commit:
         self._steps += steps
 
     def add_parts(
-        self, handle: CollectionHandle, parts: Sequence[Part], *, keep: bool = False, digest: int | None = None
+        self,
+        handle: CollectionHandle,
+        parts: Sequence[Part],
+        *,
+        keep: bool = False,
+        digest: int | None = None,
+        at_commit: bool = False,
     ) -> None:
-        """Add parts that are stored; see `MultiWrite.add_parts`."""
+        """Add parts that are stored; see `MultiWrite.add_parts`.
+
+        Args:
+            at_commit: their rows have 0 as their time, and get that of the commit, which seals after it.
+        """
         self.check(handle)
-        self.add(handle, [*handle.part_steps(parts, keep=keep), Asked(handle.id, digest)])
+        steps: list[Step] = [*handle.part_steps(parts, keep=keep), Asked(handle.id, digest)]
+        if at_commit:
+            steps = [replace(step, at_commit=True) if isinstance(step, Write) else step for step in steps]
+            steps.append(handle.at_commit())
+        self.add(handle, steps)
 
     def add_events(self, handle: CollectionHandle, events: EventTable) -> None:
         """Add events of a keyed collection, after those that there are.

@@ -5,7 +5,7 @@ once: a batch is run again if nobody knows whether it was committed, with the sa
 Then nothing is added; what its tasks uploaded is deleted.
 
     1. if the batch is there already: say that this run goes on from it, and stop
-    2. choose its time, or what is late, by the uppers there are
+    2. choose what is late by the uppers there are; rows without times get that of the commit
     3. commit; where another writer has sealed in between, go back to 2
 
 Until the record exists nothing is visible. What is rejected for good is deleted; after an error that does not say
@@ -34,7 +34,7 @@ from persist.sink.keyed_work import (
     handle_of,
     seal_done,
 )
-from persist.sink.times import BatchTimes, retimed, without_late
+from persist.sink.times import BatchTimes, without_late
 from persist.sink.uploads import Target, writing
 from persist.state import CollectionState, due, is_repeated
 
@@ -71,7 +71,7 @@ class Mark:
 
 @dataclass
 class Share:
-    """What a batch adds to one collection."""
+    """What a batch adds to one collection. Rows without times have 0 until they get that of the commit."""
 
     target: Target
     parts: list[Part]
@@ -113,38 +113,24 @@ def _was_done(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
 
 
 def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
+    at_commit = times.is_plain and any(share.parts for share in shares)
     for attempt in range(ATTEMPTS):
         for share in shares:
             share.upper = share.target.at(engine).contents().upper
-        seal = _fit_plain(engine, shares) if times.is_plain else _fit_events(engine, mark, shares, times)
+        seal = None if times.is_plain else _fit_events(engine, mark, shares, times)
         try:
             with Commit(engine) as commit:
                 for share in shares:
                     handle = share.target.at(engine)
                     commit.add(handle, [mark.of(handle.id)])
-                    commit.add_parts(handle, share.parts, keep=True)
+                    commit.add_parts(handle, share.parts, keep=True, at_commit=at_commit)
                     if seal is not None and share.upper < Antichain(seal):
                         commit.add(handle, [handle.seal_step(seal)])
             return
         except (UpdateNotBeyondUpper, FrontierRegression) as error:
-            is_late = isinstance(error, UpdateNotBeyondUpper) and not times.is_plain and times.late == "error"
+            is_late = isinstance(error, UpdateNotBeyondUpper) and times.late == "error"
             if is_late or attempt == ATTEMPTS - 1:
                 raise
-
-
-def _fit_plain(engine: Engine, shares: Sequence[Share]) -> int | None:
-    """Give all parts one time that is beyond all uppers; return what to seal to."""
-    if not any(share.parts for share in shares):
-        return None
-    uppers = [share.upper.time for share in shares]
-    time = max((upper for upper in uppers if upper is not None), default=0)
-    if None in uppers:
-        raise UpdateNotBeyondUpper(time, Antichain())
-    for share in shares:
-        if other := [part for part in share.parts if (part.time_min, part.time_max) != (time, time)]:
-            kept = [part for part in share.parts if part not in other]
-            _replace(share, other, [*kept, *retimed(engine, share.target, other, time)])
-    return time + 1
 
 
 def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:

@@ -25,7 +25,7 @@ class SinkOptions:
 
     Attributes:
         time: of all rows, or a moment that is one. Text that does not begin with a day is the name of the column that
-            has the time of each. None if rows have a column `_time`, or to overwrite at upper.
+            has the time of each. None if rows have a column `_time`, or for the time of the commit.
         seal: what to seal to in the same commit; None not to seal, or, to overwrite, to seal beyond time.
         token: names the write; None to have one drawn.
         storage: options of the store.
@@ -50,10 +50,11 @@ class PlannedWrite:
 
     Attributes:
         time: of all rows; None if they have times of their own.
+        at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
         upper: that of the collection when this was planned.
         is_done: whether the token says that it was done before: then nothing is uploaded any more.
         is_compared: whether the token may name something else, so that the digest of the rows must be known.
-        overwrites_at: for the digest of an overwrite, the time that was asked for; None for upper.
+        overwrites_at: for the digest of an overwrite, the time that was asked for; None for that of the commit.
         where: the text of the condition on the records that are replaced; None for all of them.
         replaces: the updates are the difference from the contents of the last sealed time, so that nobody else may have
             added anything to these.
@@ -71,27 +72,38 @@ class PlannedWrite:
     refused: UpdatesBeyondUpper | None
     overwrites_at: int | None
     where: str | None
+    at_commit: bool
 
     @classmethod
-    def append(cls, options: SinkOptions) -> "PlannedWrite":
+    def append(cls, options: SinkOptions, *, has_times: bool = True) -> "PlannedWrite":
         """Plan to add updates; `check` tells whether it can be done.
 
+        Args:
+            has_times: the rows have a column `_time`.
+
         Raises:
-            CollectionNotFound.
+            CollectionNotFound; InvalidUsage: to seal rows that have no time.
         """
-        return cls._planned(options, None, replaces=False)
+        return cls._planned(options, None, at_commit=options.time is None and not has_times)
 
     @classmethod
     def overwrite(cls, options: SinkOptions, where: str | None = None) -> "PlannedWrite":
-        """Plan to write what makes the contents those that are given: by default at upper, sealed.
+        """Plan to write what makes the contents those that are given: by default at the time of the commit, sealed.
 
         Raises:
             CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
         """
-        return cls._planned(options, where, replaces=True)
+        return cls._planned(options, where, replaces=True, at_commit=options.time is None)
 
     @classmethod
-    def _planned(cls, options: SinkOptions, where: str | None, *, replaces: bool) -> "PlannedWrite":
+    def _planned(
+        cls, options: SinkOptions, where: str | None, *, at_commit: bool, replaces: bool = False
+    ) -> "PlannedWrite":
+        if at_commit and options.seal is not None:
+            raise InvalidUsage(
+                f"seal={options.seal!r} goes with times, and these rows have none: the commit gives them one, and "
+                "seals just after it. Leave seal out, or give a time."
+            )
         with read_engine(options.location, options.storage) as engine:
             handle = loaded(engine, options.collection)
             has_own = options.time is None or options.column is not None
@@ -101,15 +113,13 @@ class PlannedWrite:
             is_done = options.token in contents.tokens
             refused = refused_beside(handle, contents) if replaces and not is_done else None
             target = Target.of(handle, options.location, options.storage)
-        time = contents.upper.time if replaces and asked is None else asked
-        if replaces:
-            if time is None and not is_done:
-                raise UpdateNotBeyondUpper(0, contents.upper)
-            time = time or 0
-            seal = Antichain(time + 1) if seal is None else seal
+        if at_commit and contents.upper.is_empty and not is_done:
+            raise UpdateNotBeyondUpper(0, contents.upper)
+        if replaces and asked is not None and seal is None:
+            seal = Antichain(asked + 1)
         return cls(
             target=target,
-            time=time,
+            time=0 if at_commit else asked,
             seal=seal,
             token=options.token or uuid.uuid4().hex,
             upper=contents.upper,
@@ -119,6 +129,7 @@ class PlannedWrite:
             refused=refused,
             overwrites_at=asked if replaces else None,
             where=where,
+            at_commit=at_commit,
         )
 
     @property
@@ -138,7 +149,7 @@ class PlannedWrite:
             return
         if self.refused is not None:
             raise self.refused
-        if self.time is not None and not self.upper.has_beyond(self.time):
+        if self.time is not None and not self.at_commit and not self.upper.has_beyond(self.time):
             raise UpdateNotBeyondUpper(self.time, self.upper)
         if self.seal is not None:
             if not self.upper <= self.seal:
@@ -172,7 +183,8 @@ class PlannedWrite:
             with Commit(engine, self.token) as commit:
                 if self.replaces:
                     commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper.elements)])
-                commit.add_parts(handle, parts, digest=digest)
+                at_commit = self.at_commit and (self.replaces or bool(parts))
+                commit.add_parts(handle, parts, digest=digest, at_commit=at_commit)
                 if self.seal is not None:
                     self._check_seal(max((part.time_max for part in parts), default=-1))
                     commit.add(handle, [handle.seal_step(self.seal)])

@@ -1,13 +1,13 @@
 """What the times of a batch are, what is sealed after it, and what becomes of updates and events that are late.
 
-Rows without times all get the upper of the moment, which is sealed with them. With times of their own they seal
+Rows without times all get the time of the commit, which seals them. With times of their own they seal
 
     "max"          to beyond the largest time of the batch
     "watermark"    up to the largest time minus a delay
     "none"         nothing; somebody else seals
 
 Tasks leave out updates that are late by what was sealed when they were planned (`LateFilter`). Where another writer
-seals after that, before the commit, parts that were uploaded already are written anew. Whoever commits reads and writes
+seals after that, before the commit, parts with late updates are written anew. Whoever commits reads and writes
 them in pieces, within the memory budget of a client.
 
 Late events of a keyed collection may go to a collection of their own, by the commit that leaves them out:
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream, Stamp, with_time
+from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream, Stamp
 from persist.engine import REASON, Engine, created_or_loaded
 from persist.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
 from persist.log import KeyedForm, kinds
@@ -136,17 +136,8 @@ class LateFilter:
         return kept
 
 
-def retimed(engine: Engine, target: Target, parts: Sequence[Part], time: int) -> list[Part]:
-    """Upload the updates of parts, of one time each, with another time; return their new parts."""
-    return _rewritten(engine, target, parts, 0, time)
-
-
 def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
     """Upload the updates of parts at times from lower on; return their new parts."""
-    return _rewritten(engine, target, parts, lower, None)
-
-
-def _rewritten(engine: Engine, target: Target, parts: Sequence[Part], lower: int, time: int | None) -> list[Part]:
     schema, reader = target.schema, engine.reader()
     columns = [*schema.names, "_time", "_diff"]
     with target.writer() as writer, Uploads(writer, target.id) as uploads:
@@ -157,15 +148,9 @@ def _rewritten(engine: Engine, target: Target, parts: Sequence[Part], lower: int
             scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
             for piece in scan.slices_within(reader.rewrite_slice_bytes):
                 for table in piece.updates(reader, columns):
-                    uploads.put(stream.add(_at(table, time, schema)))
+                    uploads.put(stream.add(pa.Table.from_arrays(table.columns, schema=schema.arrow)))
             uploads.put(stream.finish())
         return list(uploads.parts())
-
-
-def _at(table: pa.Table, time: int | None, schema: CollectionSchema) -> pa.Table:
-    if time is not None:
-        return with_time(table, time, schema)
-    return pa.Table.from_arrays(table.columns, schema=schema.arrow)
 
 
 LATE_BYTES_MAX = 64 << 20  # Of one batch: more of it is no exception, and says that something else is wrong.

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, Side, Stamp
 from persist.engine import loaded, read_engine
-from persist.errors import FrontierRegression, InvalidUsage, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
+from persist.errors import FrontierRegression, InvalidUsage, NotKeyed, UpdateNotBeyondUpper
 from persist.log import KeyedForm
 from persist.read import machine_needed
 from persist.sink import KeyedWork, SinkOptions, Target
@@ -48,8 +48,6 @@ class EventRows:
         """
         if self.stamp is not None and "_time" in schema.names:
             raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
-        if self.stamp is None and "_time" not in schema.names:
-            raise SchemaMismatch("the events have no column _time, and no time is given for all of them. Give one.")
         self(utc_arrow_schema(schema).empty_table())
 
 

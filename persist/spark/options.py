@@ -161,7 +161,7 @@ OPTIONS = (
     Option("maxTimesPerTrigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
     Option("hold", ("stream",), _HOLD, None, "the permanent hold that keeps history for the query, also while it is stopped; without it a name is drawn. It stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: nothing is kept and nothing is written to the location"),
     Option("mode", _WRITES, _one_of("append", "upsert"), "append", "`upsert`: rows are events for a keyed collection"),
-    Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; overwriting, the time of the difference, by default upper"),
+    Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; overwriting, the time of the difference. By default that of the commit, which seals after it"),
     Option("time", ("streaming write",), _TEXT, None, "the name of the column that has the times, integers or timestamps. Without it and a column `_time`, each micro-batch gets one time, which is sealed"),
     Option("seal", ("write",), _FRONTIER, None, "seal to this upper in the same commit; `end` is for ever"),
     Option("seal", ("streaming write",), _one_of("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),

@@ -39,7 +39,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
             target = Target.of(handle, options.location, options.storage)
         if upper.is_empty and self._times.late == "error":
             raise UpdateNotBeyondUpper(0, upper)
-        rows = Rows(target.schema, upper.time if self._times.is_plain else None, options.column)
+        rows = Rows(target.schema, 0 if self._times.is_plain else None, options.column)
         rows.check(schema)
         self._task = UploadTask(target, rows, upper.time if self._times.late == "drop" else None)
 

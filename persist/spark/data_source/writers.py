@@ -66,11 +66,12 @@ class DataFrameWrite:
         Raises:
             CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
         """
-        return cls._checked(PlannedWrite.append(options), schema, options.column)
+        planned = PlannedWrite.append(options, has_times="_time" in schema.names)
+        return cls._checked(planned, schema, options.column)
 
     @classmethod
     def overwrite(cls, options: WriteOptions, schema: StructType, where: str | None = None) -> "DataFrameWrite":
-        """Plan to write what makes the contents those of a DataFrame: by default at upper, sealed.
+        """Plan to write what makes the contents those of a DataFrame: by default at the time of the commit, sealed.
 
         Args:
             where: the text of a condition: only records that fulfil it are replaced.

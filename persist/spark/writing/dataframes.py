@@ -92,11 +92,12 @@ def write(
             last is written as updates at one time, and history stays. A row that df has twice has multiplicity 2.
         where: to overwrite only the records for which this condition is true, as it must be for all rows of df: SQL
             text, such as "day = '2026-11-21'", or a column.
-        time: of every row; needed to append plain rows. Text that does not begin with a day is the name of the column
-            with the time of each row. To overwrite, of the difference; None means upper. If the collection has a
+        time: of every row; None, for rows without `_time`, means that of the commit, which seals after it. Text that
+            does not begin with a day is the name of the column with the time of each row. To overwrite, of the
+            difference; None means that of the commit. If the collection has a
             timeline, times may be moments, and timestamps in columns, `_time` too; they must be exact.
         seal: the upper to seal to in the same commit, beyond all that is written; `Antichain()` is complete for ever.
-            None means not to seal; to overwrite, it means time + 1.
+            None means not to seal, where times are named; to overwrite, it means time + 1.
         token: names this write, so that doing it again does nothing; see `Collection.write`. When it was done before,
             df is computed all the same, to see that it is the same: nothing is uploaded.
         partitions: how many tasks write. None lets Spark choose by the size of the data, up to
@@ -207,7 +208,7 @@ def delete(
         what: a condition on the records, as SQL text (`"amount > 5"`) or a column; or a DataFrame of keys, with the key
             columns and no others: all records with one of them. Of a keyed collection, a DataFrame of keys, with the
             columns of order_by where events are ordered.
-        time: of the retractions; None means upper. Of a keyed collection, it must be given.
+        time: of the retractions; None means that of the commit.
         token: names this deletion, so that doing it again does nothing.
         partitions: how many tasks write; None lets Spark choose.
         storage_options: as for `persist.open`.
@@ -257,8 +258,6 @@ def _delete_keyed(
             f"what a condition finds in the keyed collection {target.name!r} depends on events that are not resolved "
             "yet. Give a DataFrame of keys."
         )
-    if time is None:
-        raise InvalidUsage(f"a deletion of keys of the keyed collection {target.name!r} is an event: give time=")
     events = keys.withColumn("_deleted", F.lit(True))
     upsert(events, target.location, target.name, time=time, token=token, storage_options=storage_options)
 

@@ -52,8 +52,8 @@ def foreach_batch_writer(
     """Return a function for `writeStream.foreachBatch`, which writes to many collections at once, exactly once.
 
     One record adds a micro-batch to all of the collections, so nobody sees it in one and not in another. They keep in
-    step: plain rows get one time in all of them, the least that is beyond every upper; and all of them are sealed to
-    the same time, by the largest one of the batch. Copied checkpoints and the like are noticed as
+    step: plain rows get one time in all of them, that of the commit. Updates seal all of them to the same time, by the
+    largest one of the batch. Copied checkpoints and the like are noticed as
     `persist.spark.data_source.stream_writers` says. A batch that is run again does nothing, if any of the collections
     has it.
 
@@ -166,7 +166,7 @@ class _Writer:
             uppers = [state.upper for state in states]
             if any(upper.is_empty for upper in uppers):
                 raise UpdateNotBeyondUpper(max(upper.time or 0 for upper in uppers), max(uppers))
-            time = max(upper.time or 0 for upper in uppers)
+            time = 0  # Until they get that of the commit.
         tasks = {}
         for (name, frame), state in zip(frames.items(), states, strict=True):
             rows = Rows(targets[name].schema, time)

@@ -15,8 +15,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
+from persist.blob import SystemClock
+from persist.codecs import Stamp
 from persist.engine import Engine, Late
-from persist.errors import LateEvents, UpdateNotBeyondUpper
+from persist.errors import FrontierRegression, LateEvents, UpdateNotBeyondUpper
 from persist.sink import (
     ATTEMPTS,
     KeyedWork,
@@ -28,12 +30,13 @@ from persist.sink import (
     seal_done,
     writing,
 )
-from persist.spark.events import packed, planned, rows_of
+from persist.spark.events import Replanning, packed, planned, rows_of
 from persist.spark.options import write_options
 from persist.spark.tasks import surfaced_errors
 from persist.spark.uploads import ascending, is_ranged_by_key
 from persist.timeline import Moment
 from persist.upsert import SEQ, Machine
+from persist.write import AtCommit, times_together
 
 PARTITIONS_MAX = 100_000
 ON_DRIVER_BYTES_MAX = 64 << 20  # Of events; a task that has more says so, and sends none.
@@ -65,8 +68,8 @@ def upsert(
     Spark may compute df up to three times, so cache it if that is dear.
 
     Args:
-        df: the columns of the key, those of the value or, if the collection has a machine, of its events; `_time`
-            unless time is given; and perhaps `_deleted`.
+        df: the columns of the key, those of the value or, if the collection has a machine, of its events; perhaps
+            `_time`; and perhaps `_deleted`. Events without a time get that of the commit, which seals them.
         time: of all events; text that does not begin with a day is the name of the column with the time of each. If the
             collection has a timeline, times may be moments, and timestamps in columns; they must be exact.
         seal: the upper to seal to; `Antichain()` is complete for ever. None means not to seal.
@@ -100,14 +103,24 @@ def upsert(
         if rows is not None:
             return commit_events(engine, work, rows)
         frame = by_key(df, work, partitions)
+        at_commit = time is None and "_time" not in df.columns
         for attempt in range(ATTEMPTS):
             try:
-                return _by_tasks(engine, work, frame)
-            except (UpdateNotBeyondUpper, LateEvents):
-                if not collects or attempt == ATTEMPTS - 1:
+                return _by_tasks(engine, _timed(work) if at_commit else work, frame)
+            except (UpdateNotBeyondUpper, FrontierRegression, LateEvents) as error:
+                is_late = at_commit and not isinstance(error, LateEvents)
+                if not (collects or is_late) or attempt == ATTEMPTS - 1:
                     raise
-            work = planned(options, df.schema, machine, collects=True)
+            work = planned(options, df.schema, machine, collects=collects)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _timed(work: KeyedWork) -> KeyedWork:
+    """Return work with the time that a commit would give now, sealed: tasks resolve events by their times."""
+    id_ = work.target.id
+    asks = {id_: AtCommit(id_, work.target.schema.timeline)}
+    time = times_together(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
+    return Replanning(work)(Stamp(time), Antichain(time + 1), work.contents)
 
 
 def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | None:

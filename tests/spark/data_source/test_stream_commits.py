@@ -147,25 +147,6 @@ def test_another_writer_that_seals_first_only_moves_the_time(location: str) -> N
     assert (upper(location), is_clean(location)) == (8, True)
 
 
-def test_a_seal_between_the_last_look_and_the_commit_is_tried_again(
-    location: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[int] = []
-    fit = batches._fit_plain
-
-    def late(*args: Any) -> Any:
-        found = fit(*args)
-        looked.append(1)
-        if len(looked) < 4:
-            other_seals(location, 10 * len(looked))()
-        return found
-
-    monkeypatch.setattr(batches, "_fit_plain", late)
-    Query(location).batch(0, plain(1, 2))
-    assert updates(location) == [(30, 1), (30, 2)]
-    assert (len(looked), is_clean(location)) == (4, True)
-
-
 def test_a_collection_that_is_complete_takes_no_batch(location: str) -> None:
     with persist.open(location) as client, pytest.raises(persist.UpdateNotBeyondUpper, match="complete for ever"):
         client.load("c").seal(persist.Antichain()).result()

@@ -31,7 +31,7 @@ def keys(location: str) -> set[str]:
 @pytest.mark.parametrize(
     ("more", "options", "message"),
     [
-        ([], {}, "'_time' \\(int64\\) is missing; '_diff' \\(int64\\) is missing"),
+        ([], {"seal": 14}, "goes with times, and these rows have none"),
         (["_time"], {}, "'_diff' \\(int64\\) is missing"),
         (["_time", "_diff"], {"time": 13}, "the DataFrame has a column _time, and the option time says"),
         (["color"], {"time": 13}, "'color' is unexpected"),
@@ -66,7 +66,8 @@ def test_an_append_that_does_not_fit_is_refused_before_a_task_starts(
         (["_time", "_diff"], {}, "the DataFrame has _diff and _time. Drop these columns"),
         (["_diff"], {}, 'use mode "append" for updates'),
         ([], {"time": 12}, "update at time 12 is not beyond upper=Antichain\\(13\\)"),
-        ([], {"seal": 13}, "seal=13 is not beyond the data, whose latest time is 13"),
+        ([], {"seal": 13}, "goes with times, and these rows have none"),
+        ([], {"time": 13, "seal": 13}, "seal=13 is not beyond the data, whose latest time is 13"),
         (["color"], {}, "'color' is unexpected"),
     ],
 )

@@ -82,8 +82,6 @@ def test_keys_of_a_keyed_collection_are_deleted_by_events(spark: SparkSession, t
         users = client.create_or_load("users", key={"id": int}, value={"name": str}, keyed=persist.Keyed())
         users.upsert([(1, "a", 0), (2, "b", 0)], seal=1).result()
     keys = spark.createDataFrame([(1,)], "id long")
-    with pytest.raises(persist.InvalidUsage, match="give time="):
-        persist.spark.delete(spark, location, "users", keys)
     with pytest.raises(persist.InvalidUsage, match="Give a DataFrame of keys"):
         persist.spark.delete(spark, location, "users", "id = 1", time=5)
     persist.spark.delete(spark, location, "users", keys, time=5)
@@ -91,6 +89,10 @@ def test_keys_of_a_keyed_collection_are_deleted_by_events(spark: SparkSession, t
         users = client.load("users")
         users.seal(6).result()
         assert sorted(users.snapshot().rows()) == [(2, "b")]
+    persist.spark.delete(spark, location, "users", spark.createDataFrame([(2,)], "id long"))
+    with persist.open(location) as client:
+        users = client.load("users")
+        assert (users.upper.time, list(users.snapshot().rows())) == (7, [])
 
 
 def overwrite(way: str, frame: DataFrame, location: str, where: Any, **options: Any) -> None:

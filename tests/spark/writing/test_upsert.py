@@ -210,8 +210,6 @@ def test_what_does_not_fit_is_refused_before_any_task_runs(spark: SparkSession, 
         persist.spark.upsert(batch, location, "plain")
     with pytest.raises(SchemaMismatch, match="amount"):
         persist.spark.upsert(batch.drop("amount"), location, "users")
-    with pytest.raises(SchemaMismatch, match="no column _time"):
-        persist.spark.upsert(batch.drop("_time"), location, "users")
     with pytest.raises(UpdateNotBeyondUpper):
         persist.spark.upsert(batch.drop("_time"), location, "users", time=4)
     with pytest.raises(FrontierRegression):
