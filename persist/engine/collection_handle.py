@@ -148,7 +148,7 @@ class CollectionHandle:
             known = self.known()
             hidden = unsealed(known)
             advice = hidden.advice if hidden else ""
-            moved_ms = last_moved(self.engine.blob, self.engine.follower.state, self.id)
+            moved_ms = last_moved(self.engine.follower.recent()[1], self.id)
             error = AsOfNotSealed(as_of, known.upper, timeout_s or 0.0, advice, until, moved_ms)
             raise with_timeline(error, known.timeline)
         time = last_sealed(contents) if as_of is None else as_of

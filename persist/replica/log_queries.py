@@ -17,7 +17,7 @@
   tells whether all of that was read here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -96,7 +96,6 @@ def _row(record: Record, names: dict[str, str], collection: str | None) -> dict[
     }
 
 
-MOVES_MAX = 16
 RECORDS_MAX = 100  # That are looked at: who is refused should not wait long to hear why.
 
 
@@ -127,19 +126,21 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
     error.with_writes([*by_writer.values()])
 
 
-def last_moved(blob: Blob, state: State, collection: str) -> int | None:
-    """Return when upper was last moved, in ms since 1970, by the clock of who did; None if none of the last few did.
+def last_moved(records: Mapping[int, Record], collection: str) -> int | None:
+    """Return when the last of some records that moved upper did, in ms since 1970 by its writer's clock; None if none.
 
-    Cost: a GET for each record since then, `MOVES_MAX` at most.
+    Args:
+        records: those that a client has read lately (`Follower.recent`), by their seqnos.
     """
-    for record in _backwards(blob, state, MOVES_MAX):
-        if any(isinstance(m, kinds.Seal | kinds.Resolve) and m.collection == collection for m in record.mutations):
-            return record.written_ms
+    for seqno in sorted(records, reverse=True):
+        mutations = records[seqno].mutations
+        if any(isinstance(m, kinds.Seal | kinds.Resolve) and m.collection == collection for m in mutations):
+            return records[seqno].written_ms
     return None
 
 
-def _backwards(blob: Blob, state: State, most: int = RECORDS_MAX) -> Iterator[Record]:
-    first = max(state.control.log_floor, state.seqno + 1 - most)
+def _backwards(blob: Blob, state: State) -> Iterator[Record]:
+    first = max(state.control.log_floor, state.seqno + 1 - RECORDS_MAX)
     for seqno in range(state.seqno, first - 1, -1):
         try:
             record = read_record(blob, seqno)

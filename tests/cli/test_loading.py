@@ -207,7 +207,7 @@ def test_rows_of_parquet_that_do_not_fit_are_named_by_number(place: str, tmp_pat
         ("id,name,amount", ["--time", "1"], "has no column 'at'"),
         ("id,name,amount,at,more", ["--time", "1"], "has the column 'more', which the collection has not"),
         ("id,name,amount,at,at", ["--time", "1"], "has the column 'at' more than once"),
-        ("id,name,amount,at", [], "say at which time the rows are"),
+        ("id,name,amount,at", ["--seal", "5"], "--seal 5 goes with times"),
         ("id,name,amount,at", ["--time-column", "when"], "has no column 'when'"),
         ("id,name,amount,at,_time", ["--time", "1"], "has the column '_time'"),
         ("id,name,amount,at", ["--time", "1", "--time-column", "at"], "exclude each other"),

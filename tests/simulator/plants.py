@@ -25,6 +25,7 @@ from persist.blob import Indeterminate
 from persist.log import checkpoint_key, create_record, kinds, record_bytes, record_key
 from persist.replica import Follower, read_checkpoint
 from persist.state.remembered import with_tokens
+from persist.write import Committed
 
 Patch = tuple[Any, str, Any]
 
@@ -73,13 +74,13 @@ def an_update_lost(resolved: Callable[..., pa.Table]) -> Callable[..., pa.Table]
     return planted
 
 
-def a_collection_left_out(submitted: Callable[..., int]) -> Callable[..., int]:
+def a_collection_left_out(submitted: Callable[..., Committed]) -> Callable[..., Committed]:
     """A block that changes several keyed collections leaves the last one as it is."""
 
-    def planted(self: Any, plans: Mapping[str, Any]) -> int:
+    def planted(self: Any, plans: Mapping[str, Any], times: Mapping[str, int]) -> Committed:
         last = self.asks[-1][0].id
         kept = {id_: replace(plan, steps=[]) if id_ == last and len(plans) > 1 else plan for id_, plan in plans.items()}
-        return submitted(self, kept)
+        return submitted(self, kept, times)
 
     return planted
 
