@@ -46,14 +46,12 @@ class LinearStep:
     Attributes:
         operator: how messages call it.
         stage: returns what it is, given the columns.
-        dimension: the dimension of time that it looks at.
-        needs_root: whether it cannot be inside an iteration.
+        dimension: the dimension of the program's time that it looks at.
     """
 
     operator: str
     stage: Callable[[pa.Schema], Stage]
     dimension: int = 0
-    needs_root: bool = False
 
 
 class LinearMethods(ABC, Generic[Made]):
@@ -134,11 +132,12 @@ class LinearMethods(ABC, Generic[Made]):
     def join_function(self, function: Function, *, schema: Columns) -> Made:
         """Return the updates (record, time, diff) that a function returns for each record.
 
-        Their times are joined with that of the record, and their diffs multiplied with its.
+        Their times are joined with that of the record, and their diffs multiplied with its. In an iteration, too, they
+        are times of the program.
         """
         check_function(function, "join_function")
         made = FlatMap(function, record_schema(schema, "join_function"), "updates")
-        return self.then(LinearStep("join_function", lambda _: made, needs_root=True))
+        return self.then(LinearStep("join_function", lambda _: made))
 
     def negate(self) -> Made:
         """Return the same records with the opposite multiplicities."""
@@ -154,15 +153,16 @@ class LinearMethods(ABC, Generic[Made]):
         """
         bounds = [None if bound is None else term_of(bound) for bound in (lower, upper)]
         made = TemporalFilter(bounds[0], bounds[1], dimension)
-        return self.then(LinearStep("temporal_filter", lambda _: made, dimension, needs_root=True))
+        return self.then(LinearStep("temporal_filter", lambda _: made, dimension))
 
     def delay(self, to: Any, *, dimension: int = 0) -> Made:
         """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
 
-        An update whose value is before its time is an error when the program runs.
+        An update whose value is before its time is an error when the program runs. Inside an iteration it does not go
+        with a program that both reads and writes collections, which could not resume from what it has written.
         """
         made = Delay(term_of(to), dimension)
-        return self.then(LinearStep("delay", lambda _: made, dimension, needs_root=True))
+        return self.then(LinearStep("delay", lambda _: made, dimension))
 
     def _always(self, operator: str, stage: Stage) -> Made:
         return self.then(LinearStep(operator, lambda _: stage))

@@ -6,6 +6,7 @@ inner scope enters it by itself.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ from persist.dataflow.plan.plan import (
     WindowFunction,
 )
 from persist.dataflow.plan.plan import Logic as ReduceLogic
-from persist.dataflow.plan.stages import Map, Stage, check_function, record_schema, through
+from persist.dataflow.plan.stages import FlatMap, Map, Stage, check_function, record_schema, through
 from persist.dataflow.plan.types import (
     Columns,
     On,
@@ -94,9 +95,9 @@ class Stream(LinearMethods["Stream"]):
             raise InvalidUsage(f"linear: {logic!r} is not a Logic; begin one with Logic()")
         schema, stages = self.schema, list[Stage]()
         for step in logic.steps:
-            if step.needs_root:
-                self._check_dimension(step.operator, step.dimension)
-            stages.append(step.stage(schema))
+            self._check_dimension(step.operator, step.dimension)
+            stage = step.stage(schema)
+            stages.append(replace(stage, dimensions=self.program.dimensions) if isinstance(stage, FlatMap) else stage)
             schema = self._through(stages[-1], schema, step.operator)
         return self._add(Linear(tuple(stages)), [self], schema) if stages else self
 
@@ -299,8 +300,7 @@ class Stream(LinearMethods["Stream"]):
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
     def _through(self, stage: Stage, given: pa.Schema, operator: str) -> pa.Schema:
-        has_time = self.program.dimensions == 1 and self.node.scope == ROOT
-        schema = through((stage,), given, operator, has_time=has_time)
+        schema = through((stage,), given, operator, has_time=self.program.dimensions == 1)
         distinct_columns(operator, schema)
         return schema
 
@@ -350,7 +350,6 @@ class Stream(LinearMethods["Stream"]):
             raise InvalidUsage(f"{operator}: {self.node.title} is inside an iteration; let it leave its scope first")
 
     def _check_dimension(self, operator: str, dimension: int) -> None:
-        self._check_root(operator)
         if (
             isinstance(dimension, bool)
             or not isinstance(dimension, int)

@@ -143,7 +143,7 @@ _WRITES: tuple[Use, ...] = ("write", "streaming write")
 
 OPTIONS = (
     Option("collection", (*_READS, *_WRITES), _TEXT, None, "the name of the collection; needed"),
-    Option("form", ("read",), _one_of("rows", "diff", "changes", "transitions", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`; what became of a key at `_time`, with `_change` (insert, update or delete), new values, and old ones as `_old_…`; what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
+    Option("form", ("read",), _one_of("rows", "diff", "changes", "transitions", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`. For `transitions`: what became of a key at `_time`, with `_change` and old values as `_old_…`. For `upserts`: what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
     Option("form", ("stream",), _one_of("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
     Option("as_of", ("read",), _time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
     Option("as_of", ("stream",), _time(TIME_MAX), "latest", "begin with the contents as of a time, which are one micro-batch, then follow what changes after it"),

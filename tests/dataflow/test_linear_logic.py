@@ -96,8 +96,6 @@ def test_a_logic_is_checked_where_it_meets_columns() -> None:
         Logic().followed_by(a)  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="linear: 3 is not a Logic"):
         a.linear(3)  # type: ignore[arg-type]
-    with pytest.raises(persist.InvalidUsage, match="inside an iteration"):
-        a.iterate(lambda x: x.linear(Logic().delay(col("_time"))).distinct())
 
 
 def test_an_error_that_an_earlier_part_of_a_condition_keeps_away_does_not_stop_a_filter() -> None:

@@ -432,7 +432,7 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
             if stage.gives == "records":
                 made.append(result)
             else:
-                made.append(_parts(stage, result, times, diffs, len(frame.times), record, operator))
+                made.append(_parts(stage, result, times, diffs, record, operator))
             rows.append(row)
     sources = [records[row] for row in rows]
     places = np.array(rows, np.int64)
@@ -444,7 +444,8 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
         frame.origins.take(places),
     )
     if times:
-        np.maximum(flattened.times, np.array(times, np.int64).T, out=flattened.times)
+        of_program = flattened.times[: stage.dimensions]  # And not the iterations that they are in.
+        np.maximum(of_program, np.array(times, np.int64).T, out=of_program)
     if diffs:
         flattened = flattened.changed(diffs=products(flattened.diffs, np.array(diffs, np.int64)))
         flattened = flattened.where(flattened.diffs != 0)
@@ -456,7 +457,6 @@ def _parts(
     each: Any,
     times: list[tuple[int, ...]],
     diffs: list[int],
-    dimensions: int,
     record: Any,
     operator: str,
 ) -> Any:
@@ -469,7 +469,7 @@ def _parts(
         raise OperatorFailed(operator, record, f"the diff {each[-1]} does not fit int64")
     if size == 3:
         try:
-            times.append(coordinates("time", each[1], dimensions))
+            times.append(coordinates("time", each[1], stage.dimensions))
         except InvalidUsage as error:
             raise OperatorFailed(operator, record, str(error)) from error
     diffs.append(each[-1])

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from persist.codecs import TIME
 from persist.dataflow.plan.origin import kept_apart
-from persist.dataflow.plan.plan import ROOT, Arrange, Join, Linear, Node, Operator, Plan, Reduce, Stages
+from persist.dataflow.plan.plan import Arrange, Join, Linear, Node, Operator, Plan, Reduce, Stages
 from persist.dataflow.plan.stages import Filter, Map, Negate, Stage, through
 from persist.expression import Col, Lit, Term, columns_of, leaves, may_raise, replaced_columns
 
@@ -115,7 +115,7 @@ def _shrink(plan: Plan, node: Node, join: Join, readers: Sequence[int]) -> None:
     given_columns = _read_by_all(_reads_of(plan.nodes[reader], node.number) for reader in readers)
     schema = _kept(node.schema, given_columns)
     before, after = list(join.before), [*_narrowed(join.after, node.schema, given_columns)]
-    has_time = plan.dimensions == 1 and node.scope == ROOT
+    has_time = plan.dimensions == 1
     schemas = [
         through(stages, plan.nodes[number].schema, node.title, has_time=has_time)
         for stages, number in zip(join.before, node.inputs, strict=True)

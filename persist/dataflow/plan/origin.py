@@ -23,8 +23,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.blob import InvalidUsage
 from persist.codecs import TIME
-from persist.dataflow.plan.plan import Join, Linear, Node, Persist, Plan, Reduce, Source, Variable, edges_into
+from persist.dataflow.plan.plan import ROOT, Join, Linear, Node, Persist, Plan, Reduce, Source, Variable, edges_into
 from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter
 from persist.expression import Term, columns_of
 
@@ -118,11 +119,22 @@ def tells_times(node: Node) -> bool:
 
 def kept_apart(plan: Plan) -> set[int]:
     """Return the operators that tell times apart, in a plan that makes collections of collections: each stays an
-    operator of its own."""
+    operator of its own.
+
+    Raises:
+        InvalidUsage: one is inside an iteration, where what it gives is not kept.
+    """
     kinds = {type(node.operator) for node in plan.nodes.values()}
     if not {Persist, Source} <= kinds:
         return set()
-    return {node.number for node in plan.nodes.values() if tells_times(node)}
+    apart = [node for node in plan.nodes.values() if tells_times(node)]
+    for node in apart:
+        if node.scope != ROOT:
+            raise InvalidUsage(
+                f"{node.title} is inside an iteration and gives what depends on when records come, and this program "
+                "reads and writes collections: it could not resume. Do this before the iteration, or behind it"
+            )
+    return {node.number for node in apart}
 
 
 def _stages(plan: Plan) -> list[Stage]:

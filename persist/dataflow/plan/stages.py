@@ -95,11 +95,13 @@ class FlatMap:
     Attributes:
         gives: "records", "diffs" (pairs of record and diff) or "updates" (triples of record, time and diff); times are
             joined with the update's, diffs multiplied with its.
+        dimensions: of the times of the program.
     """
 
     function: Callable[[Any], Any]
     columns: pa.Schema
     gives: str = "records"
+    dimensions: int = 1
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
         return self.columns

@@ -309,8 +309,7 @@ class Builder:
         )
 
     def _after(self, stages: Stages, source: int, node: Node) -> pa.Schema:
-        has_time = self.plan.dimensions == 1 and node.scope == ROOT
-        return through(stages, self.plan.nodes[source].schema, node.title, has_time=has_time)
+        return through(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
 
     def _join(self, node: Node, join: Join, operators: list[Operator]) -> Operator:
         schemas = [self._after(stages, number, node) for stages, number in zip(join.before, node.inputs, strict=True)]
