@@ -230,19 +230,24 @@ def terms_of(node: Node) -> list[Term]:
     """Return the terms of a node itself, without those of the relations that it is made of."""
     terms: list[Term] = []
 
-    def collect(value: Any) -> None:
-        if isinstance(value, Term):
-            terms.append(value)
-        elif isinstance(value, Aggregation | WindowCall | Order):
-            for name in value.__struct_fields__:
-                collect(getattr(value, name))
-        elif isinstance(value, tuple):
-            for item in value:
-                collect(item)
+    def collect(term: Term) -> Term:
+        terms.append(term)
+        return term
 
-    for name in node.__struct_fields__:
-        collect(getattr(node, name))
+    with_terms(node, collect)
     return terms
+
+
+def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
+    """Return a node with each of its own terms given to a function, and replaced by what that returns."""
+    if isinstance(value, Term):
+        return by(value)
+    if isinstance(value, tuple):
+        return tuple(with_terms(item, by) for item in value)
+    if not isinstance(value, msgspec.Struct):
+        return value
+    parts = [name for name in value.__struct_fields__ if name not in _PARTS]
+    return msgspec.structs.replace(value, **{name: with_terms(getattr(value, name), by) for name in parts})
 
 
 def filtered(node: Node, conditions: Sequence[Term]) -> Node:

@@ -1,8 +1,6 @@
 """Columns that nobody reads are left out of a plan, and what can be told of a relation's columns."""
 
-from collections.abc import Callable, Iterable, Sequence
-
-import msgspec
+from collections.abc import Iterable, Sequence
 
 from persist.expression import Place, Term, moved, placed, places_in, shifted
 from persist.sql.algebra import (
@@ -23,6 +21,8 @@ from persist.sql.algebra import (
     Window,
     children,
     replaced,
+    terms_of,
+    with_terms,
 )
 from persist.sql.types import kind_in, kind_of
 
@@ -86,26 +86,20 @@ def _needed(node: Node, needed: Sequence[int]) -> Node:
     """Return a relation with some columns of a node, in that order."""
     match node:
         case Project(input_, outputs):
-            kept = [outputs[at] for at in needed]
-            return _over(input_, kept, lambda below, made: Project(below, tuple(made)))
+            kept, _ = _over(Project(input_, tuple(outputs[at] for at in needed)), ())
+            return kept
+        case Filter() | Temporal():
+            made, place = _over(node, needed)
+            return _picked(made, [place[at] for at in needed])
+        case Aggregate():
+            groups, _ = _over(node, ())
+            return _picked(groups, needed)
         case Scan(collection, columns, types):
             if not needed:
                 return _picked(node, needed)
             return Scan(collection, tuple(columns[at] for at in needed), tuple(types[at] for at in needed))
-        case Filter(input_, condition):
-            wanted = _union(needed, [condition])
-            place = {index: at for at, index in enumerate(wanted)}
-            filtered = Filter(_needed(input_, wanted), placed(condition, place))
-            return _picked(filtered, [place[at] for at in needed])
-        case Temporal(input_, lower, upper):
-            wanted = _union(needed, [bound for bound in (lower, upper) if bound is not None])
-            place = {index: at for at, index in enumerate(wanted)}
-            bounds = [None if e is None else placed(e, place) for e in (lower, upper)]
-            return _picked(Temporal(_needed(input_, wanted), *bounds), [place[at] for at in needed])
         case Join():
             return _join(node, needed)
-        case Aggregate():
-            return _picked(_aggregate(node), needed)
         case Window(input_, calls):
             wanted = list(range(width_of(input_)))
             return _picked(Window(_needed(input_, wanted), calls), needed)
@@ -132,41 +126,12 @@ def _union(needed: Iterable[int], expressions: Iterable[Term]) -> list[int]:
     return sorted(set(needed).union(*map(places_in, expressions)))
 
 
-def _over(input_: Node, expressions: Sequence[Term], make: Callable[[Node, list[Term]], Node]) -> Node:
-    wanted = _union((), expressions)
-    if not wanted:
-        wanted = [0]
+def _over(node: Project | Filter | Temporal | Aggregate, passed: Sequence[int]) -> tuple[Node, dict[int, int]]:
+    """Return a node whose input has only the columns that it reads or that pass, one at least; and their places."""
+    wanted = _union(passed, terms_of(node)) or [0]
     place = {index: at for at, index in enumerate(wanted)}
-    made = [placed(expression, place) for expression in expressions]
-    relation: Node = make(_needed(input_, wanted), made)
-    return relation
-
-
-def _aggregate(node: Aggregate) -> Node:
-    reads = [
-        *node.keys,
-        *(argument for aggregation in node.aggregates for argument in aggregation.arguments),
-        *(aggregation.where for aggregation in node.aggregates if aggregation.where is not None),
-    ]
-    wanted = _union((), reads) or [0]
-    place = {index: at for at, index in enumerate(wanted)}
-
-    def to(index: int) -> Place:
-        return Place(place[index])
-
-    return msgspec.structs.replace(
-        node,
-        input=_needed(node.input, wanted),
-        keys=tuple(moved(key, to) for key in node.keys),
-        aggregates=tuple(
-            msgspec.structs.replace(
-                aggregation,
-                arguments=tuple(moved(argument, to) for argument in aggregation.arguments),
-                where=None if aggregation.where is None else moved(aggregation.where, to),
-            )
-            for aggregation in node.aggregates
-        ),
-    )
+    made = with_terms(node, lambda term: placed(term, place))
+    return replaced(made, lambda below: _needed(below, wanted)), place
 
 
 def _join(node: Join, needed: Sequence[int]) -> Node:
