@@ -20,10 +20,9 @@ from persist.names import view_hold
 from persist.sql.algebra import Node
 from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition
-from persist.sql.graph import definition_of, scans_of
+from persist.sql.graph import definition_of, read_by
 from persist.sql.lower import Lowering
 from persist.sql.lower_join import column
-from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
 
@@ -207,14 +206,6 @@ def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> lis
         )
         for readable in inputs
     ]
-
-
-def read_by(definition: Definition) -> dict[str, dict[str, str]]:
-    """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
-    types_by_id: dict[str, dict[str, str]] = {}
-    for name, columns in scans_of(rewritten(definition.plan)).items():
-        types_by_id.setdefault(definition.reads[name], {}).update(columns)
-    return types_by_id
 
 
 def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:

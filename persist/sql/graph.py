@@ -25,7 +25,7 @@ from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 
 
-def scans_of(plan: Node) -> dict[str, list[tuple[str, str]]]:
+def scans_of(plan: Node) -> dict[str, dict[str, str]]:
     """Return the collections that a plan reads, and which columns of them with their types."""
     read_columns: dict[str, dict[str, str]] = {}
     left = [plan]
@@ -34,7 +34,15 @@ def scans_of(plan: Node) -> dict[str, list[tuple[str, str]]]:
         if isinstance(node, Scan):
             read_columns.setdefault(node.collection, {}).update(zip(node.columns, node.types, strict=True))
         left += children(node)
-    return {name: list(columns.items()) for name, columns in read_columns.items()}
+    return read_columns
+
+
+def read_by(definition: Definition) -> dict[str, dict[str, str]]:
+    """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
+    types_by_id: dict[str, dict[str, str]] = {}
+    for name, columns in scans_of(rewritten(definition.plan)).items():
+        types_by_id.setdefault(definition.reads[name], {}).update(columns)
+    return types_by_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +95,7 @@ class ViewProgram(Program):
         kinds = {
             column: to_arrow(kind)
             for view in self._views
-            for name, columns in scans_of(rewritten(view.definition.plan)).items()
-            if view.definition.reads[name] == id_
-            for column, kind in columns
+            for column, kind in read_by(view.definition).get(id_, {}).items()
         }
         return pa.schema(sorted(kinds.items()))
 

@@ -22,8 +22,8 @@ from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log import kinds
 from persist.names import VIEW_HOLD, view_hold
 from persist.sql.definition import EARLIER_KEPT, Definition, Earlier
-from persist.sql.draft import Catalog, Draft, Readable, column_ids, drafted, read_by
-from persist.sql.graph import definition_of
+from persist.sql.draft import Catalog, Draft, Readable, column_ids, drafted
+from persist.sql.graph import definition_of, read_by
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
 from persist.write import Step
