@@ -4,14 +4,14 @@ In each pass it takes what has become ready as one new batch. Readers see the ba
 before. Each reader says from which frontier on it will compare times; the arrangement compacts up to the meet of these.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.dataflow.operators.linear import Shape
-from persist.dataflow.operators.operators import Operator, Waiting
+from persist.dataflow.operators.operators import Position, Waiting
 from persist.dataflow.state.spine import Allocate, Spine
 from persist.dataflow.updates.batch import Layout, matches
 from persist.dataflow.updates.times import Ints, meet_of
@@ -27,18 +27,8 @@ class Arrangement(Waiting):
         spine: all before.
     """
 
-    def __init__(
-        self,
-        title: str,
-        inputs: Sequence[Operator],
-        outer: int,
-        depth: int,
-        layout: Layout,
-        shape: Shape,
-        schema: pa.Schema,
-        allocate: Allocate,
-    ) -> None:
-        super().__init__(title, inputs, outer, depth, layout, shape)
+    def __init__(self, at: Position, layout: Layout, shape: Shape, schema: pa.Schema, allocate: Allocate) -> None:
+        super().__init__(at, layout, shape)
         self.spine = Spine(layout, allocate)
         self.new: Ints | None = None
         self.schema = schema

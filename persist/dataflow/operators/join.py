@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.linear import Shape
-from persist.dataflow.operators.operators import Operator
+from persist.dataflow.operators.operators import Operator, Position
 from persist.dataflow.updates.batch import key_hashes, products
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL
@@ -70,18 +70,8 @@ class JoinOperator(Operator):
 
     may_rest = True
 
-    def __init__(
-        self,
-        title: str,
-        inputs: Sequence[Operator],
-        outer: int,
-        depth: int,
-        paths: Sequence[Path],
-        shape: Shape,
-        *,
-        null_equals: bool = False,
-    ) -> None:
-        super().__init__(title, inputs, outer, depth)
+    def __init__(self, at: Position, paths: Sequence[Path], shape: Shape, *, null_equals: bool) -> None:
+        super().__init__(at)
         self._paths = paths
         self._shape = shape
         self._null_equals = null_equals

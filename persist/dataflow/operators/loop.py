@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.dataflow.errors import NotConverging
-from persist.dataflow.operators.operators import Operator
+from persist.dataflow.operators.operators import Operator, Position
 from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Ints, Stash, meet_of
 
@@ -24,9 +24,9 @@ from persist.dataflow.updates.times import Ints, Stash, meet_of
 class EnterOperator(Operator):
     """Brings updates into a scope: they are there from iteration 0 on."""
 
-    def __init__(self, title: str, source: Operator, outer: int, depth: int) -> None:
-        super().__init__(title, [source], outer, depth)
-        self._source = source
+    def __init__(self, at: Position) -> None:
+        super().__init__(at)
+        [self._source] = self.inputs
 
     @property
     def has_news(self) -> bool:
@@ -44,8 +44,8 @@ class EnterOperator(Operator):
 class VariableOperator(Operator):
     """What a stream gave in the iteration before; its scope sets `feedback`."""
 
-    def __init__(self, title: str, outer: int, depth: int, schema: pa.Schema) -> None:
-        super().__init__(title, [], outer, depth)
+    def __init__(self, at: Position, schema: pa.Schema) -> None:
+        super().__init__(at)
         self.feedback: Operator | None = None
         self._schema = schema
         self._layout = Layout(len(schema), 0, self.dimensions)
@@ -83,8 +83,8 @@ class VariableOperator(Operator):
 class LeaveOperator(Operator):
     """What a stream of a scope gave in all iterations of a pass, summed over them."""
 
-    def __init__(self, title: str, loop: "Loop", source: Operator, outer: int, depth: int) -> None:
-        super().__init__(title, [loop], outer, depth)
+    def __init__(self, at: Position, loop: "Loop", source: Operator) -> None:
+        super().__init__(at)
         self._source = source
         self._found: list[Ints] = []
         loop.leaves.append(self)
@@ -107,8 +107,8 @@ class Loop(Operator):
         limit: of the iterations of a pass.
     """
 
-    def __init__(self, title: str, outer: int, depth: int, limit: int) -> None:
-        super().__init__(title, [], outer, depth)
+    def __init__(self, at: Position, limit: int) -> None:
+        super().__init__(at)
         self.operators: list[Operator] = []
         self.leaves: list[LeaveOperator] = []
         self._limit = limit

@@ -10,6 +10,7 @@ frontier of an operator is the meet of those of what it reads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -24,14 +25,29 @@ from persist.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, me
 from persist.dataflow.updates.words import Domain
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in a dataflow an operator is.
+
+    Attributes:
+        title: how messages call it.
+        inputs: the operators it reads.
+        outer: how many dimensions the times of the program have.
+        depth: how many iterations it is in.
+    """
+
+    title: str
+    inputs: Sequence["Operator"]
+    outer: int
+    depth: int
+
+
 class Operator:
     """One operator of a running dataflow.
 
     Attributes:
         may_rest: it may be left out of a pass in which nobody needs what it gives: what it keeps is what it reads.
-        title: how messages call it.
-        inputs: the operators it reads.
-        depth: how many iterations it is in.
+        title, inputs, outer, depth: see `Position`.
         dimensions: of its times: those of the program, and one for each iteration.
         frontier: how far its inputs are complete, in the program's dimensions.
         rounds: the iterations that are under way, outermost first.
@@ -42,13 +58,13 @@ class Operator:
 
     may_rest: ClassVar[bool] = False
 
-    def __init__(self, title: str, inputs: Sequence["Operator"], outer: int, depth: int) -> None:
-        self.title = title
-        self.inputs = list(inputs)
-        self.depth = depth
-        self.outer = outer
-        self.dimensions = outer + depth
-        self.frontier = Antichain(as_given((0,) * outer))
+    def __init__(self, at: Position) -> None:
+        self.title = at.title
+        self.inputs = list(at.inputs)
+        self.depth = at.depth
+        self.outer = at.outer
+        self.dimensions = at.outer + at.depth
+        self.frontier = Antichain(as_given((0,) * at.outer))
         self.rounds: tuple[int, ...] = ()
         self.out: Ints | None = None
         self.moves_times = False
@@ -141,19 +157,11 @@ class Waiting(Operator):
         shape: what is done to updates first.
     """
 
-    def __init__(
-        self,
-        title: str,
-        inputs: Sequence[Operator],
-        outer: int,
-        depth: int,
-        layout: Layout,
-        shape: Shape = lambda updates: updates,
-    ) -> None:
-        super().__init__(title, inputs, outer, depth)
+    def __init__(self, at: Position, layout: Layout, shape: Shape = lambda updates: updates) -> None:
+        super().__init__(at)
         self.layout = layout
         self.shape = shape
-        axis = layout.words + (layout.dimensions - 1 if depth else 0)
+        axis = layout.words + (layout.dimensions - 1 if at.depth else 0)
         self.stash = Stash(axis, slice(layout.words, layout.words + layout.dimensions))
 
     def shaped(self) -> Ints | None:
@@ -210,8 +218,8 @@ class LinearOperator(Operator):
 
     may_rest = True
 
-    def __init__(self, title: str, inputs: Sequence[Operator], outer: int, depth: int, shape: Shape) -> None:
-        super().__init__(title, inputs, outer, depth)
+    def __init__(self, at: Position, shape: Shape) -> None:
+        super().__init__(at)
         self.shape = shape
 
     def run(self) -> None:
@@ -233,8 +241,8 @@ class ConsolidateOperator(Waiting):
 
     may_rest = True
 
-    def __init__(self, title: str, inputs: Sequence[Operator], outer: int, depth: int, schema: pa.Schema) -> None:
-        super().__init__(title, inputs, outer, depth, Layout(len(schema), 0, outer + depth))
+    def __init__(self, at: Position, schema: pa.Schema) -> None:
+        super().__init__(at, Layout(len(schema), 0, at.outer + at.depth))
         self._schema = schema
 
     def run(self) -> None:
@@ -248,15 +256,8 @@ class ConsolidateOperator(Waiting):
 class InspectOperator(Operator):
     """Calls a function with what passes."""
 
-    def __init__(
-        self,
-        title: str,
-        inputs: Sequence[Operator],
-        outer: int,
-        depth: int,
-        shown: Callable[[Ints], object],
-    ) -> None:
-        super().__init__(title, inputs, outer, depth)
+    def __init__(self, at: Position, shown: Callable[[Ints], object]) -> None:
+        super().__init__(at)
         self._shown = shown
 
     def run(self) -> None:
@@ -268,8 +269,8 @@ class InspectOperator(Operator):
 class ProbeOperator(Operator):
     """Tells how far its input is complete."""
 
-    def __init__(self, title: str, inputs: Sequence[Operator], outer: int, probe: Probed) -> None:
-        super().__init__(title, inputs, outer, 0)
+    def __init__(self, at: Position, probe: Probed) -> None:
+        super().__init__(at)
         self._probe = probe
 
     def run(self) -> None:
@@ -281,10 +282,8 @@ class CaptureOperator(ConsolidateOperator):
 
     may_rest = False
 
-    def __init__(
-        self, title: str, inputs: Sequence[Operator], outer: int, schema: pa.Schema, captured: Captured, domain: Domain
-    ) -> None:
-        super().__init__(title, inputs, outer, 0, schema)
+    def __init__(self, at: Position, schema: pa.Schema, captured: Captured, domain: Domain) -> None:
+        super().__init__(at, schema)
         self._captured = captured
         captured.attach(schema, domain)
 
@@ -303,16 +302,8 @@ class SinkOperator(ConsolidateOperator):
 
     may_rest = False
 
-    def __init__(
-        self,
-        title: str,
-        inputs: Sequence[Operator],
-        outer: int,
-        schema: pa.Schema,
-        collection: str,
-        keys: tuple[str, ...],
-    ) -> None:
-        super().__init__(title, inputs, outer, 0, schema)
+    def __init__(self, at: Position, schema: pa.Schema, collection: str, keys: tuple[str, ...]) -> None:
+        super().__init__(at, schema)
         self.schema = schema
         self.collection = collection
         self.keys = keys

@@ -18,7 +18,6 @@ are a few sums.
 """
 
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +28,7 @@ from persist.dataflow.operators.few_groups import FewGroups, Group, Plain, Recor
 from persist.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
 from persist.dataflow.operators.linear import Shape
 from persist.dataflow.operators.logic import KeysOf, Logic, Result
-from persist.dataflow.operators.operators import Operator
+from persist.dataflow.operators.operators import Operator, Position
 from persist.dataflow.state.spine import Allocate, Spine
 from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
 from persist.dataflow.updates.times import Flags, Ints, Stash
@@ -54,10 +53,7 @@ class ReduceOperator(Operator):
 
     def __init__(
         self,
-        title: str,
-        inputs: Sequence[Operator],
-        outer: int,
-        depth: int,
+        at: Position,
         arrangement: Arrangement,
         logic: Logic,
         schema: pa.Schema,
@@ -66,7 +62,7 @@ class ReduceOperator(Operator):
         ranking: Ranking | None = None,
         plain: Plain | None = None,
     ) -> None:
-        super().__init__(title, inputs, outer, depth)
+        super().__init__(at)
         self.few = FewGroups(logic, plain, arrangement.layout.values)
         self.large = None if ranking is None else LargeGroups(ranking)
         self.arrangement = arrangement

@@ -16,13 +16,13 @@ The collection may be compacted up to where the program would begin again, and g
 with a dot, so listings leave it out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
 
-from persist.dataflow.operators.operators import Operator
+from persist.dataflow.operators.operators import Operator, Position
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL
 from persist.engine import Engine
@@ -62,8 +62,8 @@ class KeptLinear(Operator):
         kept: what changes in the hidden collection because of this pass: words, time from which on, time, diff.
     """
 
-    def __init__(self, title: str, inputs: Sequence[Operator], shape: Traced) -> None:
-        super().__init__(title, inputs, 1, 0)
+    def __init__(self, at: Position, shape: Traced) -> None:
+        super().__init__(at)
         self._shape = shape
         self._restored: Ints | None = None
         self._after: int | None = None
@@ -101,7 +101,7 @@ class KeptOutput(Operator):
     """Gives what the operator keeps."""
 
     def __init__(self, operator: KeptLinear) -> None:
-        super().__init__(f"{operator.title}.kept", [operator], 1, 0)
+        super().__init__(Position(f"{operator.title}.kept", [operator], 1, 0))
         self._operator = operator
 
     def run(self) -> None:

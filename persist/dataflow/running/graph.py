@@ -37,6 +37,7 @@ from persist.dataflow.operators.operators import (
     InspectOperator,
     LinearOperator,
     Operator,
+    Position,
     ProbeOperator,
     SinkOperator,
     shown_by,
@@ -192,7 +193,7 @@ class Builder:
                 if source.scope == info.parent:
                     self._visit(source, operators)
                     sources.append(self._made[source.number])
-        loop = Loop(info.name, self.plan.dimensions, info.depth - 1, info.limit)
+        loop = Loop(Position(info.name, [], self.plan.dimensions, info.depth - 1), info.limit)
         self._loops[scope] = loop
         loop.complete(sources)
         loop.operators = self._scope(scope)
@@ -210,56 +211,56 @@ class Builder:
         return scope == around
 
     def _make(self, node: Node, operators: list[Operator]) -> Operator:
-        depth = self.plan.scopes[node.scope].depth
-        outer, title = self.plan.dimensions, node.title
-        inputs = [self._made[number] for number in node.inputs] if not isinstance(node.operator, Leave) else []
+        at = self._position(node, [self._made[number] for number in node.inputs])
         match node.operator:
             case Source() | Input() | Constant():
-                entry = self.graph.entries[node.number] = EntryOperator(title, [], outer, 0)
+                entry = self.graph.entries[node.number] = EntryOperator(at)
                 return entry
             case Linear(stages):
                 given = self.plan.nodes[node.inputs[0]].schema
                 if node.number in self._kept:
-                    return KeptLinear(title, inputs, traced(stages, given, node.schema.names, self.domain, title))
-                shape = compiled(stages, given, node.schema.names, self.domain, title)
-                linear = LinearOperator(title, inputs, outer, depth, shape)
+                    return KeptLinear(at, traced(stages, given, node.schema.names, self.domain, at.title))
+                shape = compiled(stages, given, node.schema.names, self.domain, at.title)
+                linear = LinearOperator(at, shape)
                 linear.moves_times = move_times(stages)
                 return linear
-            case Concat():
-                return ConcatOperator(title, inputs, outer, depth)
-            case Arrange():
-                return ConcatOperator(title, inputs, outer, depth)
+            case Concat() | Arrange():
+                return ConcatOperator(at)
             case Consolidate():
-                return ConsolidateOperator(title, inputs, outer, depth, node.schema)
+                return ConsolidateOperator(at, node.schema)
             case Join():
                 return self._join(node, node.operator, operators)
             case Reduce():
                 return self._reduce(node, node.operator, operators)
             case Enter():
-                return EnterOperator(title, inputs[0], outer, depth)
+                return EnterOperator(at)
             case Variable():
-                return VariableOperator(title, outer, depth, node.schema)
+                return VariableOperator(at, node.schema)
             case Leave():
-                source = self.plan.nodes[node.inputs[0]]
-                return LeaveOperator(title, self._loops[source.scope], self._made[source.number], outer, depth)
+                [number] = node.inputs
+                loop = self._loops[self.plan.nodes[number].scope]
+                return LeaveOperator(self._position(node, [loop]), loop, self._made[number])
             case Inspect(function):
-                shown = shown_by(function, node.schema, self.domain, title)
-                return InspectOperator(title, inputs, outer, depth, shown)
+                shown = shown_by(function, node.schema, self.domain, at.title)
+                return InspectOperator(at, shown)
             case Probe():
-                return ProbeOperator(title, inputs, outer, self._probes[node.number])
+                return ProbeOperator(at, self._probes[node.number])
             case Capture():
                 captured = self._captures[node.number]
-                return CaptureOperator(title, inputs, outer, node.schema, captured, self.domain)
+                return CaptureOperator(at, node.schema, captured, self.domain)
             case Persist(collection, keys):
-                sink = SinkOperator(title, inputs, outer, node.schema, collection, keys)
+                sink = SinkOperator(at, node.schema, collection, keys)
                 self.graph.sinks.append(sink)
                 return sink
+
+    def _position(self, node: Node, inputs: Sequence[Operator], title: str = "") -> Position:
+        return Position(title or node.title, inputs, self.plan.dimensions, self.plan.scopes[node.scope].depth)
 
     def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
         """Return the operators that keep what an operator has given in a hidden collection."""
         output, schema = KeptOutput(made), kept_schema(node.schema)
         keys = (schema.names[-1],)
-        sink = SinkOperator(output.title, [output], 1, schema, self._kept[node.number], keys)
+        sink = SinkOperator(self._position(node, [output], output.title), schema, self._kept[node.number], keys)
         self.graph.sinks.append(sink)
         self.graph.kept[sink.collection] = made
         return [output, sink]
@@ -295,18 +296,8 @@ class Builder:
     def _arranged(
         self, node: Node, source: int, keys: int, values: int, shape: Shape, schema: pa.Schema
     ) -> Arrangement:
-        depth = self.plan.scopes[node.scope].depth
-        layout = Layout(keys, values, self.plan.dimensions + depth)
-        return Arrangement(
-            f"{node.title}.input",
-            [self._made[source]],
-            self.plan.dimensions,
-            depth,
-            layout,
-            shape,
-            schema,
-            self._allocate,
-        )
+        at = self._position(node, [self._made[source]], f"{node.title}.input")
+        return Arrangement(at, Layout(keys, values, at.outer + at.depth), shape, schema, self._allocate)
 
     def _after(self, stages: Stages, source: int, node: Node) -> pa.Schema:
         return through(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
@@ -326,9 +317,8 @@ class Builder:
 
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
         shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
-        inputs = [each.start for each in paths]
-        depth = self.plan.scopes[node.scope].depth
-        made = JoinOperator(node.title, inputs, self.plan.dimensions, depth, paths, shape, null_equals=join.null_equals)
+        inputs = [path.start for path in paths]
+        made = JoinOperator(self._position(node, inputs), paths, shape, null_equals=join.null_equals)
         made.moves_times = move_times(join.after)
         for number, path in enumerate(paths):
             for step in path.steps:
@@ -340,7 +330,6 @@ class Builder:
         given = self._after(reduce.before, node.inputs[0], node)
         columns = pa.schema([*(given.field(name) for name in reduce.keys), *_logic_columns(reduce, given)])
         wanted = _wanted(reduce, given, columns)
-        depth = self.plan.scopes[node.scope].depth
         plain: Plain | None
         is_accumulated = bool(wanted) and all(aggregate.kind in ACCUMULABLE for aggregate in wanted)
         if is_accumulated:
@@ -354,20 +343,9 @@ class Builder:
             ranking = self._ranking(reduce, given, wanted)
             plain = plain_extremes(wanted) if wanted else plain_distinct if logic is distinct else None
         shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
-        kind: type[ReduceOperator] = TotalReduce if self.plan.dimensions + depth == 1 else PartialReduce
-        made = kind(
-            node.title,
-            [arrangement],
-            self.plan.dimensions,
-            depth,
-            arrangement,
-            logic,
-            columns,
-            shape,
-            self._allocate,
-            ranking,
-            plain,
-        )
+        at = self._position(node, [arrangement])
+        kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
+        made = kind(at, arrangement, logic, columns, shape, self._allocate, ranking, plain)
         arrangement.read_from(lambda: made.frontier)
         made.moves_times = move_times(reduce.after)
         if is_accumulated:
