@@ -30,11 +30,11 @@ from persist.sql.algebra import (
     TopK,
     Values,
     Window,
-    children,
+    every,
     terms_of,
 )
 from persist.sql.duck import Columns
-from persist.sql.prune import types_of
+from persist.sql.prune import types_of, width_of
 from persist.sql.temporal import bounded, check_without_now, reads_now
 from persist.sql.types import Unreadable
 
@@ -74,8 +74,8 @@ class Adapter:
         self._unit = unit
         self._of = Expressions(sql)
 
-    def adapted(self, plan: Json) -> tuple[Node, int]:
-        """Return a relation, and how many columns it has."""
+    def adapted(self, plan: Json) -> Node:
+        """Return the relation of a plan of DuckDB."""
         adapter = _ADAPTED.get(plan["type"])
         if adapter is None:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
@@ -83,12 +83,12 @@ class Adapter:
         if plan["type"] == "LOGICAL_GET":
             self._check_table(plan)
         check_members(plan, _MEMBERS[plan["type"]].split(), plan["type"])
-        node, width = adapter(self, plan)
+        node: Node = adapter(self, plan)
         for term in terms_of(node):
             check_without_now(term, self._sql)
-        return node, width
+        return node
 
-    def _child(self, plan: Json, at: int = 0) -> tuple[Node, int]:
+    def _child(self, plan: Json, at: int = 0) -> Node:
         return self.adapted(plan["children"][at])
 
     def _check_table(self, plan: Json) -> None:
@@ -96,7 +96,7 @@ class Adapter:
             name = (plan.get("qname", {}).get("path") or ["?"])[-1]
             raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
 
-    def scan(self, plan: Json) -> tuple[Node, int]:
+    def scan(self, plan: Json) -> Node:
         table = plan["function_data"]["table"]
         columns = self._tables[table]
         numbers = [column_index["index"] for column_index in plan.get("column_indexes", ())]
@@ -106,30 +106,26 @@ class Adapter:
                 raise InvalidUsage(kind.why)
         picked = [(name, kind) for name, kind in asked or columns if isinstance(kind, str)]
         picked = picked if asked else picked[:1]
-        node: Node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
-        return (node, len(picked)) if asked else (Project(node, (TRUE,)), 1)
+        node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
+        return node if asked else Project(node, (TRUE,))
 
-    def project(self, plan: Json) -> tuple[Node, int]:
-        node, _ = self._child(plan)
-        outputs = self._of.every(plan["expressions"])
-        return Project(node, outputs), len(outputs)
+    def project(self, plan: Json) -> Node:
+        return Project(self._child(plan), self._of.every(plan["expressions"]))
 
-    def filter(self, plan: Json) -> tuple[Node, int]:
-        node, width = self._child(plan)
+    def filter(self, plan: Json) -> Node:
+        node = self._child(plan)
         conditions = [part for condition in self._of.every(plan["expressions"]) for part in conjuncts(condition)]
         timed = [condition for condition in conditions if reads_now(condition)]
         rest = [condition for condition in conditions if condition not in timed]
         node = bounded(Filter(node, all_of(rest)) if rest else node, timed, self._unit, self._sql)
-        return _mapped(node, width, plan.get("projection_map"))
+        return _picked(node, plan.get("projection_map"))
 
-    def cross(self, plan: Json) -> tuple[Node, int]:
-        left, width = self._child(plan)
-        right, others = self._child(plan, 1)
-        return Join("inner", left, right), width + others
+    def cross(self, plan: Json) -> Node:
+        return Join("inner", self._child(plan), self._child(plan, 1))
 
-    def join(self, plan: Json) -> tuple[Node, int]:
-        left, width = self._child(plan)
-        right, others = self._child(plan, 1)
+    def join(self, plan: Json) -> Node:
+        left, right = self._child(plan), self._child(plan, 1)
+        width, others = width_of(left), width_of(right)
         how: Any = _HOW.get(plan["join_type"])
         if how is None:
             raise InvalidUsage(f"a {plan['join_type']} JOIN is not supported in a view")
@@ -152,27 +148,19 @@ class Adapter:
         if "condition" in plan:
             rest.append(self._of.one(plan["condition"]))
         condition = all_of(rest) if rest else None
-        node: Node = Join(how, left, right, tuple(equal), tuple(same), condition)
-        full_width = width
-        if how == "mark":
-            full_width += 1
-        elif how not in ("semi", "anti"):
-            full_width += others
-        return self._narrowed(node, plan, how, width, others, full_width)
-
-    def _narrowed(self, node: Node, plan: Json, how: str, width: int, others: int, found: int) -> tuple[Node, int]:
+        join = Join(how, left, right, tuple(equal), tuple(same), condition)
         lefts, rights = plan.get("left_projection_map"), plan.get("right_projection_map")
         if not lefts and (not rights or how in ("semi", "anti", "mark")):
-            return node, found
+            return join
         picked = list(lefts or range(width))
         if how == "mark":
             picked.append(width)
         elif how not in ("semi", "anti"):
             picked += [width + number for number in rights or range(others)]
-        return Project(node, tuple(map(Place, picked))), len(picked)
+        return Project(join, tuple(map(Place, picked)))
 
-    def aggregate(self, plan: Json) -> tuple[Node, int]:
-        node, _ = self._child(plan)
+    def aggregate(self, plan: Json) -> Node:
+        node = self._child(plan)
         keys = self._of.every(plan.get("groups"))
         aggregates = tuple(map(self._of.aggregation, plan.get("expressions") or ()))
         if not keys and not aggregates:
@@ -182,27 +170,23 @@ class Adapter:
             )
         sets = plan.get("grouping_sets") or [list(range(len(keys)))]
         groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
-        aggregate = Aggregate(
-            node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings
-        )
-        return aggregate, len(keys) + len(aggregates) + len(groupings)
+        return Aggregate(node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings)
 
-    def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> tuple[Node, int]:
+    def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
         """Return each row once; what the rows are in the order of by columns beside them, the first one says."""
-        node, width = self._child(plan)
+        node = self._child(plan)
         targets = self._of.every(plan["distinct_targets"])
         if plan.get("distinct_type") == "DISTINCT_ON":
             order = tuple(map(self._of.order, plan.get("order_by", {}).get("orders") or ()))
-        elif _determines(targets, node, width):
-            return Distinct(node), width
-        return TopK(node, order, 1, 0, targets), width
+        elif _determines(targets, node):
+            return Distinct(node)
+        return TopK(node, order, 1, 0, targets)
 
-    def order(self, plan: Json) -> tuple[Node, int]:
+    def order(self, plan: Json) -> Node:
         # A collection is in no order; what LIMIT makes of it is in `limit`.
-        node, width = self._child(plan)
-        return _mapped(node, width, plan.get("projection_map"))
+        return _picked(self._child(plan), plan.get("projection_map"))
 
-    def limit(self, plan: Json) -> tuple[Node, int]:
+    def limit(self, plan: Json) -> Node:
         ordered = plan["children"][0]
         order: tuple[Order, ...] = ()
         map_ = None
@@ -210,9 +194,9 @@ class Adapter:
             order, map_ = tuple(map(self._of.order, ordered["orders"])), ordered.get("projection_map")
             ordered = ordered["children"][0]
         is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
-        node, width = self.distinct(ordered, order) if is_distinct else self.adapted(ordered)
+        node = self.distinct(ordered, order) if is_distinct else self.adapted(ordered)
         limit, offset = self._count(plan, "limit_val"), self._count(plan, "offset_val") or 0
-        return _mapped(TopK(node, order, limit, offset), width, map_)
+        return _picked(TopK(node, order, limit, offset), map_)
 
     def _count(self, plan: Json, which: str) -> int | None:
         value = plan.get(which, {"type": "UNSET"})
@@ -224,13 +208,11 @@ class Adapter:
             return self._of.whole(value["expression"], "LIMIT or OFFSET")
         raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
 
-    def union(self, plan: Json) -> tuple[Node, int]:
-        parts = self._parts(plan, bool(plan.get("setop_all")))
-        width = parts[0][1]
-        node = _united([part for part, _ in parts])
-        return node if plan.get("setop_all") else Distinct(node), width
+    def union(self, plan: Json) -> Node:
+        node = _united(self._parts(plan, bool(plan.get("setop_all"))))
+        return node if plan.get("setop_all") else Distinct(node)
 
-    def _parts(self, plan: Json, is_all: bool) -> list[tuple[Node, int]]:
+    def _parts(self, plan: Json, is_all: bool) -> list[Node]:
         """Return what a UNION is made of, through those below it that change nothing: all are one of many parts."""
         below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
         through = [child for child in below if bool(child.get("setop_all")) or not is_all]
@@ -242,55 +224,48 @@ class Adapter:
         ]
         return [part for parts in every for part in parts]
 
-    def except_(self, plan: Json) -> tuple[Node, int]:
+    def except_(self, plan: Json) -> Node:
         return self._set_operation(plan, "except")
 
-    def intersect(self, plan: Json) -> tuple[Node, int]:
+    def intersect(self, plan: Json) -> Node:
         return self._set_operation(plan, "intersect")
 
-    def _set_operation(self, plan: Json, how: Any) -> tuple[Node, int]:
-        left, width = self._child(plan)
-        right, _ = self._child(plan, 1)
+    def _set_operation(self, plan: Json, how: Any) -> Node:
+        left, right = self._child(plan), self._child(plan, 1)
         if plan.get("setop_all"):
-            return SetOperation(how, left, right), width
-        return SetOperation(how, Distinct(left), Distinct(right)), width
+            return SetOperation(how, left, right)
+        return SetOperation(how, Distinct(left), Distinct(right))
 
-    def window(self, plan: Json) -> tuple[Node, int]:
-        node, width = self._child(plan)
-        calls = tuple(map(self._of.window, plan["expressions"]))
-        return Window(node, calls), width + len(calls)
+    def window(self, plan: Json) -> Node:
+        return Window(self._child(plan), tuple(map(self._of.window, plan["expressions"])))
 
-    def let(self, plan: Json) -> tuple[Node, int]:
-        value, _ = self._child(plan)
-        body, width = self._child(plan, 1)
-        return Let(plan["table_index"], value, body), width
+    def let(self, plan: Json) -> Node:
+        return Let(plan["table_index"], self._child(plan), self._child(plan, 1))
 
-    def ref(self, plan: Json) -> tuple[Node, int]:
+    def ref(self, plan: Json) -> Node:
         types = tuple(self._of.type_of(kind, plan) for kind in plan["chunk_types"])
         if plan.get("is_recurring"):
             raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
-        return Ref(plan["cte_index"], types), len(types)
+        return Ref(plan["cte_index"], types)
 
-    def recursive(self, plan: Json) -> tuple[Node, int]:
+    def recursive(self, plan: Json) -> Node:
         if plan.get("key_targets") or plan.get("payload_aggregates"):
             raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
-        anchor, width = self._child(plan)
-        step, _ = self._child(plan, 1)
-        if _has_temporal(step):
+        anchor, step = self._child(plan), self._child(plan, 1)
+        if any(isinstance(node, Temporal) for node in every(step)):
             raise InvalidUsage("_now() is not supported in the step of WITH RECURSIVE: compare it before, or after")
-        return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step), width
+        return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step)
 
-    def dummy(self, plan: Json) -> tuple[Node, int]:
-        return Values(("boolean",), ((TRUE,),)), 1
+    def dummy(self, plan: Json) -> Node:
+        return Values(("boolean",), ((TRUE,),))
 
-    def expressions(self, plan: Json) -> tuple[Node, int]:
-        types = tuple(self._of.type_of(kind, plan) for kind in plan["expr_types"])
-        input_, _ = self._child(plan)
-        return _united([Project(input_, self._of.every(row)) for row in plan["expressions"]]), len(types)
+    def expressions(self, plan: Json) -> Node:
+        input_ = self._child(plan)
+        return _united([Project(input_, self._of.every(row)) for row in plan["expressions"]])
 
-    def empty(self, plan: Json) -> tuple[Node, int]:
+    def empty(self, plan: Json) -> Node:
         types = tuple(self._of.type_of(kind, plan) for kind in plan.get("return_types", ()))
-        return Values(types or ("boolean",), ()), max(1, len(types))
+        return Values(types or ("boolean",), ())
 
 
 _ADAPTED: dict[str, Any] = {
@@ -357,11 +332,11 @@ def _united(parts: Sequence[Node]) -> Node:
     return SetOperation("union", _united(parts[:half]), _united(parts[half:]))
 
 
-def _determines(targets: Sequence[Term], node: Node, width: int) -> bool:
+def _determines(targets: Sequence[Term], node: Node) -> bool:
     """Return whether rows that agree in some expressions agree in all columns, which may be computed from these."""
     known = {target.index for target in targets if isinstance(target, Place)}
     if not isinstance(node, Project):
-        return len(known) == width
+        return len(known) == width_of(node)
     given = [node.outputs[at] for at in known]
     kinds = types_of(node.input)
     exact = {at for at, kind in enumerate(kinds) if kind not in ("float", "double")}  # 0.0 and -0.0 are one row.
@@ -374,11 +349,8 @@ def _determines(targets: Sequence[Term], node: Node, width: int) -> bool:
     return all(map(is_known, node.outputs))
 
 
-def _has_temporal(node: Node) -> bool:
-    return isinstance(node, Temporal) or any(map(_has_temporal, children(node)))
-
-
-def _mapped(node: Node, width: int, map_: Sequence[int] | None) -> tuple[Node, int]:
-    if not map_ or list(map_) == list(range(width)):
-        return node, width
-    return Project(node, tuple(map(Place, map_))), len(map_)
+def _picked(node: Node, places: Sequence[int] | None) -> Node:
+    """Return some columns of a relation; all of them if it is not said which."""
+    if not places or list(places) == list(range(width_of(node))):
+        return node
+    return Project(node, tuple(map(Place, places)))

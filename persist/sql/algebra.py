@@ -9,7 +9,7 @@ the condition of a join those of the left, and behind them those of the right. R
 order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -218,6 +218,13 @@ def children(node: Node) -> tuple[Node, ...]:
     """Return the relations that a node is made of."""
     parts = (getattr(node, name, None) for name in _PARTS)
     return tuple(part for part in parts if part is not None)
+
+
+def every(node: Node) -> Iterator[Node]:
+    """Yield a relation, and all that it is made of."""
+    yield node
+    for child in children(node):
+        yield from every(child)
 
 
 def replaced(node: Node, by: Callable[[Any], Node]) -> Any:

@@ -17,7 +17,7 @@ from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.expression import Col
 from persist.names import view_hold
-from persist.sql.algebra import Node, Scan, children
+from persist.sql.algebra import Node, Scan, every
 from persist.sql.definition import Definition
 from persist.sql.lower import Lowering
 from persist.sql.lower_join import column
@@ -28,12 +28,9 @@ from persist.sql.types import to_arrow
 def scans_of(plan: Node) -> dict[str, dict[str, str]]:
     """Return the collections that a plan reads, and which columns of them with their types."""
     read_columns: dict[str, dict[str, str]] = {}
-    left = [plan]
-    while left:
-        node = left.pop()
+    for node in every(plan):
         if isinstance(node, Scan):
             read_columns.setdefault(node.collection, {}).update(zip(node.columns, node.types, strict=True))
-        left += children(node)
     return read_columns
 
 

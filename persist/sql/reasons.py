@@ -26,6 +26,7 @@ from persist.sql.algebra import (
     TopK,
     Values,
     children,
+    every,
 )
 from persist.sql.graph import scans_of
 from persist.sql.order import NOTHING, Known, estimated
@@ -47,12 +48,6 @@ def reasons(plan: Node, known: Known = NOTHING) -> list[str]:
         *_of_order(pushed, placed, known),
         *_of_columns(plan, done),
     ]
-
-
-def _every(node: Node) -> Iterator[Node]:
-    yield node
-    for child in children(node):
-        yield from _every(child)
 
 
 def _of_joins(before: Node, after: Node) -> list[str]:
@@ -81,18 +76,16 @@ def _of_joins(before: Node, after: Node) -> list[str]:
 
 def _hows(plan: Node) -> Counter[str]:
     """Return how many joins of each kind there are."""
-    return Counter(str(node.how) for node in _every(plan) if isinstance(node, Join))
+    return Counter(str(node.how) for node in every(plan) if isinstance(node, Join))
 
 
 def _crosses(plan: Node) -> int:
-    return sum(
-        isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in _every(plan)
-    )
+    return sum(isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in every(plan))
 
 
 def _joins_below_bounds(plan: Node) -> int:
-    bounds = [node for node in _every(plan) if isinstance(node, Temporal)]
-    return sum(isinstance(node, Join) for bound in bounds for node in _every(bound))
+    bounds = [node for node in every(plan) if isinstance(node, Temporal)]
+    return sum(isinstance(node, Join) for bound in bounds for node in every(bound))
 
 
 def _of_conditions(before: Node, after: Node) -> list[str]:
@@ -104,7 +97,7 @@ def _of_conditions(before: Node, after: Node) -> list[str]:
 def _conditions(plan: Node) -> Counter[str]:
     """Return how many conditions are asked of what is read of each collection, before anything else is done with it."""
     counts: Counter[str] = Counter()
-    for node in _every(plan):
+    for node in every(plan):
         if isinstance(node, Filter):
             below = node.input
             while isinstance(below, Project | Filter):
@@ -144,25 +137,17 @@ def _leaves(node: Node) -> Iterator[Node]:
 
 def _named(node: Node) -> str:
     return (
-        " and ".join(dict.fromkeys(repr(scan.collection) for scan in _every(node) if isinstance(scan, Scan))) or "rows"
+        " and ".join(dict.fromkeys(repr(scan.collection) for scan in every(node) if isinstance(scan, Scan))) or "rows"
     )
 
 
 def _of_columns(before: Node, after: Node) -> list[str]:
-    was, now = _columns(before), _columns(after)
+    was, now = scans_of(before), scans_of(after)
     return [
-        f"{name!r} is read without {len(columns - now[name])} of {len(columns)} columns: nothing reads those"
+        f"{name!r} is read without {len(columns) - len(now[name])} of {len(columns)} columns: nothing reads those"
         for name, columns in was.items()
-        if name in now and now[name] < columns
+        if name in now and now[name].keys() < columns.keys()
     ]
-
-
-def _columns(plan: Node) -> dict[str, set[str]]:
-    columns: dict[str, set[str]] = {}
-    for node in _every(plan):
-        if isinstance(node, Scan):
-            columns.setdefault(node.collection, set()).update(node.columns)
-    return columns
 
 
 def _became(count: int, what: str, one: str, many: str) -> str:

@@ -7,7 +7,6 @@ take Python records are called record by record.
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -153,12 +152,8 @@ def traced(
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
     """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
 
-    run = [partial(applied, stage, operator=operator) for stage in stages]
-
     def shape(updates: Ints) -> tuple[Ints, Ints]:
-        frame = Frame.of(updates, given, domain)
-        for apply in run:
-            frame = apply(frame)
+        frame = _run(stages, Frame.of(updates, given, domain), operator)
         return frame.updates(names), frame.origins
 
     return shape
@@ -166,29 +161,19 @@ def traced(
 
 def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str) -> Shape:
     """Return the function that does stages to updates of some columns and picks columns, in that order."""
-    if not stages:
-        if list(names) == given.names:
-            return lambda updates: updates
-        rows = [given.get_field_index(name) for name in names]
+    if not stages and list(names) == given.names:
+        return lambda updates: updates
+    first = stages[0] if stages else Map(tuple((name, Col(name)) for name in names))
+    picks = _picks(first, given, names, domain) if len(stages) < 2 and isinstance(first, Map) else None
+    if picks is not None:
+        return picks
+    return lambda updates: _run(stages, Frame.of(updates, given, domain), operator).updates(names)
 
-        def pick(updates: Ints) -> Ints:
-            return updates.take([*rows, *range(len(given), len(updates))], axis=0)
 
-        return pick
-    if len(stages) == 1 and isinstance(stages[0], Map):
-        picks = _picks(stages[0], given, names, domain)
-        if picks is not None:
-            return picks
-
-    run = [partial(applied, stage, operator=operator) for stage in stages]
-
-    def shape(updates: Ints) -> Ints:
-        frame = Frame.of(updates, given, domain)
-        for apply in run:
-            frame = apply(frame)
-        return frame.updates(names)
-
-    return shape
+def _run(stages: Sequence[Stage], frame: Frame, operator: str) -> Frame:
+    for stage in stages:
+        frame = applied(stage, frame, operator)
+    return frame
 
 
 def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
