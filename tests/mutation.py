@@ -18,9 +18,9 @@ import argparse
 import ast
 import contextlib
 import gc
+import hashlib
 import os
 import pickle
-import random
 import resource
 import signal
 import subprocess
@@ -49,13 +49,13 @@ ROOMS = {
     ]
     + [f"tests/test_evolve{what}.py" for what in ("", "_keyed", "_narrower")],
     "log": ["tests/log"],
-    "replica": ["tests/replica"],
+    "replica": ["tests/replica", "tests/write/test_look_back.py", "tests/test_follow.py"],
     "hold": ["tests/hold"],
     "upkeep": ["tests/upkeep"],
     "upsert": ["tests/upsert"],
-    "read": ["tests/read"],
+    "read": ["tests/read", "tests/test_exchange.py", "tests/test_home.py"],
     "dataflow": ["tests/dataflow"],
-    "sql": ["tests/sql"],
+    "sql": ["tests/sql", "tests/cli/test_apply.py"],
 }
 TEST_S = 2.0  # Tests that take longer judge nothing: they are no fast tests.
 SLOWER = 10.0  # A test hangs if it takes this many times as long as without a mutant, and `PATIENCE_S`.
@@ -123,7 +123,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="which places, and which change of each")
     parser.add_argument("--places", type=int, default=45, help="how many of each room")
     parser.add_argument("--room", action="append", choices=ROOMS, help="only this room; several times for several")
-    parser.add_argument("--only", default="", help="a part of the names of the places that are tried")
+    parser.add_argument("--only", default="", help="a part of the names of the mutants that are tried")
+    parser.add_argument("--again", type=Path, help="try only those that an earlier run, in this file, let live")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="processor time that the tests of one mutant may take"
     )
@@ -145,6 +146,7 @@ def main() -> None:
         status = pytest.main([*options, "-m", "not spark", *ROOMS[rooms[0]]], plugins=[Judge(rooms[0], asked)])
         sys.exit(int(status != pytest.ExitCode.OK))
     passed_on = [f"--{name}={getattr(asked, name)}" for name in ("seed", "places", "only", "seconds")]
+    passed_on += [] if asked.again is None else [f"--again={asked.again}"]
     statuses = [
         subprocess.run([sys.executable, "-m", "tests.mutation", f"--room={room}", *passed_on], cwd=ROOT).returncode
         for room in rooms
@@ -165,7 +167,7 @@ class Judge:
         started_s = time.monotonic()
         session.config.pluginmanager.unregister(name="costs")
         paths = sorted((ROOT / "persist" / self.room).rglob("*.py"))
-        mutants = drawn(paths, self.asked.places, random.Random(f"{self.asked.seed} {self.room}"))
+        mutants = drawn(paths, self.asked.places, self.asked.seed)
         gc.collect()
         gc.freeze()
         reached = self._reached(session, {str(path) for path in paths})
@@ -174,6 +176,9 @@ class Judge:
                 print(f"fails without a mutant, so it judges none: {item.nodeid}", flush=True)
         outcomes, equivalent = Counter[str](), _named_as_equivalent()
         mutants = [mutant for mutant in mutants if self.asked.only in mutant.name]
+        if self.asked.again is not None:
+            living = {line.strip() for line in self.asked.again.read_text().splitlines()}
+            mutants = [mutant for mutant in mutants if mutant.name in living]
         for number, mutant in enumerate(mutants, 1):
             outcome = "equivalent" if mutant.name in equivalent else self._outcome(session, mutant, reached)
             outcomes[outcome.partition(" ")[0]] += 1
@@ -303,20 +308,24 @@ def _named_as_equivalent() -> set[str]:
 # ---- Drawing
 
 
-def drawn(paths: Sequence[Path], count: int, rng: random.Random) -> list[Mutant]:
-    """Return one mutant for each of `count` places of these modules, in a random order."""
-    places = [
-        (path, place, node, function, lines)
-        for path in paths
-        for place, (node, function, lines) in enumerate(_drawn(ast.parse(path.read_bytes())))
-    ]
-    mutants = []
-    for path, place, node, function, lines in rng.sample(places, min(count, len(places))):
-        forms = _alternatives(node)
-        form = rng.randrange(len(forms))
-        module, before = os.path.relpath(path, ROOT), _shown(node)
-        mutants.append(Mutant(module, function, place, form, lines, before, _shown(forms[form])))
-    return mutants
+def drawn(paths: Sequence[Path], count: int, seed: int) -> list[Mutant]:
+    """Return one mutant for each of `count` places of these modules.
+
+    A place's number in the order comes from its own text, so a change elsewhere leaves the others where they are.
+    """
+    ordered: list[tuple[bytes, Mutant]] = []
+    for path in paths:
+        module, seen = os.path.relpath(path, ROOT), Counter[str]()
+        for place, (node, function, lines) in enumerate(_drawn(ast.parse(path.read_bytes()))):
+            before, forms = _shown(node), _alternatives(node)
+            name = f"{seed} {module} {function} {before}"
+            seen[name] += 1
+            digest = hashlib.sha256(f"{name} {seen[name]}".encode()).digest()
+            form = digest[-1] % len(forms)
+            mutant = Mutant(module, function, place, form, lines, before, _shown(forms[form]))
+            ordered.append((digest, mutant))
+    ordered.sort(key=lambda one: one[0])
+    return [mutant for _, mutant in ordered[:count]]
 
 
 def _shown(node: ast.AST) -> str:
@@ -378,6 +387,8 @@ def _may_matter(node: ast.AST, part: ast.AST) -> bool:
     if isinstance(node, ast.AnnAssign) and part is node.annotation:
         return False
     if isinstance(part, ast.arguments):  # Of a lambda.
+        return False
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # Of zip: it guards against our own bugs.
         return False
     is_error = isinstance(node, ast.Raise) or (
         isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].endswith(("Error", "InvalidUsage"))
