@@ -106,6 +106,15 @@ def test_a_lost_answer_is_not_mistaken_for_another_writers_success() -> None:
     assert create_record(blob, mine, ImpatientClock()) == theirs
 
 
+def test_a_doubtful_answer_that_cannot_be_looked_into_is_asked_for_again() -> None:
+    blob = UnreliableBlob(MemoryBlob())
+    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
+    blob.next_faults("get", Fault.UNAVAILABLE)
+    mine = create()
+    assert create_record(blob, mine, ImpatientClock()) is None
+    assert read_record(blob, 0) == mine
+
+
 def test_giving_up_says_whether_the_record_may_be_there() -> None:
     blob = UnreliableBlob(MemoryBlob())
     blob.go_down()

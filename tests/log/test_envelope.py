@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from persist.blob import CorruptBlob, IncompatibleVersion, PersistError
 from persist.log import FORMAT, Framed, Record, decode_framed, encode_framed, kinds
 from persist.log.commits import PartList
+from persist.log.envelope import intact_kind
 from persist.replica import Checkpoint, StateObject
 from persist.replica.directory import DirectoryObject
 
@@ -78,6 +79,13 @@ def test_every_truncation_and_extension_is_found() -> None:
 def test_well_formed_nonsense_under_a_right_checksum_is_corrupt(change: dict[str, object]) -> None:
     with pytest.raises(CorruptBlob):
         decode_framed(resealed({**json.loads(DATA), **change}), Record, "log/7")
+
+
+def test_an_older_format_is_read_and_the_kind_of_what_is_intact_is_known_whatever_its_version() -> None:
+    assert decode_framed(resealed({**json.loads(DATA), "format": 1}), Record, "log/7").mutations == RECORD.mutations
+    assert intact_kind(DATA) == intact_kind(resealed({**json.loads(DATA), "format": FORMAT + 1})) == "record"
+    for data in (b"", DATA[:-1], resealed({"persist": 7}), resealed({"format": 1})):
+        assert intact_kind(data) is None
 
 
 @given(st.binary(max_size=200))

@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from persist.blob import BlobEntry, MemoryBlob
+from persist.codecs import CollectionSchema, encode_parts, to_updates
 from persist.log import BlobRef, keys, kinds
 
 ROOT = Path(__file__).parent.parent.parent
 ID = "0123456789abcdef" * 2
+INTS = CollectionSchema.of({"k": pa.int64()}, None)
 SEQNOS = [0, 1, 15, 10**6, 2**63 - 1, 10**20 - 1]
 
 
@@ -86,6 +89,19 @@ def test_what_brings_parts_may_name_uploads_of_its_own_collection_only() -> None
     ):
         with pytest.raises(ValueError, match="is not the name of an upload to collection 0123"):
             keys.check_keys(wrong)
+
+
+def test_a_part_has_its_bytes_in_one_place_which_is_its_collections() -> None:
+    [(_, encoded)] = encode_parts(to_updates([((1, None), 0, 1)], INTS), INTS)
+    inline = msgspec.structs.replace(encoded, inline=b"1")
+    uploaded = msgspec.structs.replace(inline, inline=b"", blob=keys.part_key(ID, 7))
+    assert keys.check_parts(ID, [inline, uploaded]) == [uploaded.blob]
+    for wrong in (
+        encoded,
+        msgspec.structs.replace(uploaded, blob=keys.part_key("f" * 32, 7)),
+    ):
+        with pytest.raises(ValueError, match=r"in no place or in two|is not the name of an upload"):
+            keys.check_parts(ID, [inline, wrong])
 
 
 def spelled(path: Path) -> Iterator[str]:

@@ -97,3 +97,21 @@ def test_a_function_that_makes_more_than_16_mebibytes_names_the_row(made: str, t
         with pytest.raises(persist.PersistError, match=r"=3[,)].*more than 16,777,216 bytes") as raised:
             view.refresh()
         assert len(str(raised.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("lag(n)", "lag(n, 2)", "lead(n, 0)", "lead(n, 2, id)", "lag(n, 1, -5)", "nth_value(n, 2)", "ntile(2)"),
+        *("first_value(n)", "count(n)", "count(*)"),
+    ],
+)
+def test_a_window_takes_what_its_function_is_given(call: str) -> None:
+    check(f"SELECT id, {call} OVER (PARTITION BY p ORDER BY id) AS x FROM t", _steps(), TABLES)
+
+
+def test_a_frame_may_be_counted_by_a_cast_number_and_by_no_other_expression() -> None:
+    frame = "SELECT id, sum(n) OVER (ORDER BY id ROWS BETWEEN {} PRECEDING AND CURRENT ROW) AS x FROM t"
+    check(frame.format("CAST(1 AS BIGINT)"), _steps(), TABLES)
+    with pytest.raises(InvalidUsage, match="a constant whole number"):
+        check(frame.format("abs(1)"), _steps(), TABLES)

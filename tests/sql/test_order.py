@@ -6,7 +6,8 @@ from persist.codecs import CollectionSchema
 from persist.dataflow import Statistics
 from persist.sql.algebra import Join, Node, Scan, children
 from persist.sql.compile import planned
-from persist.sql.order import Known
+from persist.sql.duck import names_column
+from persist.sql.order import Known, estimated
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from tests.sql.oracle import changes, check
@@ -61,3 +62,24 @@ def test_no_order_makes_a_cross_product_that_can_be_avoided() -> None:
 def test_what_is_known_changes_no_row(sql: str, rows: dict[str, int]) -> None:
     known = {name: Statistics(count, None, {"a": 5, "b": 5}) for name, count in rows.items()}
     check(sql, changes(7, steps=4, size=6), known=known)
+
+
+def test_estimates_tell_conditions_apart() -> None:
+    known = {"group": Statistics(1000)}
+
+    def rows(condition: str) -> float:
+        return estimated(plan_of(f'SELECT g FROM "group" WHERE {condition}', {}), known).rows
+
+    assert estimated(Scan("dim", ("k", "g"), ("int64", "int64")), SIZES).rows == 1000
+    assert rows("name LIKE 'a%'") == 100
+    assert rows("name LIKE 'a%' OR name LIKE 'b%'") == 200
+    assert rows("name > 'a'") == rows("name = upper(name)") == 300
+    half = plan_of("SELECT g FROM dim WHERE k IN (SELECT f FROM fact)", {})
+    assert estimated(half, SIZES).rows == 500
+
+
+def test_a_query_names_a_column_if_it_refers_to_one() -> None:
+    assert names_column("SELECT Since FROM t", "since")
+    assert names_column("SELECT a FROM t WHERE t.since > (SELECT max(b) FROM u)", "since")
+    assert not names_column("SELECT a FROM since", "since")
+    assert not names_column("SELECT 'since' FROM t", "since")

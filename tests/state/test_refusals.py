@@ -6,11 +6,32 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts, to_updates
-from persist.errors import CollectionExists, LeaseExpired, Superseded, ViewRedefined
+from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts, evolved, to_updates
+from persist.errors import (
+    CollectionExists,
+    ColumnsNeeded,
+    HoldMoved,
+    InvalidUsage,
+    LeaseExpired,
+    Superseded,
+    UploadExpired,
+    ViewRedefined,
+)
 from persist.log import KeyedForm, MachineForm, Mutation, Record, Submitted, kinds
-from persist.state import Draft, ExpectParts, State, apply, last_sealed, with_replaced
-from persist.state.contents import CollectionState
+from persist.names import VIEW_HOLD
+from persist.state import (
+    Draft,
+    Dropped,
+    ExpectDefinition,
+    ExpectParts,
+    LocationState,
+    State,
+    apply,
+    check_uploaded,
+    last_sealed,
+    with_replaced,
+)
+from persist.state.contents import CollectionState, check_runs
 
 ID, OTHER = "0" * 32, "1" * 32
 LEASE, OTHER_LEASE = "a" * 32, "b" * 32
@@ -113,3 +134,68 @@ def test_a_definition_of_a_view_follows_the_one_before_it() -> None:
     for number in (1, 3):
         with pytest.raises(ViewRedefined):
             Draft(state).extend([kinds.Redefine(ID, {"number": number, "sql": "b"}, (0,))])
+
+
+def test_a_hold_may_stand_where_upper_may_and_no_later() -> None:
+    draft = Draft(State())
+    draft.extend([CREATED, kinds.SetHold(ID, "last", TIME_MAX + 1)])
+    with pytest.raises(InvalidUsage, match="hold time"):
+        draft.extend([kinds.SetHold(ID, "later", TIME_MAX + 2)])
+
+
+def test_a_hold_that_was_released_in_a_draft_can_be_set_anew() -> None:
+    draft = Draft(State())
+    draft.extend([CREATED, kinds.SetHold(ID, "h", 4)])
+    with pytest.raises(HoldMoved):
+        draft.extend([kinds.SetHold(ID, "h", 4)])
+    draft.extend([kinds.ReleaseHold(ID, "h", 4)])
+    assert draft.extend([kinds.SetHold(ID, "h", 2)])
+
+
+def test_a_part_of_a_keyframe_has_no_later_times() -> None:
+    one, other = part(1, 0), part(2, 3)
+    contents = contents_after(kinds.Append(ID, (one, other)), kinds.Seal(ID, (5,)))
+    keyframe = kinds.Keyframe(3, (-1, -2))
+    after, _ = with_replaced(contents, kinds.Replace(ID, (part(3, 0), part(4, 3)), keyframes=(keyframe,)))
+    check_runs(after)
+    with pytest.raises(ValueError, match="a part of the keyframe as of 2 has later times"):
+        check_runs(msgspec.structs.replace(after, keyframes=(msgspec.structs.replace(after.keyframes[0], as_of=2),)))
+
+
+def test_a_condition_on_a_definition_holds_until_there_is_another() -> None:
+    draft = Draft(State())
+    draft.extend([msgspec.structs.replace(CREATED, view={"number": 2, "sql": "a"})])
+    assert draft.extend([ExpectDefinition(ID, 2)])
+    for number in (1, 3):
+        with pytest.raises(ViewRedefined):
+            draft.extend([ExpectDefinition(ID, number)])
+
+
+def test_an_upload_from_before_the_floor_and_one_that_waits_to_be_deleted_come_too_late() -> None:
+    late = part(1, 0)
+    append = kinds.Append(ID, (late,))
+    dropped = Dropped(0, 0, ID, blobs=(late.blob,))
+    check_uploaded(LocationState(), append)
+    check_uploaded(LocationState(dropped=(msgspec.structs.replace(dropped, collection=OTHER),)), append)
+    for control in (LocationState(upload_floor=1), LocationState(dropped=(dropped,))):
+        with pytest.raises(UploadExpired):
+            check_uploaded(control, append)
+
+
+def test_a_column_that_a_view_reads_is_not_dropped() -> None:
+    two = CollectionSchema.of({"k": pa.int64()}, {"a": pa.int64(), "b": pa.int64()})
+    table = kinds.Create(ID, "c", two.to_json())
+    view = kinds.Create(OTHER, "v", SCHEMA.to_json(), view={"sql": "a"})
+    column = two.ids[two.names.index("b")]
+    holds = [
+        kinds.SetHold(ID, "a reader", 0, columns=(column,)),
+        kinds.SetHold(ID, VIEW_HOLD + OTHER, 0, columns=(column,)),
+    ]
+    without = kinds.Evolve(
+        ID, evolved(two, add={}, defaults={}, drop=["b"], rename={}, widen={}, reorder=None).to_json()
+    )
+    free = apply(State(), record(table, view, holds[0]))
+    assert Draft(free).extend([without])
+    with pytest.raises(ColumnsNeeded) as caught:
+        Draft(apply(State(), record(table, view, *holds))).extend([without])
+    assert caught.value.readers == {"b": ["v"]}

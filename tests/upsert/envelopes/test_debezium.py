@@ -269,6 +269,21 @@ def test_arrays_and_structs_are_read_with_what_is_in_them() -> None:
     assert one_column(kind, sent, None).to_pylist() == [{"x": 1.5, "wkb": b"\x01\x02", "srid": None}, None]
 
 
+def test_an_array_may_be_null_in_some_messages() -> None:
+    kind = {"type": "array", "items": {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}}
+    kind["items"]["parameters"] = {"scale": "1"}  # type: ignore[index]
+    one = base64.b64encode(b"\x0f").decode()
+    assert one_column(kind, None, [one, None], []).to_pylist() == [None, [Decimal("1.5"), None], []]
+
+
+def test_messages_after_one_whose_schema_cannot_be_read_become_events() -> None:
+    bad = json.dumps({"schema": {"type": 7}, "payload": CREATE})
+    good = json.dumps(with_schema(CREATE))
+    events = debezium([bad, good, bad, good], key="id", schema=SCHEMA, on_error="collect")
+    assert events.table.num_rows == 2
+    assert events.rejected.num_rows == 2
+
+
 def test_a_map_is_refused_with_a_way_out() -> None:
     with pytest.raises(InvalidUsage, match=r"hstore\.handling\.mode"):
         one_column({"type": "map", "keys": {"type": "string"}, "values": {"type": "string"}}, {"a": "b"})

@@ -7,7 +7,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from persist.upsert.envelopes.json_rows import parse, sifted, suspects
+from persist.upsert.envelopes import json_rows
+from persist.upsert.envelopes.binary import from_latin_1, to_decimals
+from persist.upsert.envelopes.json_rows import Unreadable, parse, sifted, suspects
 
 FIELDS = pa.schema([("a", pa.struct([("id", pa.int64()), ("at", pa.timestamp("us"))])), ("l", pa.list_(pa.string()))])
 
@@ -48,3 +50,28 @@ def test_a_document_that_only_looks_bad_is_good() -> None:
     found = sifted(pa.array(documents, pa.large_binary()), Counting())
     assert [each.row for each in found.bad] == [4]
     assert sum(len(table) for _, table in found.pieces) == 4
+
+
+def test_each_document_is_read_once_though_they_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_rows, "PIECE_BYTES", 40)
+    documents = [b'{"a":{"id":%d}}' % number for number in range(20)]
+    reading = Counting()
+    found = sifted(pa.array(documents, pa.large_binary()), reading)
+    assert len(found.pieces) > 5
+    assert [row for rows, _ in found.pieces for row in rows] == [*range(20)]
+    assert reading.documents == 20
+
+
+def test_bytes_written_as_characters_are_read_and_what_is_no_byte_is_refused() -> None:
+    assert from_latin_1(pa.array(["\u00ff\u0001", None, ""], pa.large_string())).to_pylist() == [b"\xff\x01", None, b""]
+    with pytest.raises(Unreadable, match="beyond U"):
+        from_latin_1(pa.array(["\u0100"], pa.large_string()))
+
+
+def test_a_decimal_fits_as_many_bytes_as_arrow_has() -> None:
+    wide = pa.decimal128(38, 0)
+    values = [(5).to_bytes(16, "big"), (-5).to_bytes(16, "big", signed=True), b"\xfb", None]
+    assert to_decimals(pa.array(values, pa.large_binary()), wide).to_pylist() == [5, -5, -5, None]
+    for wrong in ((5).to_bytes(17, "big"), b""):
+        with pytest.raises(Unreadable, match="does not fit"):
+            to_decimals(pa.array([wrong], pa.large_binary()), wide)
