@@ -30,6 +30,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NoReturn
@@ -316,7 +317,7 @@ def drawn(paths: Sequence[Path], count: int, seed: int) -> list[Mutant]:
     ordered: list[tuple[bytes, Mutant]] = []
     for path in paths:
         module, seen = os.path.relpath(path, ROOT), Counter[str]()
-        for place, (node, function, lines) in enumerate(_drawn(ast.parse(path.read_bytes()))):
+        for place, (node, function, lines) in enumerate(_drawn(ast.parse(_source(path)))):
             before, forms = _shown(node), _alternatives(node)
             name = f"{seed} {module} {function} {before}"
             seen[name] += 1
@@ -446,13 +447,19 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 
+@cache
+def _source(path: Path) -> bytes:
+    """Return a module as it was when the room was loaded, whoever edits it meanwhile."""
+    return path.read_bytes()
+
+
 # ---- Applying
 
 
 def apply(mutant: Mutant) -> None:
     """Put a mutant's code into the functions that live in this process."""
     path = ROOT / mutant.module
-    tree = ast.parse(path.read_bytes())
+    tree = ast.parse(_source(path))
     changed = next(node for place, (node, _, _) in enumerate(_drawn(tree)) if place == mutant.place)
     other = ast.copy_location(_alternatives(changed)[mutant.form], changed)
 
