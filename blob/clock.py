@@ -50,6 +50,11 @@ class Backoff:
         self._bound_max_s = bound_max_s
         self._chance = chance or random.Random()
 
+    @property
+    def bound_s(self) -> float:
+        """How long the next wait is at most."""
+        return self._bound_s
+
     def wait(self, *, extra_s: float = 0.0) -> bool:
         """Sleep, and return True; or return False at once when the deadline has passed for extra_s."""
         left_s = self._ends_s + extra_s - self._clock.monotonic_s()

@@ -53,7 +53,7 @@ def open_blob(
         return MemoryBlob.named(_memory_name(text))
     if scheme in ("s3", "s3a"):
         bucket, prefix = _bucket_and_prefix(text)
-        connect_s, read_s = min(5.0, attempt_s), min(20.0, attempt_s)
+        connect_s, read_s = min(3.0, attempt_s), min(20.0, attempt_s)
         return S3Blob(bucket, prefix, options, connect_timeout_s=connect_s, read_timeout_s=read_s)
     if scheme.startswith("fsspec+"):
         return FsspecBlob(text[len("fsspec+") :], options)

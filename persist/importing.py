@@ -29,7 +29,7 @@ from persist.engine import CollectionHandle, overwrite_steps, replacement_steps
 from persist.errors import InvalidUsage
 from persist.read import INCOMPLETE, SUCCESS, required
 from persist.timeline import Moment
-from persist.work import Done, task
+from persist.work import task
 from persist.write import Step, check_token, with_token
 
 BATCH_ROWS = 64 * 1024
@@ -50,6 +50,14 @@ class ImportedVersion:
     is_compared: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ImportedFiles:
+    """How many files an import has read, those left out that were read before; and their rows."""
+
+    files: int
+    rows: int
+
+
 class _Gone(InvalidUsage):
     """The version that was imported last cannot be read any more."""
 
@@ -64,24 +72,32 @@ def import_parquet(
     diff: int | None,
     seal: int | Moment | Antichain | None,
     token: str | None,
-) -> int:
-    """Write the rows of Parquet files, and seal; return how many files were read. See `Collection.import_parquet`."""
+) -> ImportedFiles:
+    """Write the rows of Parquet files, and seal. See `Collection.import_parquet`."""
     check_token(None if token is None else _file_token(token, ""))
     handle.engine.writer("import_parquet")
     stamp = handle.stamp(time, diff)
     sealing = [] if seal is None else [handle.seal_step(seal)]
-    read = 0
+    files = rows = 0
     with task("import", handle.name) as done:
+
+        def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            nonlocal rows
+            for batch in batches:
+                done(batch.num_rows)
+                rows += batch.num_rows
+                yield batch
+
         for name, batches in _files(source, handle.schema.names):
             mark = None if token is None else _file_token(token, name)
             if mark is not None and mark in handle.contents().tokens:
                 continue
-            steps = handle.write_steps(_told(batches(), done), stamp, token=mark)
+            steps = handle.write_steps(counted(batches()), stamp, token=mark)
             handle.submit("import_parquet", with_token(mark, [handle.id], steps)).result()
-            read += 1
+            files += 1
     if sealing:
         handle.submit("import_parquet", sealing).result()
-    return read
+    return ImportedFiles(files, rows)
 
 
 def import_delta(
@@ -314,12 +330,6 @@ def _name(path: str, base: str | None, is_single: bool, is_local: bool) -> str:
 
 def _refusal(path: str) -> "_Refusal":
     return lambda error: InvalidUsage(f"the file {path} cannot be read as Parquet: {error}. Nothing of it was written")
-
-
-def _told(batches: Iterator[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        done(batch.num_rows)
-        yield batch
 
 
 def _file_token(token: str, name: str) -> str:

@@ -72,7 +72,7 @@ from persist.errors import (
 from persist.follow import Following
 from persist.fsck import Checked, FsckReport, Problem, Repair, Unreferenced, fsck
 from persist.hold import Hold, HoldInfo
-from persist.importing import ImportedVersion
+from persist.importing import ImportedFiles, ImportedVersion
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.notify import Notify
@@ -123,6 +123,7 @@ __all__: list[str] = [
     "HoldInfo",
     "HoldMoved",
     "HoldNotFound",
+    "ImportedFiles",
     "ImportedVersion",
     "IncompatibleVersion",
     "Indeterminate",

@@ -278,8 +278,8 @@ def test_a_folder_of_parquet_comes_in_at_one_time_and_goes_on_where_it_ended(tmp
             events.import_parquet(source, time=3, seal=4, token="load")
         assert events.upper == persist.Antichain(0)
         pq.write_table(pa.table({"k": [7], "v": ["y"]}), bad / "a.parquet")
-        assert events.import_parquet(source, time=3, seal=4, token="load") == 1
-        assert events.import_parquet(source, time=3, seal=4, token="load") == 0
+        assert events.import_parquet(source, time=3, seal=4, token="load").files == 1
+        assert events.import_parquet(source, time=3, seal=4, token="load") == persist.ImportedFiles(0, 0)
         assert sorted(events.snapshot(3).rows()) == [
             (("2026-11-20", 1), "2026-11-20"), (("2026-11-20", 2), "x"), (("2026-11-21", 1), "2026-11-21"),
             (("2026-11-21", 2), "x"), (("2026-11-22", 7), "y"),
@@ -302,7 +302,7 @@ def parquet(path: Path, *keys: int) -> Path:
 
 def test_single_files_under_one_token_are_told_apart_by_name(plain: persist.Collection, tmp_path: Path) -> None:
     files = [parquet(tmp_path / name, at) for at, name in enumerate(("a.parquet", "b.parquet", "d=1/a.parquet"))]
-    assert [plain.import_parquet(file, time=0, token="t") for file in [*files, *files]] == [1, 1, 1, 0, 0, 0]
+    assert [plain.import_parquet(file, time=0, token="t").files for file in [*files, *files]] == [1, 1, 1, 0, 0, 0]
     plain.seal(1).result()
     assert sorted(plain.snapshot(0).to_arrow()["k"].to_pylist()) == [0, 1, 2]
 
@@ -315,13 +315,13 @@ def test_a_source_is_the_same_however_its_path_is_written(
     whole = tmp_path / "in"
     for at, source in enumerate(("in", "./in", "in/", whole, f"{whole}/", whole.as_uri(), Path("in"), "sub/../in")):
         (tmp_path / "sub").mkdir(exist_ok=True)
-        assert plain.import_parquet(source, time=0, token="folder") == (at == 0), source
+        assert plain.import_parquet(source, time=0, token="folder").files == (at == 0), source
     for at, one in enumerate(("in/sub/a.parquet", "./in/sub/a.parquet", file, file.as_uri())):
-        assert plain.import_parquet(one, time=0, token="file") == (at == 0), one
+        assert plain.import_parquet(one, time=0, token="file").files == (at == 0), one
     for at, listed in enumerate((["in/sub/a.parquet"], [file], ("./in/sub/a.parquet",))):
-        assert plain.import_parquet(listed, time=0, token="list") == (at == 0), listed
+        assert plain.import_parquet(listed, time=0, token="list").files == (at == 0), listed
     for at, folder in enumerate(("in", "./in", str(whole))):
-        assert plain.import_parquet(ds.dataset(folder), time=0, token="dataset") == (at == 0), folder
+        assert plain.import_parquet(ds.dataset(folder), time=0, token="dataset").files == (at == 0), folder
 
 
 def test_what_has_no_files_of_parquet_is_refused_and_nothing_is_sealed(
@@ -367,13 +367,13 @@ def test_files_are_taken_without_the_folders_that_the_collection_does_not_know(
 ) -> None:
     file = parquet(tmp_path / "day=5" / "x.parquet", 1)
     for at, source in enumerate((file, [file], file.parent)):
-        assert plain.import_parquet(source, time=at, seal=at + 1) == 1
+        assert plain.import_parquet(source, time=at, seal=at + 1).files == 1
     assert plain.snapshot(2).to_arrow()["k"].to_pylist() == [1, 1, 1]
     with pytest.raises(persist.SchemaMismatch, match="'day' is unexpected"):
         plain.import_parquet(tmp_path, time=3)
     daily = client.create_or_load("daily", key={"k": pa.int64()}, value={"day": pa.int32()})
     for at, source in enumerate((file, [file], tmp_path)):
-        assert daily.import_parquet(source, time=at, seal=at + 1) == 1
+        assert daily.import_parquet(source, time=at, seal=at + 1).files == 1
     assert list(daily.snapshot(2).rows()) == [(1, 5)] * 3
 
 

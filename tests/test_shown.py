@@ -1,6 +1,7 @@
 """What a person sees of clients, collections and reports, in a terminal and a notebook; and how event loops wait."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,43 @@ def test_a_cancelled_wait_loses_no_progress() -> None:
                 return (await anext(listen)).updates["k"].to_pylist()  # type: ignore[no-any-return]
 
     assert asyncio.run(run()) == [1]
+
+
+def test_a_client_that_closes_while_a_task_waits_leaves_no_error_behind() -> None:
+    left_behind: list[str] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: left_behind.append(context["message"]))
+        client = persist.open(persist.MemoryBlob(), settings=QUIET)
+        listen = client.create_or_load("orders", key={"k": pa.int64()}).listen()
+        waiting = asyncio.ensure_future(anext(listen))
+        await asyncio.sleep(0)  # So that it waits.
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.to_thread(client.close)
+        step = listen._coming
+        assert step is not None
+        await asyncio.wait([step])
+        del step, waiting, listen
+
+    asyncio.run(run())
+    gc.collect()
+    assert left_behind == []
+
+
+def test_a_notebook_shows_the_first_rows_of_what_is_read(client: persist.Client) -> None:
+    orders = client["orders"]
+    rows = [((k, HOSTILE), 1, 1) for k in range(2, 30)]
+    orders.write(rows, seal=2).result()
+    html = orders.snapshot()._repr_html_()
+    assert '<td style="text-align:left">1</td>' in html
+    assert html.count("<tr>") == 1 + 10
+    assert "more rows" in html
+    assert "<script>" not in html
+    closed = orders.snapshot()
+    closed.close()
+    assert "Snapshot" in closed._repr_html_()
 
 
 def test_a_list_of_collections_is_a_table_of_what_is_known_of_them(client: persist.Client) -> None:

@@ -16,6 +16,7 @@ repeated, and a write is Indeterminate, because it may still arrive. Reads from 
 from outside, hedged when they are slow, and paced when the store throttles (`persist.blob.layers.pacing`).
 """
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +45,11 @@ from persist.blob.protocol import (
 from persist.blob.threads import DaemonThreads
 
 CLOSE_TIMEOUT_S = 2.0
+TOLD_AFTER_S = 3.0  # Who waits so long for a store without an answer is told what is tried.
+TOLD_EVERY_S = 30.0
 _HARMLESS_TWICE = ("set", "delete")
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _Positive = Annotated[float, Meta(gt=0)]
@@ -142,6 +147,7 @@ class RetryBlob(BlobLayer):
         self._threads = DaemonThreads(policy.read_threads_max, "persist-read")
         self._is_hedged = is_remote(inner) if policy.hedge is None else policy.hedge
         self._get = self._hedged(policy) if self._is_hedged else inner.get
+        self._told_s: float | None = None  # When it was told last that the store does not answer.
 
     @property
     def requests_per_s_max(self) -> float | None:
@@ -245,12 +251,27 @@ class RetryBlob(BlobLayer):
         else:
             failures.attempts += 1
             extra_s = min(extra_s, failures.throttled_s)
+            self._tell(failures)
         if failures.attempts >= policy.attempts_max or not failures.backoff.wait(extra_s=extra_s):
             return False
         if isinstance(error, Throttled):
             failures.throttled_s += self._clock.monotonic_s() - sent_s
         self._counts.add(operation, "retries")
         return True
+
+    def _tell(self, failures: "_Failures") -> None:
+        """Say what is tried, and for how long, if a call may go on failing beyond `TOLD_AFTER_S`.
+
+        A wait is not cut in two for that, so it is said before one that may end later.
+        """
+        now_s = self._clock.monotonic_s()
+        is_news = self._told_s is None or now_s - self._told_s >= TOLD_EVERY_S
+        if is_news and now_s + failures.backoff.bound_s - failures.began_s > TOLD_AFTER_S < self._policy.deadline_s:
+            self._told_s = now_s
+            logger.warning(
+                "%s of %r at %s is tried again for up to %g s: %s",
+                failures.operation, failures.key, self.url, self._policy.deadline_s, failures.last,
+            )  # fmt: skip
 
     def _gave_up(self, failures: "_Failures") -> PersistError:
         """Return what a call fails with in the end, and count it."""

@@ -107,7 +107,7 @@ class S3Blob:
         prefix: str = "",
         options: S3Options | Mapping[str, Any] | None = None,
         *,
-        connect_timeout_s: float = 5.0,
+        connect_timeout_s: float = 3.0,
         read_timeout_s: float = 20.0,
     ) -> None:
         _check_place(bucket, prefix)

@@ -7,7 +7,8 @@ nothing that takes long: what a command needs, it imports when it is run, so tha
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -122,6 +123,23 @@ def agreed(question: str) -> bool:
     return typer.confirm(question)
 
 
+@contextmanager
+def _remarks() -> Iterator[None]:
+    """Tell what the library logs meanwhile, such as that a store does not answer."""
+    import logging
+
+    class Remarks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            tell(f"persist: {record.getMessage()}")
+
+    handler, logger = Remarks(logging.WARNING), logging.getLogger("persist")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def command(function: Callable[..., int]) -> Callable[..., int]:
     """Make a function a command of its name: its docstring is the help, its result the exit status."""
     own = [*inspect.signature(function).parameters.values()][1:]
@@ -145,7 +163,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
         from persist.work import progress  # Here, because it loads what the help of a command does without.
 
         try:
-            with progress():
+            with _remarks(), progress():
                 return function(place, **asked)
         except BrokenPipeError:  # Whoever read the output has seen enough; Click would make that status 1.
             close_output()

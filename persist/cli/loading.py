@@ -169,14 +169,22 @@ def _cut(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 def _token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
     """Return what names a load by what it does: the same file into the same collection in the same way."""
+    way = (plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late)
+    return f"file {_digest(file, collection.id, file.format, *way)}"
+
+
+def overwrite_token(collection: "persist.Collection", file: RowFile, time: int | str, way: tuple[Any, ...]) -> str:
+    """Return what names an overwrite likewise."""
+    return f"file over {_digest(file, collection.id, file.format, time, *way)}"
+
+
+def _digest(file: RowFile, *way: Any) -> str:
     digest = xxhash.xxh3_128()
     with open(file.path, "rb") as source:
         while data := source.read(READ_BYTES):
             digest.update(data)
-    digest.update(
-        repr((collection.id, file.format, plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late)).encode()
-    )
-    return f"file {digest.hexdigest()}"
+    digest.update(repr(way).encode())
+    return digest.hexdigest()
 
 
 def rows_of(file: RowFile, caster: Caster) -> pa.RecordBatchReader:

@@ -1,7 +1,7 @@
 """Commands that look at a location and read no data: ls, show, log, holds."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,9 @@ import persist
 from persist.cli.command import OK, Name, command
 from persist.cli.place import Place
 from persist.cli.text import print_json, print_table, say, tell
+
+if TYPE_CHECKING:
+    from persist.facts import Facts
 
 
 @command
@@ -30,10 +33,15 @@ def ls(
         hidden = facts.unsealed
         updates = "-" if hidden is None else f"{hidden.updates:,}"
         rows_told = "?" if facts.rows is None else f"{facts.rows:,}"
-        sizes = (rows_told, f"{facts.bytes:,}", facts.time(facts.since), facts.time(facts.upper))
+        sizes = (rows_told, f"{facts.bytes:,}", _shown_once(facts, facts.since), _shown_once(facts, facts.upper))
         rows.append((facts.name, *sizes, f"{facts.parts:,}", len(facts.contents.holds), updates))
-    print_table(head, rows, right=range(1, 8))
+    print_table(head, rows, right=range(1, 8), spare=("parts", "holds", "since", "bytes"))
     return OK
+
+
+def _shown_once(facts: "Facts", time: int | None) -> str:
+    """Return a time of a list, in which a number and its moment would take two columns."""
+    return facts.moment(time) or facts.time(time) if time else facts.time(time)
 
 
 @command
@@ -74,7 +82,7 @@ def holds(
             for hold in own_holds:
                 until = None if hold.expires_ms is None else _moment(hold.expires_ms)
                 rows.append(
-                    {"collection": name, "hold": hold.name, "time": hold.time, "holder": hold.holder, "until": until}
+                    {"collection": name, "hold": hold.name, "time": hold.kept, "holder": hold.holder, "until": until}
                 )
     if at.as_json:
         print_json(rows)
@@ -83,7 +91,7 @@ def holds(
         (
             r["collection"],
             hold_for_people(r["hold"], names) if r["hold"] else "-",
-            r["time"],
+            "-" if r["time"] is None else r["time"],
             r["holder"] or "-",
             r["until"] or "released",
         )

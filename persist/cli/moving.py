@@ -140,8 +140,9 @@ def import_(
         loaded = client.load(collection)
         if time is not None:
             upper = None if seal is None else written_time_of(seal)
-            rows = loaded.import_parquet(source, time=written_time_of(time), seal=upper, token=token)
-            result, line = {"rows": rows}, f"read {counted(rows, 'row')} of {source} into {collection}"
+            read = loaded.import_parquet(source, time=written_time_of(time), seal=upper, token=token)
+            result = {"rows": read.rows, "files": read.files}
+            line = f"read {counted(read.rows, 'row')} of {counted(read.files, 'file')} in {source} into {collection}"
         else:
             versions = loaded.import_delta(source)
             result = {"versions": len(versions)}

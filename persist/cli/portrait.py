@@ -30,10 +30,7 @@ def print_portrait(portrait: Portrait) -> None:
     _print_cost(portrait)
     if portrait.holds:
         say("\nholds")
-        rows = [
-            (hold_for_people(h.name, portrait.names), shown_time(h.time, facts.timeline), h.holder or "-")
-            for h in portrait.holds
-        ]
+        rows = [(hold_for_people(h.name, portrait.names), facts.time(h.kept), h.holder or "-") for h in portrait.holds]
         print_table(("hold", "time", "holder"), rows)
     if facts.contents.tags:
         say("\ntags")

@@ -12,7 +12,7 @@ from typing import Any
 from persist.shown import aligned
 
 CELL_CHARS_MAX = 120  # Of a table on a terminal; a longer value is cut, and says so by an ellipsis.
-COLUMN_CHARS_MIN = 8  # What a column of longer values gets on a terminal at least.
+COLUMN_CHARS_MIN = 32  # What a column gets on a terminal at least, if it has longer values; shorter ones stay whole.
 
 
 def shown(text: str, *, lines: bool = False) -> str:
@@ -40,10 +40,19 @@ def tell(text: str) -> None:
     print(shown(text, lines=True), file=sys.stderr)
 
 
-def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
+def print_table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Iterable[int] = (),
+    spare: Sequence[str] = (),
+) -> None:
     """Print a table: with lines on a terminal, and else aligned, so that other programs can cut it into words.
 
-    Where a terminal is too narrow for the columns, each column is a line of its row.
+    Args:
+        right: the columns, by number, whose values are aligned at their right.
+        spare: the columns, by name, that a narrow terminal does without, in the order in which they are left out.
+            Where that is not enough, each column is a line of its row.
     """
     cells, to_right = [[cell(value) for value in row] for row in rows], frozenset(right)
     names = [cell(value) for value in head]
@@ -56,16 +65,30 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right:
     from rich.text import Text
 
     console = Console(highlight=False, markup=False, emoji=False)
-    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    if sum(min(width, COLUMN_CHARS_MIN) + 3 for width in widths) + 1 > console.width:
+    widths = [
+        max([len(name), *(min(len(value), COLUMN_CHARS_MIN) for value in column)])
+        for name, *column in zip(names, *cells, strict=True)
+    ]
+    shown_columns, left_out = [*range(len(names))], list[str]()
+    for name in (None, *spare):
+        if name is not None:
+            shown_columns.remove(head.index(name))
+            left_out.append(name)
+        if sum(widths[i] + 3 for i in shown_columns) + 1 <= console.width:
+            break
+    else:
         _print_upright(names, cells)
         return
     table = Table(box=SIMPLE_HEAD)
-    for i, name in enumerate(names):
-        table.add_column(Text(name), justify="right" if i in to_right else "left", overflow="fold")
+    for i in shown_columns:
+        table.add_column(
+            Text(names[i]), justify="right" if i in to_right else "left", overflow="fold", min_width=widths[i]
+        )
     for row in cells:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(row[i]) for i in shown_columns))
     console.print(table)
+    if left_out:
+        tell(f"The terminal is too narrow for {', '.join(left_out)}: make it wider, or say --json.")
 
 
 def _print_upright(names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

@@ -214,12 +214,13 @@ def overwrite(
     file: File,
     time: At = None,
     where: Where = None,
+    token: Token = None,
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
     format: Format = None,
 ) -> int:
     """Make the rows of a file the contents from a time on, or of those for which a condition is true; and seal it."""
-    from persist.cli.loading import checked, rows_of, spooled
+    from persist.cli.loading import checked, overwrite_token, rows_of, spooled
     from persist.expression import parse_where
 
     with spooled(file, format) as rows, at.writing() as client:
@@ -227,12 +228,18 @@ def overwrite(
         caster = _caster(loaded, None, ignore)
         count, skipped = checked(rows, caster, skip_bad=skip_bad)
         only = None if where is None else parse_where(where, loaded.schema)
-        future = loaded.overwrite(rows_of(rows, caster), time=_named(time), where=only)
-        told = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
+        when = _named(time)
+        # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
+        mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
+        is_done = mark in loaded.handle.contents().tokens
+        future = loaded.overwrite(rows_of(rows, caster), time=when, where=only, token=mark)
+        done = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
+        begin = time or times_of(loaded)(future.time or 0)
+        line = f"{collection} has the {count:,} rows of {rows.name} from {begin} on"
         tell_done(
             at,
-            {**told, "time": future.time},
-            f"{collection} has the {count:,} rows of {rows.name} from {time or times_of(loaded)(future.time or 0)} on",
+            {**done, "time": future.time, "changed": not is_done},
+            f"nothing changed: {line}, by this command given before" if is_done else line,
         )
     return OK
 

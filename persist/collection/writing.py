@@ -25,7 +25,7 @@ from persist.engine import (
 from persist.engine import resolve as resolve_keyed
 from persist.engine import submit as submit_keyed
 from persist.errors import InvalidUsage
-from persist.importing import ImportedVersion, import_delta, import_parquet
+from persist.importing import ImportedFiles, ImportedVersion, import_delta, import_parquet
 from persist.log import kinds
 from persist.read import check_request
 from persist.timeline import Moment
@@ -328,7 +328,7 @@ class WritingCalls(KeyedCalls):
         diff: int | None = None,
         seal: int | Moment | Antichain | None = None,
         token: str | None = None,
-    ) -> int:
+    ) -> ImportedFiles:
         """Write the rows of Parquet files: a commit for each file, and then the seal. Returns how many were read.
 
         Nothing is visible before the seal. Memory: the client's budget.

@@ -264,7 +264,7 @@ class Portrait:
             "columns": [dict(zip(("side", "name", "type"), each, strict=True)) for each in self.columns],
             "not_sealed": None if hidden is None else str(hidden),
             "holds": [
-                {"name": h.name, "time": h.time, "holder": h.holder, "expires_ms": h.expires_ms} for h in self.holds
+                {"name": h.name, "time": h.kept, "holder": h.holder, "expires_ms": h.expires_ms} for h in self.holds
             ],
             "tags": dict(facts.contents.tags),
             "history": self.history,

@@ -20,6 +20,7 @@ from typing import Any
 
 from persist.antichain import Antichain
 from persist.closing import Closes
+from persist.codecs import TIME_MAX
 from persist.errors import FrontierRegression, HoldMoved, Indeterminate, InvalidUsage, LeaseExpired
 from persist.hold.leases import Claim, Leases, WantedClaim
 from persist.timeline import Moment
@@ -45,6 +46,11 @@ class HoldInfo:
     holder: str | None = None
     expires_ms: int | None = None
     is_tag: bool = False
+
+    @property
+    def kept(self) -> int | None:
+        """The time as people are told it: None where none is kept, because a view needs only that the view is there."""
+        return None if self.time == TIME_MAX else self.time
 
 
 class Hold(Closes):

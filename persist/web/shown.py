@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 import persist
-from persist.codecs import CollectionSchema, Part, scalar_from_json
+from persist.codecs import TIME_MAX, CollectionSchema, Part, scalar_from_json
 from persist.facts import Facts
 from persist.state import CollectionState
 
@@ -37,7 +37,9 @@ def picture(contents: CollectionState) -> dict[str, Any]:
         "left_out": len(drawn) + len(frames) - len(chosen),
         "tags": [{"name": name, "time": str(time)} for name, time in contents.tags.items()],
         "holds": [
-            {"name": None if hold.lease else name, "time": str(hold.time)} for name, hold in contents.holds.items()
+            {"name": None if hold.lease else name, "time": str(hold.time)}
+            for name, hold in contents.holds.items()
+            if hold.time < TIME_MAX  # Otherwise it needs the collection, and no time of it.
         ],
     }
 

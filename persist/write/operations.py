@@ -289,6 +289,8 @@ class Change:
             and Antichain(*self.allow_compaction.since) <= Antichain(*contents.allowed_times)
         ):
             wanted.remove(self.allow_compaction)
+        if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:
+            wanted.remove(kinds.Rename(self.id, contents.name))
         return [mutation for mutation in wanted if mutation is not None]
 
 

@@ -350,3 +350,26 @@ def test_columns_of_a_new_collection_come_from_a_file(tmp_path: Path, capsys: Pr
     ):
         assert main(["create", place, "other", *arguments]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_the_same_file_overwrites_once_and_then_changes_nothing(place: str, tmp_path: Path, capsys: Printed) -> None:
+    file = tmp_path / "day.csv"
+    file.write_text("id,name,amount,at\n1,a,1,\n")
+    command = ["overwrite", place, "orders", str(file), "--time", "5"]
+    assert main(command) == 0
+    assert main(command) == 0
+    assert "nothing changed" in capsys.readouterr().out
+    file.write_text("id,name,amount,at\n2,b,2,\n")
+    assert main(command) == 2  # Another file is no repetition, and its time is sealed.
+    assert "5" in capsys.readouterr().err
+    assert [row["id"] for row in contents(place)] == [1]
+
+
+def test_a_token_names_an_overwrite_whatever_the_file_is_called(place: str, tmp_path: Path, capsys: Printed) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("id,name,amount,at\n1,a,1,\n")
+        assert main(["overwrite", place, "orders", str(tmp_path / name), "--time", "5", "--token", "day 5"]) == 0
+    assert "nothing changed" in capsys.readouterr().out
+    (tmp_path / "b.csv").write_text("id,name,amount,at\n1,b,1,\n")
+    assert main(["overwrite", place, "orders", str(tmp_path / "b.csv"), "--time", "5", "--token", "day 5"]) == 2
+    assert "day 5" in capsys.readouterr().err

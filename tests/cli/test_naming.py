@@ -58,6 +58,14 @@ def test_a_collection_gets_another_name(place: str, capsys: Printed) -> None:
     assert [each["name"] for each in told(capsys)] == ["sales"]
 
 
+def test_a_collection_that_keeps_its_name_writes_no_record(place: str) -> None:
+    with persist.open(place) as client:
+        before = client.seqno
+        assert client.load("orders").rename("orders").result() == before
+        renamed, back = client.load("orders").rename("sales"), client.load("orders").rename("orders")
+        assert (renamed.result(), back.result()) == (before + 1, before + 2)
+
+
 @pytest.mark.parametrize("name", ["events.csv", "events.jsonl"])
 def test_events_of_a_keyed_collection_come_from_a_file(tmp_path: Path, capsys: Printed, name: str) -> None:
     place = str(tmp_path / "new")
@@ -174,6 +182,21 @@ def test_what_a_view_and_a_keyed_collection_are_is_shown(place: str, capsys: Pri
     assert "view revenue" in capsys.readouterr().out
 
 
+def test_a_view_that_reads_a_view_needs_it_at_no_time(place: str, capsys: Printed) -> None:
+    assert main(["view", place, "paid", "SELECT id, amount FROM orders WHERE status = 'paid'"]) == 0
+    assert main(["view", place, "total", "SELECT sum(amount) AS total FROM paid"]) == 0
+    capsys.readouterr()
+    for command in (["show", place, "paid"], ["holds", place]):
+        assert main(command) == 0
+        shown = capsys.readouterr().out
+        assert "view total" in shown
+        assert str(2**63 - 2) not in shown
+    for command in (["show", place, "paid", "--json"], ["holds", place, "paid", "--json"]):
+        assert main(command) == 0
+        holds = told(capsys)
+        assert [hold["time"] for hold in (holds["holds"] if isinstance(holds, dict) else holds)] == [None]
+
+
 def test_a_view_gets_another_query(place: str, capsys: Printed) -> None:
     assert main(["view", place, "paid", "SELECT status, count(*) AS n FROM orders GROUP BY status"]) == 0
     other = "SELECT status, count(*) AS n FROM orders WHERE status <> 'new' GROUP BY status"
@@ -226,6 +249,9 @@ def test_one_time_goes_out_as_parquet_and_comes_back(place: str, tmp_path: Path,
     assert main(["create", place, "copy", *columns]) == 0
     command = ["import", place, "copy", folder, "--time", "1", "--seal", "2", "--token", "once"]
     assert main(command) == 0
+    assert "read 2 rows of 1 file in" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    assert told(capsys) == {"collection": "copy", "rows": 0, "files": 0}
     assert main(["import", place, "copy", folder]) == 2
     assert main(["import", place, "copy", folder, "--from", "xml", "--time", "1"]) == 2
     capsys.readouterr()

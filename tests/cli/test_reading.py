@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,13 @@ def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
     assert main(["tail", place, "orders", "--after", "10", "--until", "13", "--json"]) == 0
     assert len(lines(capsys)) == 2
     assert main(["tail", place, "orders", "--after", "10", "--until", "13", "--format", "parquet"]) == 2
+
+
+@pytest.mark.parametrize("until", ["13", "2"])
+def test_a_tail_until_what_is_sealed_already_ends_at_once(place: str, capsys: Printed, until: str) -> None:
+    assert main(["tail", place, "orders", "--until", until]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "-- complete before 13\n")
 
 
 def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed) -> None:
@@ -381,6 +389,26 @@ def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
     assert capsys.readouterr().out.startswith("no rows of k, column_number_0, ")
     assert main(["read", place, "orders"]) == 0
     assert "─" in capsys.readouterr().out
+
+
+def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    with persist.open(place) as client:
+        name = "customers.of-the-northern-region"
+        client.create_or_load(name, key={"k": pa.int64()}, timeline="ms").seal("2026-01-02").result()
+    assert main(["ls", place]) == 0
+    shown, err = capsys.readouterr()
+    assert name in shown
+    assert "2026-01-02T00:00:00Z" in shown
+    assert "1767312000000" not in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert max(map(len, plain.splitlines())) <= 80
+    head = plain.split()[: plain.split().index(name)]
+    assert {"name", "rows", "upper", "unsealed"} <= set(head)
+    assert err.startswith("The terminal is too narrow for parts, holds, ")
 
 
 def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:

@@ -74,6 +74,8 @@ class Steps(Closes, Generic[P]):
                 if self.is_finished:
                     raise StopAsyncIteration
                 self._coming = asyncio.ensure_future(asyncio.to_thread(self.step, WAIT_S))
+                # If nobody asks for another step, what ended this one is no news: the listen or its client was closed.
+                self._coming.add_done_callback(lambda step: step.cancelled() or step.exception())
             # Shielded: the thread goes on if this is cancelled, and what it takes must not get lost.
             progress = await asyncio.shield(self._coming)
             self._coming = None

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, get_args
@@ -15,7 +16,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import InvalidUsage
+from persist.blob import InvalidUsage, PersistError
 from persist.codecs import (
     CollectionSchema,
     Digest,
@@ -35,10 +36,13 @@ from persist.read.scanning.merging import Form, read_snapshot, repeated, snapsho
 from persist.read.scanning.plan import Explanation, explained
 from persist.read.scanning.reader import ClaimedRead
 from persist.read.scanning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
+from persist.shown import html_rows, plain
 from persist.state import CollectionState
 from persist.timeline import shown_time, timeline_of
 
 UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.
+ROWS_SHOWN = 10
+CELL_CHARS_MAX = 120
 _MISSING = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
@@ -344,6 +348,21 @@ class Snapshot(ArrowResult):
         """
         return export_iceberg(self, self.as_of, catalog, identifier, mode)
 
+    def _repr_html_(self) -> str:
+        """Show the first rows to a notebook, and below them what this is. Cost: as `head`."""
+        try:
+            rows = self.head(ROWS_SHOWN + 1).to_pylist()
+        except (PersistError, pa.ArrowException, ValueError, OverflowError):  # It is closed, say.
+            return super()._repr_html_()
+        cells = [[_shown_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
+        more = ", more rows" if len(rows) > ROWS_SHOWN else ""
+        return f"{html_rows(self.schema.names, cells)}<pre>{escape(plain(repr(self)))}{more}</pre>"
+
     def __repr__(self) -> str:
         as_of = shown_time(self.as_of, timeline_of(self.scan.schema))
         return f"Snapshot(as_of={as_of}, form={self.form!r}, columns={list(self.scan.columns)})"
+
+
+def _shown_cell(value: object) -> str:
+    text = "NULL" if value is None else str(value)
+    return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"

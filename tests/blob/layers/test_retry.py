@@ -1,5 +1,6 @@
 """What is tried again, what is not, when it is given up, and what it is called then."""
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -319,3 +320,31 @@ def test_a_doubtful_write_that_is_throttled_to_the_end_is_doubtful() -> None:
 def test_a_policy_that_cannot_work_is_refused(policy: dict[str, float], says: str) -> None:
     with pytest.raises(InvalidUsage, match=says):
         RetryPolicy(**policy)  # type: ignore[arg-type]
+
+
+def test_who_waits_for_a_store_that_does_not_answer_hears_within_three_seconds_and_not_all_the_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Store(*[Unavailable("no route to host")] * 40)
+    blob = store.retried(deadline_s=300.0, attempts_max=50)
+    told_s: list[float] = []
+
+    def note_time(_: logging.LogRecord) -> bool:
+        told_s.append(store.clock.monotonic_s())
+        return True
+
+    caplog.handler.addFilter(note_time)
+    began_s = store.clock.monotonic_s()
+    assert blob.get("key") is None
+    assert store.clock.monotonic_s() - began_s > 60
+    assert told_s[0] - began_s <= 3
+    assert len(told_s) == 1 + int((store.calls_s[-1] - told_s[0]) // 30)
+    said = caplog.messages[0]
+    assert "get of 'key' at" in said
+    assert "no route to host" in said
+    assert "300 s" in said
+
+
+def test_a_store_that_answers_soon_again_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert Store(Unavailable("busy"), Unavailable("busy")).retried().get("key") is None
+    assert caplog.messages == []
