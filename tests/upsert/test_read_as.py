@@ -9,6 +9,7 @@ import pytest
 import persist
 from persist.errors import InvalidUpdate
 from persist.upsert import Behind, Keyed
+from persist.upsert.envelopes import rows
 from persist.upsert.envelopes.messages import Messages
 from persist.upsert.keyed import _distance
 
@@ -50,6 +51,12 @@ def test_a_keyed_collection_without_values_takes_keys_and_no_values(client: pers
     assert keys.snapshot().to_arrow()["k"].to_pylist() == [1]
     with pytest.raises(InvalidUpdate, match=r"event 1 is \(4, 5, 2\): without value columns, a value is \(\) or None"):
         keys.upsert([(3, (), 2), (4, 5, 2)])
+
+
+def test_rows_without_any_column_are_as_many() -> None:
+    whole = pa.array([{"a": 1}, {"a": 2}], pa.struct({"a": pa.int64()}))
+    assert rows._picked(whole, pa.struct([])).to_pylist() == [{}, {}]
+    assert rows._picked(whole, pa.struct({"a": pa.int64()})) == whole
 
 
 def test_how_far_behind_is_no_less_than_nothing() -> None:
