@@ -20,7 +20,7 @@ from persist.dataflow import Antichain, Program, col, lit
 from persist.dataflow.state.spine import Spill, Spine
 from persist.dataflow.updates.batch import FEW_ROWS, Layout, key_hashes, mixed, mixed_words, settled, to_batch
 from persist.dataflow.updates.times import Stash
-from persist.dataflow.updates.words import Domain, is_ordered, ranks
+from persist.dataflow.updates.words import Domain, Interner, is_ordered, ranks
 
 LAYOUT = Layout(1, 1, 1)
 
@@ -325,3 +325,13 @@ def test_a_sum_that_does_not_fit_raises() -> None:
         running["x"].advance_to(1)
         with pytest.raises(InvalidUsage, match="does not fit int64"):
             running.step()
+
+
+def test_nan_and_null_in_nested_values_stay_apart() -> None:
+    column = pa.array([[float("nan"), None], None, [1.0]] * 2, pa.list_(pa.float64()))
+    interner = Interner(column.type)
+    words = interner.encode(column)
+    assert len(interner) == 2
+    for array in (interner.decode(words), interner.decode(words[:3])):
+        first, null, last = array.to_pylist()[:3]
+        assert (math.isnan(first[0]), first[1], null, last) == (True, None, None, [1.0])

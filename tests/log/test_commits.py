@@ -135,9 +135,9 @@ class Misconfigured(MemoryBlob):
 
 def test_a_store_that_refuses_a_record_that_is_there_has_created_it_and_any_other_refusal_is_raised() -> None:
     blob, clock, mine = Misconfigured(), ImpatientClock(), create()
-    for there in (None, rival(mine)):
+    for there in (None, record_bytes(rival(mine)), b"damaged"):
         if there is not None:
-            blob.set(record_key(0), record_bytes(there))
+            blob.set(record_key(0), there)
         with pytest.raises(StoreMisconfigured, match="no"):
             create_record(blob, mine, clock)
     blob.set(record_key(0), record_bytes(mine))

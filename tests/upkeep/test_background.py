@@ -8,6 +8,9 @@ import pytest
 
 import persist
 from persist.blob import BlobEntry, MemoryBlob, SystemClock
+from persist.upkeep.background import COMMITS_MAX
+from tests.stepped import wait_until
+from tests.tuned import tuned
 
 PATIENCE_S = 60.0
 
@@ -80,3 +83,26 @@ class FarAhead(SystemClock):
     def monotonic_s(self) -> float:
         self._hours += 1
         return self._hours * 3600.0
+
+
+def test_a_client_is_closed_once_its_threads_have_ended() -> None:
+    blob = SlowToListParts()
+    client = persist.open(blob, settings=persist.Settings(gc_interval_s=1.0))
+    client.create_or_load("c", key={"k": pa.int64()})
+    assert blob.asked.wait(PATIENCE_S)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    blob.goes_on.set()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+
+
+def test_many_commits_are_compacted_before_the_interval_has_passed() -> None:
+    settings = tuned(compaction_interval_s=3600.0, gc_interval_s=3600.0, inline_runs=COMMITS_MAX)
+    with persist.open(MemoryBlob(), settings=settings) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()})
+        for time in range(COMMITS_MAX):
+            c.write([((time, None), time, 1)], seal=time + 1).result()
+        wait_until(lambda: len(client["c"].handle.contents().history) < COMMITS_MAX)
