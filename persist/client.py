@@ -332,15 +332,20 @@ class Client(Described):
         return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
 
     def multi_write(
-        self, *, token: str | None = None, message: str | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        *,
+        token: str | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> MultiWrite:
         """Return a `with` block whose writes and seals, to any collections of this client, are one commit.
 
         Args:
             token: names the commit, as in `Collection.write`; every collection it touches remembers it.
-            message, metadata: as in `Collection.write`.
+            allow_future, message, metadata: as in `Collection.write`.
         """
-        return MultiWrite(Commit(self.engine, token, message, metadata))
+        return MultiWrite(Commit(self.engine, token, message, metadata), allow_future=allow_future)
 
     def follow(
         self,

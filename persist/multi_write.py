@@ -34,8 +34,9 @@ class MultiWrite:
     error if it was rejected. Memory: everything written in the block.
     """
 
-    def __init__(self, commit: Commit) -> None:
+    def __init__(self, commit: Commit, *, allow_future: bool = False) -> None:
         self._commit = commit
+        self._allow_future = allow_future
 
     @property
     def seqno(self) -> int | None:
@@ -60,7 +61,10 @@ class MultiWrite:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
         commit, handle = self._commit, collection.handle
         commit.check(handle)
-        commit.add(handle, handle.write_steps(updates, handle.stamp(time, diff), token=commit.token))
+        handle.check_meant("time", time, allow_future=self._allow_future)
+        steps = handle.write_steps(updates, handle.stamp(time, diff), token=commit.token)
+        handle.check_written(steps, allow_future=self._allow_future)
+        commit.add(handle, steps)
 
     def upsert(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
         """Add events of a keyed collection to the commit; takes what `Collection.upsert` takes, and checks it at once.
@@ -82,6 +86,7 @@ class MultiWrite:
         """
         commit, handle = self._commit, collection.handle
         commit.check(handle)
+        handle.check_meant("time", time, allow_future=self._allow_future)
         keyed_form(handle)
         commit.add_events(handle, taken_events(handle, events, handle.stamp(time, None)))
 
@@ -94,6 +99,7 @@ class MultiWrite:
             KeyedCollection: the collection takes events: what it holds is not known until they are resolved.
         """
         self._check_unwritten(collection)
+        collection.handle.check_meant("time", time, allow_future=self._allow_future)
         check_request(collection.schema, None, where, "diff")
         self._commit.add(collection.handle, overwrite_steps(collection.handle, rows, time, where, self._commit.token))
 
@@ -102,6 +108,7 @@ class MultiWrite:
 
         For a keyed collection, add events that delete keys, at any place among its other events.
         """
+        collection.handle.check_meant("time", time, allow_future=self._allow_future)
         if collection.handle.keyed is not None:
             self._commit.check(collection.handle)
             self._commit.add_events(collection.handle, deleting_events(collection.handle, what, time))
@@ -119,6 +126,7 @@ class MultiWrite:
             FrontierRegression: the block has sealed a keyed collection farther.
         """
         self._commit.check(collection.handle)
+        collection.handle.check_meant("upper", upper, allow_future=self._allow_future)
         self._commit.add_seal(collection.handle, collection.handle.frontier("upper", upper))
 
     def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:

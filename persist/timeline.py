@@ -33,6 +33,9 @@ Times = Literal["int", "timestamp"]  # How `_time` is given out.
 Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose types no checker knows.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NOW = "now"  # As a time to write at: what the clock of the client says.
+_MEANT_S = tuple(int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (1990, 2200))
+_AHEAD_S = 86_400
 _FRACTION = re.compile(r"(\d{4}-?\d\d-?\d\d\D\d\d(:?)\d\d\2\d\d)[.,](\d+)")  # Of seconds, and of nothing else.
 _LIKE_A_MOMENT = re.compile(r"\d{4}-?\d\d|[-+]?\d+$|$")
 _WITH_A_DAY = re.compile(r"\d{4}-?\d\d-?\d\d")
@@ -103,11 +106,43 @@ class Timeline:
         """
         exactly = self._exactly(moment)
         if exactly.denominator != 1:
+            before, after = (self._checked(round_(exactly), moment) for round_ in (floor, ceil))
             raise InvalidUsage(
-                f"{moment!r} lies between two times of a timeline in {self.unit}: round it to {self.unit} first, or "
-                "use a collection whose timeline has a finer unit"
+                f"{moment!r} lies between two times of a timeline in {self.unit}, {self.text_of(before)} and "
+                f"{self.text_of(after)}: give one of them, or use a collection whose timeline has a finer unit"
             )
         return self._checked(int(exactly), moment)
+
+    def now(self, wall_ms: int) -> int:
+        """Return the time that it is by a clock in milliseconds since 1970."""
+        return wall_ms * self.per_second // 1000
+
+    def check_meant(self, what: str, time: int, wall_ms: int, *, is_number: bool, allow_future: bool) -> None:
+        """Refuse a time to write at, or to seal to, that nobody is likely to mean.
+
+        Args:
+            is_number: it was given as a number, and not as a moment; otherwise that is not known.
+
+        Raises:
+            InvalidUsage: it is before 1990 or after 2199, and a number, or would not be in another unit; or it is more
+                than a day ahead of the clock, and this is not allowed.
+        """
+        if not _MEANT_S[0] <= time // self.per_second < _MEANT_S[1]:
+            others = (Timeline(unit) for unit in TIME_UNITS)
+            likely = next((o for o in others if _MEANT_S[0] <= time // o.per_second < _MEANT_S[1]), None)
+            if likely is None and not is_number:
+                return
+            looks = "" if likely is None else f" It looks like {likely.unit}: that would be {likely.text_of(time)}."
+            raise InvalidUsage(
+                f"{what} {time} is {self.text_of(time)} in a timeline in {self.unit}, and times are taken from 1990 to "
+                f"2199.{looks} Give a moment, or a number of {self.unit} since 1970."
+            )
+        if not allow_future and time > self.now(wall_ms) + _AHEAD_S * self.per_second:
+            raise InvalidUsage(
+                f"{what} {self.text_of(time)} is more than a day ahead of the clock, which says "
+                f"{self.text_of(self.now(wall_ms))}: once it is sealed, nothing can be written before it any more. Say "
+                "allow_future=True if it is meant."
+            )
 
     def times_of(self, times: Sequence[Any]) -> list[Any]:
         """Return the times of updates, each an integer or a moment, as integers; what is neither stays as it is.

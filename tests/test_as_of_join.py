@@ -88,7 +88,7 @@ def test_only_the_history_of_touched_keys_is_read() -> None:
 def test_moments_of_a_frame_are_rounded_down_to_times() -> None:
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         c = client.create_or_load("c", key={"k": int}, value={"v": str}, timeline="s")
-        c.write([((1, "a"), 10, 1), ((1, "a"), 20, -1), ((1, "b"), 20, 1)], seal=100).result()
+        c.write([((1, "a"), 10, 1), ((1, "a"), 20, -1), ((1, "b"), 20, 1)], seal=persist.Antichain(100)).result()
         at = pd.to_datetime([9.5, 10.0, 19.999, 20.5], unit="s", utc=True)
         assert c.as_of_join(pd.DataFrame({"k": 1, "at": at}))["v"].to_pylist() == [None, "a", "a", "b"]
 
@@ -122,7 +122,7 @@ def test_the_own_columns_of_a_frame_stay_as_they_are() -> None:
     rows = [{"k": 1, "at": 11, "x": 0.5, "v": 7}, {"k": 1, "at": 12, "x": 1.5, "extra": 5}]
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         c = client.create_or_load("c", key={"k": int}, value={"v": str, "w": str}, timeline="s")
-        c.write([((1, ("a", "b")), 10, 1)], seal=100).result()
+        c.write([((1, ("a", "b")), 10, 1)], seal=persist.Antichain(100)).result()
         for frame in (rows, iter(rows), pd.DataFrame(rows), pa.Table.from_pylist(rows)):
             found = c.as_of_join(frame, columns=["w"])
             assert found["x"].to_pylist() == [0.5, 1.5]

@@ -218,7 +218,7 @@ def test_messages_and_reprs_show_moments(
         (persist.AsOfNotSealed, lambda: clicks.snapshot(NOON, timeout_s=0)),
         (persist.AsOfNotSealed, lambda: clicks.changes(NOON, NOON + timedelta(seconds=1), timeout_s=0)),
         (persist.UpdateNotBeyondUpper, lambda: clicks.write([((1, None), 7, 1)]).result()),
-        (persist.FrontierRegression, lambda: clicks.seal(7).result()),
+        (persist.FrontierRegression, lambda: clicks.seal(persist.Antichain(7)).result()),
         (persist.UpperMismatch, lambda: clicks.seal(NOON, expected_upper=7).result()),
     ]
     for kind, call in failing:

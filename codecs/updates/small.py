@@ -54,6 +54,10 @@ class SmallUpdates:
         return int(min(self.columns[-2]))
 
     @property
+    def time_max(self) -> int:
+        return int(max(self.columns[-2]))
+
+    @property
     def diff_abs_sum(self) -> int:
         return sum(map(abs, self.columns[-1]))
 

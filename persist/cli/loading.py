@@ -47,6 +47,7 @@ class Plan:
         piece_rows: rows of one commit.
         skip_bad: write what fits, if not all does.
         late: what to do with events that come too late; None for updates, which are no events.
+        allow_future: take times that are more than a day ahead of the clock.
     """
 
     time: int | str | None = None
@@ -56,6 +57,7 @@ class Plan:
     piece_rows: int = PIECE_ROWS
     skip_bad: bool = False
     late: str | None = None
+    allow_future: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,15 +138,19 @@ def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: 
                 seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
             done(len(piece))
     if not rows and plan.seal is not None:
-        seqno = collection.seal(plan.seal).result()
+        seqno = collection.seal(plan.seal, allow_future=plan.allow_future).result()
     return Loaded(rows, skipped, (pieces if rows else 0) - before, before, seqno)
 
 
 def _write(collection: "persist.Collection", piece: pa.Table, plan: Plan, token: str, seal: int | str | None) -> int:
     if plan.late is None:
-        return collection.write(piece, time=plan.time, diff=plan.diff, token=token, seal=seal).result()
+        return collection.write(
+            piece, time=plan.time, diff=plan.diff, token=token, seal=seal, allow_future=plan.allow_future
+        ).result()
     late: Any = plan.late
-    return collection.upsert(piece, time=plan.time, token=token, seal=seal, late=late).result()
+    return collection.upsert(
+        piece, time=plan.time, token=token, seal=seal, late=late, allow_future=plan.allow_future
+    ).result()
 
 
 def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan) -> bool:

@@ -131,6 +131,7 @@ _PHRASES = tuple(
             ", or wait until somebody does (--wait SECONDS, where a command has that option).",
         ),
         (r"write, then seal\(upper\) makes times before upper readable", "write, then persist seal makes it readable"),
+        (r"Say allow_future=True if", "Say --allow-future if"),
         (r"finish and seal\(([^)]+)\),", r"finish and seal to \1,"),
         (
             r"changes\((\d+), (\d+)\) is backwards: .*",

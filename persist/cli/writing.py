@@ -1,6 +1,6 @@
 """Commands that write: create, write, overwrite, delete, seal, destroy."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +38,7 @@ TimeOfAll = Annotated[
     ),
 ]
 TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")]
+Future = Annotated[bool, typer.Option("--allow-future", help="Take times that are more than a day ahead of the clock.")]
 SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")]
 Token = Annotated[str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")]
 CommitRows = Annotated[int, typer.Option(min=1, help="Rows of one commit.")]
@@ -120,6 +121,7 @@ def write(
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
     commit_rows: CommitRows = 1_000_000,
+    allow_future: Future = False,
     format: Format = None,
 ) -> int:
     """Append the updates of a file, or its rows at a time. Given again after a crash, it goes on where it was."""
@@ -127,6 +129,7 @@ def write(
 
     when = _when(time, time_column, "a row")
     plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
+    plan = replace(plan, allow_future=allow_future)
     return _load(at, collection, file, format, plan, time_column, ignore)
 
 
@@ -145,6 +148,7 @@ def upsert(
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
     commit_rows: CommitRows = 1_000_000,
+    allow_future: Future = False,
     format: Format = None,
 ) -> int:
     """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
@@ -152,6 +156,7 @@ def upsert(
 
     when, upper = _when(time, time_column, "an event"), None if seal is None else written_time_of(seal)
     plan = Plan(when, None, upper, token, commit_rows, skip_bad, late=late or "raise")
+    plan = replace(plan, allow_future=allow_future)
     return _load(at, collection, file, format, plan, time_column, ignore)
 
 
@@ -217,6 +222,7 @@ def overwrite(
     token: Token = None,
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
+    allow_future: Future = False,
     format: Format = None,
 ) -> int:
     """Make the rows of a file the contents from a time on, or of those for which a condition is true; and seal it."""
@@ -232,7 +238,7 @@ def overwrite(
         # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
         mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
         is_done = mark in loaded.handle.contents().tokens
-        future = loaded.overwrite(rows_of(rows, caster), time=when, where=only, token=mark)
+        future = loaded.overwrite(rows_of(rows, caster), time=when, where=only, token=mark, allow_future=allow_future)
         done = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
         begin = time or times_of(loaded)(future.time or 0)
         line = f"{collection} has the {count:,} rows of {rows.name} from {begin} on"
@@ -254,6 +260,7 @@ def delete(
         str | None, typer.Option(metavar="FILE", help="A file with the key columns of what to delete.")
     ] = None,
     ignore: Ignore = None,
+    allow_future: Future = False,
     format: Format = None,
 ) -> int:
     """Retract what is there from a time on: the records of some keys, or those for which a condition is true."""
@@ -275,7 +282,7 @@ def delete(
                 caster = Caster(loaded.schema, None, keys_only=True, ignored=tuple(ignore or ()))
                 checked(rows, caster, skip_bad=False)
                 what = pa.table(rows_of(rows, caster).read_all())
-        future = loaded.delete(what, time=_named(time))
+        future = loaded.delete(what, time=_named(time), allow_future=allow_future)
         tell_done(
             at,
             {"collection": collection, "seqno": future.result(), "time": future.time},
@@ -290,13 +297,15 @@ def seal(
     collection: Name,
     upper: Annotated[str | None, typer.Argument(metavar="TIME", help="The first time that stays open.")] = None,
     for_ever: Annotated[bool, typer.Option("--for-ever", help="Nothing more will ever come.")] = False,
+    allow_future: Future = False,
 ) -> int:
     """Promise that no more updates come before a time, so that it can be read."""
     if (upper is None) == (not for_ever):
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
     with at.writing() as client:
         loaded = _own(client, collection)
-        seqno = loaded.seal(persist.Antichain() if upper is None else written_time_of(upper)).result()
+        end = persist.Antichain() if upper is None else written_time_of(upper)
+        seqno = loaded.seal(end, allow_future=allow_future).result()
         now = loaded.upper.time
         tell_done(
             at,

@@ -48,6 +48,7 @@ class KeyedCalls(CollectionBase):
         seal: int | Moment | Antichain | None = None,
         token: str | None = None,
         late: Late = "raise",
+        allow_future: bool = False,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
@@ -63,6 +64,7 @@ class KeyedCalls(CollectionBase):
             time: that of all events, or the name of the column with the time of each; as for `write`.
             seal: the upper to seal to, where the times are named. With nothing pending before it, that is one commit.
             token, message, metadata: as for `write`.
+            allow_future: as for `write`.
             late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
                 them out and gives them back, with `_reason`, as `late` of the future.
 
@@ -75,7 +77,8 @@ class KeyedCalls(CollectionBase):
             ReadOnly, ClientClosed: this client cannot write.
         """
         check_upserts(self.handle)
-        return self._take("upsert", events, time, seal, token, late, note_steps(message, metadata, [self.id]))
+        notes = note_steps(message, metadata, [self.id])
+        return self._take("upsert", events, time, seal, token, late, notes, allow_future=allow_future)
 
     def transition(
         self,
@@ -85,6 +88,7 @@ class KeyedCalls(CollectionBase):
         seal: int | Moment | Antichain | None = None,
         token: str | None = None,
         late: Late = "raise",
+        allow_future: bool = False,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
@@ -93,7 +97,8 @@ class KeyedCalls(CollectionBase):
         Args:
             events: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
         """
-        return self._take("transition", events, time, seal, token, late, note_steps(message, metadata, [self.id]))
+        notes = note_steps(message, metadata, [self.id])
+        return self._take("transition", events, time, seal, token, late, notes, allow_future=allow_future)
 
     @property
     def late_counts(self) -> dict[str, int]:
@@ -148,8 +153,12 @@ class KeyedCalls(CollectionBase):
         token: str | None,
         late: Late,
         notes: Sequence[Step],
+        *,
+        allow_future: bool,
     ) -> CommitFuture:
         self.handle.engine.writer(action)
+        for what, named in (("time", time), ("seal", seal)):
+            self.handle.check_meant(what, named, allow_future=allow_future)
         if late not in get_args(Late):
             raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
         keyed_form(self.handle)
@@ -179,6 +188,7 @@ class WritingCalls(KeyedCalls):
         token: str | None = None,
         expected_upper: int | Moment | Antichain | None = None,
         seal: int | Moment | Antichain | None = None,
+        allow_future: bool = False,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
@@ -202,6 +212,8 @@ class WritingCalls(KeyedCalls):
                 of the last `persist.state.remembered.TOKENS_KEPT` writes after that; a repetition of an older one
                 is refused, because its times are sealed.
             expected_upper: the upper that the collection must have (compare-and-append).
+            allow_future: on a timeline, take times that are more than a day ahead of the clock, which are mostly a
+                mistake: once one is sealed, nothing can be written before it.
             seal: the upper to seal to, where the times are named; see `seal`.
             message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
 
@@ -216,11 +228,14 @@ class WritingCalls(KeyedCalls):
             ReadOnly, ClientClosed: this client cannot write.
         """
         handle = self.handle
+        for what, named in (("time", time), ("seal", seal)):
+            handle.check_meant(what, named, allow_future=allow_future)
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
         sealing = [] if seal is None else [handle.seal_step(seal)]
         check_token(token)  # Before anything is uploaded.
         notes = note_steps(message, metadata, [self.id])
         writes = handle.write_steps(updates, handle.stamp(time, diff), token=token)
+        handle.check_written(writes, allow_future=allow_future)
         if sealing and any(isinstance(step, AtCommit) for step in writes):
             handle.engine.abandon(writes)
             raise InvalidUsage(
@@ -236,6 +251,7 @@ class WritingCalls(KeyedCalls):
         time: int | Moment | None = None,
         where: pc.Expression | None = None,
         token: str | None = None,
+        allow_future: bool = False,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
@@ -263,6 +279,7 @@ class WritingCalls(KeyedCalls):
             ReadOnly, ClientClosed: this client cannot write.
         """
         self.handle.engine.writer("overwrite")
+        self.handle.check_meant("time", time, allow_future=allow_future)
         check_request(self.schema, None, where, "diff")
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
@@ -274,6 +291,7 @@ class WritingCalls(KeyedCalls):
         *,
         time: int | Moment | None = None,
         token: str | None = None,
+        allow_future: bool = False,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
@@ -291,6 +309,7 @@ class WritingCalls(KeyedCalls):
         Returns, raises: as `overwrite`.
         """
         self.handle.engine.writer("delete")
+        self.handle.check_meant("time", time, allow_future=allow_future)
         if self.handle.keyed is not None:
             return self._delete_keyed(what, time, token, note_steps(message, metadata, [self.id]))
         check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
@@ -299,14 +318,23 @@ class WritingCalls(KeyedCalls):
         return delete(self.handle, what, time, token, notes)
 
     def seal(
-        self, upper: int | Moment | Antichain, *, expected_upper: int | Moment | Antichain | None = None
+        self,
+        upper: int | Moment | Antichain,
+        *,
+        expected_upper: int | Moment | Antichain | None = None,
+        allow_future: bool = False,
     ) -> CommitFuture:
         """Promise that no more updates will come at times not beyond upper; `Antichain()` completes it for ever.
+
+        Args:
+            upper: a time, a moment, "now", or a frontier.
+            expected_upper, allow_future: as for `write`.
 
         Returns:
             a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
             current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
+        self.handle.check_meant("upper", upper, allow_future=allow_future)
         return seal(self.handle, upper, expected_upper=expected_upper)
 
     def seal_to(self, upper: int | Moment | Antichain) -> CommitFuture:

@@ -16,7 +16,7 @@ from persist.log import KeyedForm, check_parts, kinds
 from persist.read import ClaimedRead, machine_needed
 from persist.replica import last_moved
 from persist.state import CollectionState, ExpectUpper, check_readable, last_sealed, newest_like, unsealed, version_of
-from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
+from persist.timeline import NOW, Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
 from persist.upsert import EventTable, Machine, machine_of
 from persist.write import Asked, AtCommit, CommitFuture, Step, Write
 
@@ -225,7 +225,7 @@ class CollectionHandle:
         """
         if time is None:
             return None if diff is None else Stamp(None, diff)
-        if isinstance(time, str) and not begins_with_a_day(time):
+        if isinstance(time, str) and time != NOW and not begins_with_a_day(time):
             return Stamp(time, diff)
         return Stamp(self.exact_time("time", time), diff)
 
@@ -356,12 +356,45 @@ class CollectionHandle:
         return tags[name]
 
     def exact_time(self, what: str, given: int | Moment) -> int:
-        """Like `as_time`, for what is written: a moment between two times is an error."""
+        """Like `as_time`, for what is written: a moment between two times is an error, and "now" is the clock's."""
+        if given == NOW:
+            return self._timeline_for(what, NOW).now(self.engine.clock.wall_ms())
         return self._timeline_for(what, given).exact_time_of(given) if is_moment(given) else as_time(what, given)
 
     def frontier(self, what: str, given: int | Moment | Antichain) -> Antichain:
         """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
+        if given == NOW:
+            return Antichain(self.exact_time(what, NOW))
         return Antichain(self.as_bound(what, given)) if is_moment(given) else Antichain.at(cast(int | Antichain, given))
+
+    def check_meant(self, what: str, given: Any, *, allow_future: bool) -> None:
+        """Refuse a time to write at, or an upper to seal to, that nobody is likely to mean, if there is a timeline.
+
+        A frontier is what a program computed, and passes.
+
+        Raises:
+            InvalidUsage: see `Timeline.check_meant`.
+        """
+        is_column = isinstance(given, str) and given != NOW and not begins_with_a_day(given)
+        if self.timeline is None or given is None or isinstance(given, Antichain) or is_column:
+            return
+        time = self.exact_time(what, given) if given == NOW else self.as_bound(what, given)
+        wall_ms, is_number = self.engine.clock.wall_ms(), not is_moment(given)
+        self.timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
+
+    def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
+        """Refuse writes whose first or last time nobody is likely to mean; of a stream only the first is known."""
+        timeline = self.timeline
+        for step in steps if timeline is not None else ():
+            if isinstance(step, Write) and timeline is not None and not step.at_commit:
+                ends = [step.time_min, *([] if step.time_max is None else [step.time_max])]
+                for time in ends:
+                    try:
+                        wall_ms = self.engine.clock.wall_ms()
+                        timeline.check_meant("the time", time, wall_ms, is_number=False, allow_future=allow_future)
+                    except InvalidUsage:
+                        self.engine.abandon(steps)
+                        raise
 
     def check_plain(self, action: str) -> None:
         """Raise KeyedCollection if it takes events, and no plain updates."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 import persist
+from persist.timeline import NOW
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 DIGITS_MAX = 30  # Longer ones are no times, and Python converts no very long ones.
@@ -30,7 +31,7 @@ def written_time_of(text: str) -> int | str:
         InvalidUsage: it is neither.
     """
     found = time_of(text)
-    if isinstance(found, str) and not re.match(r"[0-9]{4}-", text):
+    if isinstance(found, str) and text != NOW and not re.match(r"[0-9]{4}-", text):
         raise persist.InvalidUsage(
             f"{text!r:.60} is no time: give a number, or, where times are moments, one such as 2026-11-21T12:00:00Z"
         )

@@ -54,6 +54,13 @@ class Write:
     at_commit: bool = False
 
     @property
+    def time_max(self) -> int | None:
+        """The last time of the updates; None if that is known only when they are stored."""
+        if isinstance(self.data, SmallUpdates):
+            return self.data.time_max
+        return None if isinstance(self.data, Future) else int(self.data["_time"].to_numpy().max())
+
+    @property
     def versions(self) -> Iterable[int]:
         """The versions of the schema that the updates were written with."""
         if self.events is None and isinstance(self.data, Future):

@@ -347,7 +347,7 @@ class Run(Caller):
 
     def _seal(self, slot: Slot, step: Step) -> None:
         options = {name: step[name] for name in ("expected_upper",) if name in step}
-        given = {name: antichain_at(value) for name, value in options.items()}
+        given: dict[str, Any] = {name: antichain_at(value) for name, value in options.items()}
         args = {"upper": step["upper"], **options}
         self._submit(slot, step, args, lambda c: c.seal(antichain_at(step["upper"]), **given))
 
