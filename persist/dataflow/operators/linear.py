@@ -28,6 +28,7 @@ from persist.dataflow.plan.stages import (
     Negate,
     Stage,
     TemporalFilter,
+    moved_column,
 )
 from persist.dataflow.updates.batch import negated, products
 from persist.dataflow.updates.bulk import reordered
@@ -276,6 +277,17 @@ def _integers(expression: Term, frame: Frame, operator: str) -> Ints:
     return _computed(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
 
 
+def _bound(bound: Term, frame: Frame, operator: str) -> Ints:
+    """Return a bound in time of each record; what is beyond int64 is the greatest or the least there is."""
+    moved = moved_column(bound, {name: column.kind for name, column in frame.columns.items()})
+    if moved is None:
+        return _integers(bound, frame, operator)
+    name, by = moved
+    words = frame.columns[name].words
+    least, greatest = NULL + 1 - min(by, 0), 2**63 - 1 - max(by, 0)
+    return np.where(words == NULL, NULL, words.clip(least, greatest) + by)
+
+
 def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     """Bring each record in at the first time within its bounds, and take it away at the first one after them.
 
@@ -285,11 +297,11 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     end = None
     is_there = np.ones(len(frame), bool)
     if stage.lower is not None:
-        words = _integers(stage.lower, frame, operator)
+        words = _bound(stage.lower, frame, operator)
         is_there &= words != NULL
         begin = np.maximum(begin, words)
     if stage.upper is not None:
-        end = _integers(stage.upper, frame, operator)
+        end = _bound(stage.upper, frame, operator)
         is_there &= (end != NULL) & (begin < end)
     starts = np.flatnonzero(is_there & (begin <= TIME_MAX))
     arrived = frame.take(starts)

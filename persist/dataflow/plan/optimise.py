@@ -3,7 +3,8 @@
 - Linear operators that follow each other become one; maps of maps become one map.
 - Linear operators before a join or a reduction become part of how it arranges its input, those after it of how it gives
   its output, unless somebody else reads them too.
-- A condition after a join that reads one input only, and never raises, moves before it.
+- A condition after a join that reads one input only, and never raises, moves before it. So does a bound in time: the
+  join then forgets what is over.
 - A join of a join becomes a delta join of all inputs, so that nothing in between is kept.
 - In programs that write collections, operators that tell times apart stay as they are: what they give is kept.
 - Columns that nobody reads after a join are left out of its arrangements, unless `arrange_by_key` asked for them.
@@ -19,7 +20,7 @@ import pyarrow as pa
 from persist.codecs import TIME
 from persist.dataflow.plan.origin import kept_apart
 from persist.dataflow.plan.plan import Arrange, Join, Linear, Node, Operator, Plan, Reduce, Stages
-from persist.dataflow.plan.stages import Filter, Map, Negate, Stage, through
+from persist.dataflow.plan.stages import Filter, Map, Negate, Stage, TemporalFilter, moved_column, through
 from persist.expression import Col, Lit, Term, columns_of, leaves, may_raise, replaced_columns
 
 # Which operator becomes one with its sole reader, and what is tried first: a stack between two joins goes to the later.
@@ -123,11 +124,20 @@ def _shrink(plan: Plan, node: Node, join: Join, readers: Sequence[int]) -> None:
     keys = [set[str](), *({other for _, other in pairs} for pairs in join.on)]
     # Others may read an index that was asked for.
     is_own = [not isinstance(plan.nodes[number].operator, Arrange) for number in node.inputs]
-    while after and isinstance(after[0], Filter):
-        at = _sole_input(after[0].condition, schemas, keys)
-        if at is None or not is_own[at]:
+    while after and isinstance(after[0], Filter | TemporalFilter):
+        inputs = [(_sole_input(term, schemas, keys, part), part) for term, part in _conditions(after[0])]
+        pushed = {at for at, _ in inputs if at is not None and is_own[at]}
+        if not pushed:
             break
-        before[at] = (*before[at], after.pop(0))
+        if len({at for at, _ in inputs}) == 1:
+            inputs = [(inputs[0][0], after[0])]
+        left = [part for at, part in inputs if at not in pushed]
+        for at, part in inputs:
+            if at is not None and at in pushed:
+                before[at] = (*before[at], part)
+        after[:1] = left
+        if left:
+            break
     needed = _read_by(after, {*schema.names})
     if needed is not None:
         needed |= {one for pairs in join.on for one, _ in pairs}
@@ -137,12 +147,22 @@ def _shrink(plan: Plan, node: Node, join: Join, readers: Sequence[int]) -> None:
     plan.change(node.number, operator=replace(join, before=tuple(before), after=tuple(after)), schema=schema)
 
 
-def _sole_input(condition: Term, schemas: Sequence[pa.Schema], keys: Sequence[set[str]]) -> int | None:
+def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
+    """Return the conditions that a stage is made of, each with the stage that is it alone."""
+    if isinstance(stage, Filter):
+        return [(stage.condition, stage)]
+    halves = ((stage.lower, replace(stage, upper=None)), (stage.upper, replace(stage, lower=None)))
+    return [(term, half) for term, half in halves if term is not None]
+
+
+def _sole_input(condition: Term, schemas: Sequence[pa.Schema], keys: Sequence[set[str]], stage: Stage) -> int | None:
     """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
     names = columns_of(condition)
     for at, schema in enumerate(schemas):
         if names and names <= {*schema.names} - keys[at]:
-            return None if may_raise(condition, {field.name: field.type for field in schema}) else at
+            kinds = {field.name: field.type for field in schema}
+            is_total = isinstance(stage, TemporalFilter) and moved_column(condition, kinds) is not None
+            return at if is_total or not may_raise(condition, kinds) else None
     return None
 
 

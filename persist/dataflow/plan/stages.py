@@ -15,7 +15,7 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, SchemaMismatch, check_type
-from persist.expression import Term, type_of
+from persist.expression import Call, Col, Lit, Term, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,11 @@ class Explode:
 
 @dataclass(frozen=True, slots=True)
 class TemporalFilter:
-    """Let each record be there at times of `[lower, upper)` only, in one dimension; never if a bound is NULL."""
+    """Let each record be there at times of `[lower, upper)` only, in one dimension; never if a bound is NULL.
+
+    A bound that is a column plus or minus a constant never fails: beyond int64 it is a time that never comes, or that
+    was before all others.
+    """
 
     lower: Term | None
     upper: Term | None
@@ -152,6 +156,22 @@ class TemporalFilter:
 
     def __str__(self) -> str:
         return f"temporal_filter({self.lower}, {self.upper})"
+
+
+def moved_column(bound: Term, kinds: Mapping[Any, pa.DataType]) -> tuple[str, int] | None:
+    """Return the column and the constant whose sum a bound is; None if it is none of a column of signed integers."""
+    match bound:
+        case Col(name):
+            by = 0
+        case Call("add", (Col(name), Lit(value))) | Call("add", (Lit(value), Col(name))):
+            by = value.as_py()
+        case Call("subtract", (Col(name), Lit(value))):
+            by = value.as_py()
+            by = -by if isinstance(by, int) else by
+        case _:
+            return None
+    is_signed = name in kinds and pat.is_signed_integer(kinds[name])
+    return (name, by) if is_signed and isinstance(by, int) and abs(by) < 2**62 else None
 
 
 @dataclass(frozen=True, slots=True)
