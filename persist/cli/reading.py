@@ -1,15 +1,17 @@
 """Commands that read data: read, changes, diff, tail, sql."""
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import persist
 from persist.cli.command import OK, Name, command
-from persist.cli.place import Place
+from persist.cli.place import Place, tell_done
 from persist.cli.text import cell, say, tell
-from persist.facts import time_of
+from persist.facts import time_of, times_of, written_time_of
+from persist.shown import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -159,6 +161,10 @@ def sql(
         list[str] | None,
         typer.Option("--as-of", metavar="[NAME=]TIME", help="Of all collections, or of one; may be repeated."),
     ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", "-t", metavar="TIME", help="Of what a statement changes; else that of its commit."),
+    ] = None,
     files: Annotated[
         bool, typer.Option("--files", help="Let the query read files and URLs, too, with your rights: read_csv, …")
     ] = False,
@@ -166,10 +172,23 @@ def sql(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Query collections with DuckDB, all of them at one point of the log."""
+    """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, DELETE, INSERT, MERGE INTO."""
     from persist.cli.query import run_query
     from persist.cli.rows_out import format_of, write_rows
+    from persist.sql import execute, is_statement
 
+    if is_statement(query):
+        if as_of or files or limit is not None or format or output:
+            raise persist.InvalidUsage("a statement that changes a collection takes --time alone: it gives no rows")
+        with at.writing() as client:
+            changed = execute(client.engine, query, None if time is None else written_time_of(time))
+            line = f"changed {counted(changed.rows, 'row')} of {changed.collection}"
+            if changed.time is not None:
+                line += f" at {times_of(client.load(changed.collection))(changed.time)}"
+            tell_done(at, asdict(changed), line)
+        return OK
+    if time is not None:
+        raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
     wanted = format_of(format, output, at.as_json)
     with at.reading() as newest:
         seqno = newest.seqno

@@ -38,6 +38,7 @@ from persist.engine.overwriting import (
     overwrite_steps,
     refused_beside,
     replacement_steps,
+    rewrite,
 )
 from persist.engine.reading import (
     READ_TIMEOUT_S,

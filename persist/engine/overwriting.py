@@ -26,7 +26,7 @@ from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, UpperMismat
 from persist.log import kinds
 from persist.read import Lookup, NewRows, Scan, Wanted, differences, negated, snapshot_scan, wanted_keys
 from persist.replica import say_whose
-from persist.state import CollectionState, ExpectNothingBeyondUpper, unsealed
+from persist.state import CollectionState, ExpectNothingBeyondUpper, ExpectUpper, unsealed
 from persist.timeline import Moment
 from persist.write import (
     Asked,
@@ -64,6 +64,27 @@ def delete(
     if not isinstance(what, pc.Expression):
         what = wanted_keys(what, handle.schema)
     return _committed(handle, "delete", time, token, notes, lambda: delete_steps(handle, what, time, token))
+
+
+def rewrite(
+    handle: CollectionHandle, changed: Callable[[CollectionState], Any], time: int | Moment | None
+) -> CommitFuture:
+    """Commit what a function makes of the contents that were sealed last, and of no others: again if others come first.
+
+    Args:
+        changed: takes a state, and returns the rows that are to be the contents, or None to leave them.
+        time: of the difference; None for that of the commit.
+    """
+    handle.check_plain("a statement")
+
+    def steps() -> list[Step]:
+        contents = _settled(handle)
+        rows = changed(contents)
+        if rows is None:
+            return []
+        return [ExpectUpper(handle.id, contents.upper_times), *overwrite_steps(handle, rows, time, None)]
+
+    return _committed(handle, "sql", time, None, (), steps)
 
 
 def _committed(

@@ -10,6 +10,7 @@ install, away from the checkout), call `register(spark)` once for a session.
 | `create_views`, `register` | names for collections in SQL |
 | `columns_used`, `pruned` | what a query needs, since Spark does not tell a Python data source |
 | `write`, `foreach_batch_writer` | DataFrames ranged and sorted by key; many collections from one streaming query |
+| `sql` | UPDATE, DELETE, INSERT and MERGE INTO as one commit, on the driver |
 | `delete` | retractions of what a condition finds, or of keys |
 | `upsert` | events by key, looked up on the driver or in tasks |
 | `refresh`, `explain_refresh`, `run_program` | steps of views and of dataflow programs by tasks |
@@ -23,7 +24,7 @@ from persist.spark.compacting import compact
 from persist.spark.data_source import PersistDataSource, columns_used, pruned, register
 from persist.spark.reading import SparkLocation, as_of_join, changes, create_views, explain, location, snapshot
 from persist.spark.step import Refreshed, explain_refresh, refresh, run_program
-from persist.spark.writing import delete, foreach_batch_writer, upsert, write
+from persist.spark.writing import delete, foreach_batch_writer, sql, upsert, write
 
 __all__ = [
     "PersistDataSource",
@@ -44,6 +45,7 @@ __all__ = [
     "register",
     "run_program",
     "snapshot",
+    "sql",
     "upsert",
     "write",
 ]

@@ -45,7 +45,7 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
     Raises:
         InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
     """
-    duckdb = _duckdb()
+    duckdb = loaded_duckdb()
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
@@ -53,8 +53,8 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
         connection.execute("PRAGMA disable_optimizer")
         connection.execute(f"CREATE MACRO _now() AS {now}")
         for name, columns in tables.items():
-            shown = ", ".join(f"{_quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
-            connection.execute(f"CREATE TABLE {_quoted(name)} ({shown})")
+            shown = ", ".join(f"{quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
+            connection.execute(f"CREATE TABLE {quoted(name)} ({shown})")
         serialized = _json(_first(connection, _SERIALIZE, sql, sql))
         if serialized["error"]:
             raise InvalidUsage(_explained(serialized, sql))
@@ -103,7 +103,7 @@ def names_column(sql: str, name: str) -> bool:
 
 
 def _parsed(sql: str) -> Any:
-    duckdb = _duckdb()
+    duckdb = loaded_duckdb()
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
@@ -167,7 +167,7 @@ def _json(text: str) -> Any:
         ) from error
 
 
-def _duckdb() -> Any:
+def loaded_duckdb() -> Any:
     try:
         import duckdb
     except ImportError as error:
@@ -184,7 +184,7 @@ def _duckdb() -> Any:
     return duckdb
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

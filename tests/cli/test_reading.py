@@ -475,3 +475,17 @@ def test_a_location_can_be_measured_and_is_left_as_it_was(place: str, capsys: Pr
     assert "commit of a row" in capsys.readouterr().out
     with persist.open(place, mode="read") as client:
         assert client.collections() == ["orders", "shop.items"]
+
+
+def test_a_statement_changes_a_collection_and_says_how_many_rows(place: str, capsys: Printed) -> None:
+    with persist.open(place) as client:
+        client.load("orders").seal(21).result()
+    assert main(["sql", place, "UPDATE orders SET status = 'paid' WHERE status = 'new'"]) == 0
+    assert capsys.readouterr().out == "changed 1 row of orders at 21\n"
+    assert main(["sql", place, "DELETE FROM orders WHERE id = 3", "--time", "30", "--json"]) == 0
+    [told] = lines(capsys)
+    assert (told["collection"], told["rows"]) == ("orders", 1)
+    assert main(["read", place, "orders", "--columns", "id", "--json"]) == 0
+    assert lines(capsys) == [{"id": 1}, {"id": 2}]
+    for wrong in (["DELETE FROM orders", "--as-of", "3"], ["SELECT 1", "--time", "3"]):
+        assert main(["sql", place, *wrong]) == 2

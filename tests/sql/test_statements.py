@@ -1,0 +1,124 @@
+"""UPDATE, DELETE, INSERT and MERGE INTO: one commit of exactly what they change, on what they have read."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+from persist.sql import execute
+
+QUIET = persist.Settings(background=False)
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+        orders = client.create_or_load(
+            "shop.orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()}
+        )
+        orders.write(
+            [((1, ("new", 9.5)), 0, 1), ((2, ("new", 3.0)), 0, 1), ((3, ("paid", 1.0)), 0, 1)], seal=1
+        ).result()
+        news = client.create_or_load("news", key={"id": pa.int64()}, value={"status": pa.string()})
+        news.write([((2, "paid"), 0, 1), ((4, "new"), 0, 1)], seal=1).result()
+        yield client
+
+
+def rows(client: persist.Client) -> list[Any]:
+    return sorted(client.load("shop.orders").snapshot().rows())
+
+
+@pytest.mark.parametrize(
+    ("statement", "touched", "ids", "updates"),
+    [
+        ("UPDATE shop.orders SET status = 'paid' WHERE amount > 5", 1, [1, 2, 3], 2),
+        ("-- tidy up\ndelete from Shop.Orders where status = 'new';", 2, [3], 2),
+        ("DELETE FROM shop.orders USING news WHERE orders.id = news.id", 1, [1, 3], 1),
+        ('INSERT INTO "shop"."orders" SELECT id, status, 0 FROM news WHERE id > 2', 1, [1, 2, 3, 4], 1),
+        (
+            "MERGE INTO shop.orders USING news ON orders.id = news.id "
+            "WHEN MATCHED THEN UPDATE SET status = news.status "
+            "WHEN NOT MATCHED THEN INSERT VALUES (news.id, news.status, 0)", 2, [1, 2, 3, 4], 3,
+        ),
+    ],
+)  # fmt: skip
+def test_a_statement_is_one_commit_of_what_it_changes_and_says_how_many_rows_it_touched(
+    client: persist.Client, statement: str, touched: int, ids: list[int], updates: int
+) -> None:
+    before = client.seqno
+    changed = execute(client.engine, statement)
+    assert (changed.collection, changed.rows, changed.time) == ("shop.orders", touched, 1)
+    assert changed.seqno >= before + 1
+    assert [key for key, _ in rows(client)] == ids
+    assert client.load("shop.orders").changes(1).to_arrow().num_rows == updates
+    assert [key for key, _ in client.load("shop.orders").snapshot(0).rows()] == [1, 2, 3]
+
+
+def test_a_statement_that_touches_nothing_writes_no_update_and_seals_nothing(client: persist.Client) -> None:
+    changed = execute(client.engine, "DELETE FROM shop.orders WHERE amount > 100")
+    assert (changed.rows, changed.time) == (0, None)
+    assert client.load("shop.orders").upper == persist.Antichain(1)
+
+
+def test_a_statement_changes_at_a_time_that_is_given(client: persist.Client) -> None:
+    execute(client.engine, "UPDATE shop.orders SET amount = 0", 7)
+    assert client.load("shop.orders").changes(1).to_arrow()["_time"].unique().to_pylist() == [7]
+    with pytest.raises(persist.UpdateNotBeyondUpper):
+        execute(client.engine, "UPDATE shop.orders SET amount = 1", 7)
+
+
+class Overtaken(MemoryBlob):
+    """A store to whose log somebody else writes first, once it is told who."""
+
+    first: Callable[[], object] | None = None
+
+    def create(self, key: str, value: bytes) -> bool:
+        first, self.first = (self.first, None) if key.startswith("log/") else (None, self.first)
+        if first is not None:
+            first()
+        return super().create(key, value)
+
+
+def test_a_statement_that_others_come_before_is_carried_out_on_what_they_have_left() -> None:
+    store = Overtaken()
+    with persist.open(store, settings=QUIET) as client, persist.open(store, settings=QUIET) as other:
+        client.create_or_load("n", key={"k": pa.int64()}, value={"v": pa.int64()}).write(
+            [((1, 1), 0, 1), ((2, 2), 0, 1)], seal=1
+        ).result()
+        theirs = other.load("n")
+        store.first = lambda: theirs.write([((3, 3), 4, 1)], seal=5).result()
+        with client.load("n").snapshot():  # Whose lease is there already: the next record is that of the statement.
+            changed = execute(client.engine, "UPDATE n SET v = v + 10")
+        assert store.first is None
+        assert changed.rows == 3
+        assert sorted(client.load("n").snapshot().rows()) == [(1, 11), (2, 12), (3, 13)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("SELECT 1", "begin with UPDATE"),
+        ("UPDATE shop.order SET amount = 0", "'shop.order', which is no collection here"),
+        ("UPDATE shop.orders SET price = 0", "DuckDB refuses the statement"),
+        ("UPDATE shop.orders SET amount = 0; DELETE FROM shop.orders", "there are 2 statements"),
+        ("DELETE FROM shop.orders RETURNING id", "leave it out"),
+        ("INSERT INTO shop.orders SELECT * FROM read_csv('/etc/passwd')", "DuckDB refuses the statement"),
+        ("DELETE FROM paid", "is a view"),
+        ("DELETE FROM durations", "column 'd' of type duration[us]"),
+        ("DELETE FROM users", "keyed"),
+    ],
+)
+def test_what_is_no_statement_or_cannot_be_done_is_refused_and_changes_nothing(
+    client: persist.Client, statement: str, says: str
+) -> None:
+    client.create_view("paid", 'SELECT id FROM "shop.orders"').close()
+    client.create_or_load("durations", key={"d": pa.duration("us")})
+    client.create_or_load("users", key={"id": pa.int64()}, value={"v": pa.int64()}, keyed=persist.Keyed())
+    before = client.seqno
+    with pytest.raises(persist.InvalidUsage, match=says.replace("[", r"\[")):
+        execute(client.engine, statement)
+    assert client.seqno == before or [key for key, _ in rows(client)] == [1, 2, 3]
+    assert client.load("shop.orders").upper == persist.Antichain(1)
