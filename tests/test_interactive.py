@@ -45,15 +45,12 @@ def test_each_line_of_each_block_is_taken_where_it_stands(page: str) -> None:
         assert waiting in ([], [""]), block
 
 
-@pytest.mark.thorough(except_every=3)
-@pytest.mark.parametrize("number", [n for n, block in enumerate(blocks_of("README.md")) if "SparkSession" not in block])
-def test_a_block_of_the_readme_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path, number: int) -> None:
-    done = pasted(blocks_of("README.md")[number], tmp_path)
+def test_the_readme_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path) -> None:
+    done = pasted("\n\n".join(blocks_of("README.md")), tmp_path)
     assert_clean(done)
     assert done.stdout
 
 
-@pytest.mark.thorough
 def test_the_page_about_python_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path) -> None:
     write_files(tmp_path)
     done = pasted("\n\n".join(blocks_of("docs/python.md")), tmp_path)

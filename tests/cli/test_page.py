@@ -29,14 +29,6 @@ def test_every_command_of_the_page_prints_what_stands_there(
     assert run_page(PAGE, capsys) >= 15
 
 
-def test_every_command_of_the_readme_prints_what_stands_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "orders.csv").write_text(FILES["orders.csv"])
-    assert run_page(PAGE.parents[1] / "README.md", capsys) >= 3
-
-
 def test_what_a_page_expects_can_differ() -> None:
     assert matches(["a  b", "…", "x … z"], ["a b", "1", "2", "x y z"])
     assert not matches(["a", "…"], ["b"])

@@ -21,7 +21,17 @@ from tests.console import commands_of, matches
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = ["tutorial.md", "concepts.md", "how-to.md", "events.md", "dataflow.md", "views.md", "operations.md"]
+PAGES = [
+    "../README.md",
+    "index.md",
+    "tutorial.md",
+    "concepts.md",
+    "how-to.md",
+    "events.md",
+    "dataflow.md",
+    "views.md",
+    "operations.md",
+]
 PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(r"```(python|text|console)\n(.*?)```", re.DOTALL)
 
