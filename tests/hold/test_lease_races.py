@@ -7,6 +7,7 @@ import pytest
 
 import persist
 from persist.blob import Blob, MemoryBlob
+from persist.hold.leases import WantedClaim
 from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 from tests.stepped import Gate, Stepped, wait_until
@@ -68,7 +69,10 @@ def test_what_an_open_read_was_planned_on_outlives_the_renewal_of_its_lease(blob
 
 @pytest.mark.parametrize("stays", [None, 12])
 def test_a_claim_made_while_its_hold_moves_does_not_rely_on_where_it_was(blob: MemoryBlob, stays: int | None) -> None:
-    """The hold is let go of, or moved ahead because a later read stays open."""
+    """The hold is let go of, or moved ahead because a later read stays open.
+
+    A read of this client would wait for the commit that moves the hold. Its claim is what matters here.
+    """
     store, gate = Stepped(blob), Gate()
     with opened(store) as reader, opened(blob) as writer, ThreadPoolExecutor(2) as pool:
         theirs, ours = collection(writer), reader.load("c")
@@ -78,15 +82,15 @@ def test_a_claim_made_while_its_hold_moves_does_not_rely_on_where_it_was(blob: M
         store.before("create", "log/", gate)
         moving = pool.submit(reader.maintain)
         gate.wait_until_reached()
-        reading = pool.submit(ours.snapshot, 7)
+        claiming = pool.submit(reader.engine.writer("a test").leases.claim_all, [WantedClaim(ours.id, "c", 7)])
         wait_until(lambda: reads(reader) == before + 1)  # Now it has decided what it relies on.
         gate.open()
         moving.result()
-        snapshot = reading.result()
+        [claim] = claiming.result()
         theirs.allow_compaction(15).result()
         assert since(theirs) == 7
-        assert snapshot.count() == 8
-        snapshot.close()
+        claim.check()
+        claim.release()
         if later is not None:
             later.close()
 
