@@ -69,7 +69,7 @@ def test_time_is_a_number_a_moment_or_a_column(options: dict[str, str], time: ob
 
 def test_what_is_not_given_has_the_default_of_the_table() -> None:
     read = ReadOptions.of(PLACE)
-    assert (read.form, read.as_of, read.times, read.wait_s, read.storage) == ("rows", None, "int", 30.0, {})
+    assert (read.form, read.as_of, read.times, read.wait_s, read.storage) == ("rows", None, "int", 0.0, {})
     stream = StreamOptions.of({**PLACE, "form": "changes", "from": "3", "storage.endpoint_url": "x"})
     assert (stream.as_of, stream.lower, stream.hold, stream.storage) == (None, 3, None, {"endpoint_url": "x"})
 
