@@ -28,6 +28,9 @@ def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
     sharing: dict[str, bool | None] = {}  # Of the collections of a record: None lets nobody else in.
     for operation in operations:
         how = operation.shares_time
+        if how and len(operation.steps) == 2 and sharing.get(operation.at_commit[0].collection) is True:
+            records[-1].append(operation)
+            continue
         closed = bool(operation.at_commit) and not how
         ids = {step.collection for step in operation.steps} - {""}
         if any(id_ in sharing and (closed or sharing[id_] is not how) for id_ in ids):
@@ -54,6 +57,8 @@ def assigned_times(
     uppers: dict[str, Antichain] = {}
     for operation in operations:
         asks: dict[str, AtCommit] = {}
+        if len(operation.at_commit) == 1 and operation.at_commit[0].collection in together:
+            continue  # As most of very many small writes: it shares the time of those before it.
         for asked in operation.at_commit:
             uppers[asked.collection] = max(upper_of(asked.collection), operation.sealed_before(asked))
             asks |= together.get(asked.collection, {}) | {asked.collection: asked}

@@ -23,7 +23,7 @@ from persist.log import COMMIT_DEADLINE_S
 from persist.replica import Follower
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.group_commit import GroupCommit
-from persist.write.operations import AtCommit, Operation, Step, Submission, Write
+from persist.write.operations import Operation, Step, Submission
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
 from persist.write.write_steps import WriteSteps
 
@@ -74,10 +74,7 @@ class Committer:
         Raises:
             ClientClosed: `close` was called before.
         """
-        size = sum(step.bytes for step in steps if isinstance(step, Write))
-        future = CommitFuture(self.unobserved, self._waited_for)
-        at_commit = tuple(step for step in steps if isinstance(step, AtCommit))
-        operation = Operation(tuple(steps), names, future, size, submission, at_commit)
+        operation = Operation.of(steps, names, CommitFuture(self.unobserved, self._waited_for), submission)
         with self._changed:
             # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
             if not self._is_own_thread():

@@ -491,8 +491,7 @@ def _upper_in(state: State, collection: str) -> Antichain:
 
 
 def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
-    ids = (asked.collection for asked in operation.at_commit)
-    return {id_: times[id_] for id_ in ids if id_ in times}
+    return {asked.collection: times[asked.collection] for asked in operation.at_commit if asked.collection in times}
 
 
 def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:

@@ -137,6 +137,7 @@ class Operation:
         bytes: what all its writes occupy in memory.
         submission: by what id it was asked for; None if no other client was asked to commit it.
         at_commit: those of its steps that ask for the time of the commit.
+        shares_time: whether it does nothing else than to write at that time; then it may have it together with others.
     """
 
     steps: tuple[Step, ...]
@@ -145,11 +146,17 @@ class Operation:
     bytes: int
     submission: Submission | None = None
     at_commit: tuple[AtCommit, ...] = ()
+    shares_time: bool = False
 
-    @property
-    def shares_time(self) -> bool:
-        """Whether it does nothing but write at the time of the commit: then it may have it together with others."""
-        return bool(self.at_commit) and all(map(_may_share_time, self.steps))
+    @classmethod
+    def of(
+        cls, steps: Sequence[Step], names: dict[str, str], future: CommitFuture, submission: Submission | None
+    ) -> "Operation":
+        """Return the operation of some steps; there are very many small ones, so each look at a step counts."""
+        size = sum([step.bytes for step in steps if isinstance(step, Write)])
+        at_commit = tuple([step for step in steps if isinstance(step, AtCommit)])
+        shares_time = bool(at_commit) and all(map(_may_share_time, steps))
+        return cls(tuple(steps), names, future, size, submission, at_commit, shares_time)
 
     @property
     def uploads(self) -> list["Future[tuple[Part, ...]]"]:
@@ -235,9 +242,9 @@ class Change:
         if isinstance(step, Write):
             self.writes.append(step)
         elif isinstance(step, AtCommit):
-            after = kinds.Seal(step.collection, (times[step.collection] + 1,))
-            if self.seal is None or Antichain(*self.seal.upper) < Antichain(*after.upper):
-                self.seal = after
+            end = times[step.collection] + 1
+            if self.seal is None or (self.seal.upper and self.seal.upper[0] < end):
+                self.seal = kinds.Seal(step.collection, (end,))
         elif isinstance(step, kinds.Create):
             self.create = step
         elif isinstance(step, kinds.Replace):
@@ -392,5 +399,8 @@ def merge(
             elif isinstance(step, LocationMutation):
                 rest.append(step)
             else:
-                changes.setdefault(step.collection, Change(step.collection)).add(step, times)
+                change = changes.get(step.collection)
+                if change is None:
+                    change = changes[step.collection] = Change(step.collection)
+                change.add(step, times)
     return grants, changes, rest

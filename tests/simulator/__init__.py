@@ -5,7 +5,8 @@ One language     `language.py` draws steps from a seed. A step is plain data: wh
                  be run. `players.py` turns steps into calls of the library; `calls.py` makes them and notes how they
                  end, and `spelling.py` turns what they take and give into plain data.
 One history      `history.py`: what was called and answered, and each record of the log with the moment it came. It is
-                 plain data; nothing of the library is in it. `log_reader.py` reads records as the format says.
+                 plain data; nothing of the library is in it. `log_reader.py` reads records as the format says, and
+                 `assigned.py` holds the times that futures told against those of the log.
 One judge        `judge.py` replays the log in the model of all suites (`tests/model.py`), by `replay.py`, with
                  `versions.py` and `physical.py`. `effects.py` says what calls want to have done, `expectations.py`
                  what they may be answered. It says what is wrong: something acknowledged is missing, something refused

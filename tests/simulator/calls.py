@@ -105,6 +105,8 @@ class Caller:
         def tell(done: "Future[int]") -> None:
             # Not by the future's own method, which would count as having looked at the error.
             error = Future.exception(done)
+            if error is None and "assigned" in event.args:
+                event.args["assigned"] = future.time
             self._ended(
                 slot, event, before, ["ok", done.result()] if error is None else error_answer(error, step["op"])
             )

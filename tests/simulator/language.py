@@ -265,7 +265,11 @@ class _Generator:
         self._wait(step)
         if self.with_token and chance.random() < 0.15:
             again = chance.choice(self.with_token[-8:])
-            step |= {n: again[n] for n in ("name", "updates", "token", "expected_upper", "seal") if n in again}
+            names = ("name", "updates", "token", "expected_upper", "seal", "assigned")
+            step |= {n: again[n] for n in names if n in again}
+            return
+        if chance.random() < 0.2:
+            self._write_without_time(step, belief)
             return
         step["updates"] = self._updates(belief) if chance.random() < 0.98 else []
         if chance.random() < 0.2:
@@ -275,6 +279,17 @@ class _Generator:
             step["seal"] = step.pop("upper")
         if step["updates"] and chance.random() < 0.3:
             step["token"] = f"t{step['updates'][0][0]}"
+            self.with_token.append(step)
+
+    def _write_without_time(self, step: Step, belief: _Belief) -> None:
+        """Write plain rows, of which the commit says at which time they are."""
+        self.next_marker += 1
+        more = [[self.chance.randrange(KEYS), self.chance.choice("xyz")] for _ in range(self.chance.choice([0, 1, 2]))]
+        step["updates"] = [[k, v, None, 1] for k, v in [[self.next_marker, "m"], *more]]
+        step["assigned"] = True
+        belief.upper += belief.upper < 10**6
+        if self.chance.random() < 0.3:
+            step["token"] = f"t{self.next_marker}"
             self.with_token.append(step)
 
     def _upsert(self, step: Step, belief: _Belief) -> None:

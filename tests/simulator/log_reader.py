@@ -113,8 +113,16 @@ def _events(part: dict[str, Any], blobs: Mapping[str, bytes], more: list[str]) -
 def _rows(part: dict[str, Any], blobs: Mapping[str, bytes], own: dict[str, pa.DataType], more: list[str]) -> Any:
     data = base64.b64decode(part["inline"]) if "inline" in part else blobs[part["blob"]]
     if "footer" in part:
-        return pq.read_table(BytesIO(data))
+        return _timed(pq.read_table(BytesIO(data)), part)
     # A batch has no schema in it. This is that of every collection here, whatever its key is called.
     texts = {name: pa.string() for name in ("v", *more)}
     columns = pa.schema({"k": pa.int64(), **own, **texts, "_time": pa.int64(), "_diff": pa.int64()})
-    return pa.ipc.read_record_batch(pa.py_buffer(data), columns)
+    return _timed(pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), columns)]), part)
+
+
+def _timed(rows: pa.Table, part: dict[str, Any]) -> pa.Table:
+    """Return the rows of a part with their time, if only the descriptor has it."""
+    if not part.get("stamped"):
+        return rows
+    at = rows.schema.get_field_index("_time")
+    return rows.set_column(at, "_time", pa.array([part["time_min"]] * len(rows), pa.int64()))

@@ -18,6 +18,7 @@ from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
 from persist.settings import Tuning
 from persist.upsert import InsertIfAbsent
 from tests.model import EMPTY, GREATEST, ORDERED, TOMBSTONE
+from tests.simulator.assigned import with_assigned_times
 from tests.simulator.baton import Baton
 from tests.simulator.calls import Caller, Pending, Slot
 from tests.simulator.history import Event, History
@@ -32,6 +33,7 @@ from tests.simulator.spelling import (
     contents_of,
     event_tuples,
     real_name,
+    row_tuples,
     subscribed_at,
     times_of,
     update_tuples,
@@ -107,6 +109,7 @@ class Run(Caller):
         commits = [
             read_commit(each.value, each.at, each.client, each.clock_s, blobs, added) for each in self.tap.landed
         ]
+        with_assigned_times(self.events, commits)
         return History(
             self.events,
             commits,
@@ -313,6 +316,10 @@ class Run(Caller):
         options: dict[str, Any] = {name: step[name] for name in ("token", "expected_upper", "seal") if name in step}
         given: dict[str, Any] = {n: v if n == "token" else antichain_at(v) for n, v in options.items()}
         args = {"updates": step["updates"], "columns": added_columns(slot.handles.get(step["name"])), **options}
+        if step.get("assigned"):
+            args["assigned"] = None  # The time that the future tells.
+            self._submit(slot, step, args, lambda c: c.write(row_tuples(step, c), **given))
+            return
         self._submit(slot, step, args, lambda c: c.write(update_tuples(step, c), **given))
 
     def _upsert(self, slot: Slot, step: Step) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from persist.blob import Blob, BlobEntry, open_blob
 from tests.invariants import check_named
+from tests.simulator.assigned import with_assigned_times
 from tests.simulator.history import Commit, Event, History
 from tests.simulator.language import SKEW_MAX_S, Step, generate
 from tests.simulator.log_reader import read_commit
@@ -327,6 +328,7 @@ def history_of(lines: list[dict[str, Any]], url: str, options: dict[str, Any], b
     for commit in reversed(commits):
         by = commit.by = max(commit.at, min(by, answered.get(commit.commit, by)))
     settings = SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS}
+    with_assigned_times([*events.values()], commits)
     return History([*events.values()], commits, {}, settings)
 
 

@@ -26,7 +26,7 @@ def times_of(events: list[Event]) -> list[int]:
     written += [_with_diff(e.args["events"]) for e in events if e.op == "upsert"]
     steps = [step for e in events if e.op == "multi" for step in e.args["steps"]]
     written += [what if kind == "write" else _with_diff(what) for kind, _, what in steps if kind != "seal"]
-    return [time for updates in written for _, _, time, _ in updates]
+    return [time for updates in written for _, _, time, _ in updates if time is not None]
 
 
 def _with_diff(events: list[Any]) -> list[Any]:
@@ -46,6 +46,10 @@ def padded_value(value: str, collection: persist.Collection) -> Any:
 
 def update_tuples(step: Step, collection: persist.Collection) -> list[Any]:
     return [((k, padded_value(_padded(v), collection)), t, d) for k, v, t, d in step["updates"]]
+
+
+def row_tuples(step: Step, collection: persist.Collection) -> list[Any]:
+    return [(k, padded_value(_padded(v), collection)) for k, v, _, _ in step["updates"]]
 
 
 def event_tuples(events: list[Any], collection: persist.Collection) -> list[Any]:

@@ -1,0 +1,37 @@
+"""Times that commits assigned: the log says which, and what futures told is held against it.
+
+A write without a time names no time in its arguments. Its marker finds the record that holds it. From then on it is
+judged like a write at that time with a seal just after it, so that the time must be beyond upper (rule 21). The writes
+of one record that share a time are sealed by the last of them. One that no record holds is judged like a write at the
+last time there is, which is refused only if the collection is complete for ever.
+"""
+
+from collections.abc import Sequence
+
+from tests.simulator.history import Commit, Event
+
+NEVER = 2**63 - 2
+
+
+def with_assigned_times(events: Sequence[Event], commits: Sequence[Commit]) -> None:
+    """Fill the times in; raise AssertionError if a future told another one."""
+    asked = {(e.args["c"], e.args["updates"][0][0]): e for e in events if e.op == "write" and "assigned" in e.args}
+    times: dict[tuple[str, int], int] = {}
+    last: dict[tuple[str, int], Event] = {}  # Of each record, by collection.
+    for commit in commits:
+        for mutation in commit.mutations:
+            for k, v, time, _ in mutation["updates"] if mutation["kind"] == "append" else []:
+                call = (mutation["collection"], k)
+                if v == "m" and call in asked:
+                    times[call] = time
+                    key = mutation["collection"], commit.seqno
+                    last[key] = max(last.get(key, asked[call]), asked[call], key=lambda event: event.invoked)
+    sealing = {event.id for event in last.values()}
+    for event in [e for e in events if e.op == "write" and "assigned" in e.args]:
+        call = event.args["c"], event.args["updates"][0][0]
+        time, told = times.get(call), event.args.pop("assigned")
+        assert told in (None, time), f"the log has the time {time}, and the future told {told}: {event}"
+        at = NEVER if time is None else time
+        event.args["updates"] = [[k, v, at, diff] for k, v, _, diff in event.args["updates"]]
+        if time is not None and (event.id in sealing or event.args.get("token") is not None):
+            event.args["seal"] = time + 1
