@@ -199,3 +199,11 @@ def test_contents_that_are_lost_while_others_are_loaded_are_loaded_again(blob: M
 def test_a_reentrance_id_that_cannot_be_stored_or_shown_is_refused(blob: MemoryBlob, bad: str) -> None:
     with pytest.raises(persist.InvalidUsage, match="reentrance_id"):
         persist.open(blob, mode="exclusive", reentrance_id=bad)
+
+
+def test_without_pyspark_the_import_says_what_to_install() -> None:
+    script = "import sys; sys.modules['pyspark'] = None; import persist.spark"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: persist.spark needs PySpark, which is not installed. pip install 'pyspark>=4.3,<5'"
+    )

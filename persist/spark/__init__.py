@@ -1,7 +1,8 @@
 """Collections in Spark: a data source, `format("persist")`, and functions for what a data source cannot do.
 
 Spark finds the source by itself, through the package `pyspark_persist`; where that package cannot be seen (an editable
-install, away from the checkout), call `register(spark)` once for a session.
+install, away from the checkout), the functions here tell it to the session that they are given, and so does
+`register(spark)`.
 
 | | |
 |---|---|
@@ -19,6 +20,13 @@ install, away from the checkout), call `register(spark)` once for a session.
 Promises: what is read and written is exactly what Python reads and writes, and a location that both use needs nothing
 besides the store. Options of the data source are declared in `persist.spark.options`.
 """
+
+try:
+    import pyspark
+except ImportError as error:
+    raise ModuleNotFoundError(
+        "persist.spark needs PySpark, which is not installed. pip install 'pyspark>=4.3,<5'", name="pyspark"
+    ) from error
 
 from persist.spark.compacting import compact
 from persist.spark.data_source import PersistDataSource, columns_used, pruned, register

@@ -29,7 +29,12 @@ def overwritten(spark):
     persist.spark.write(rows, path, "c", mode="overwrite", time=1, seal=2)
     return persist.spark.snapshot(spark, path, "c", native=False)
 
+def after_a_function(spark):
+    persist.spark.location(spark, path)
+    return spark.read.format("persist").option("collection", "c").load(path)
+
 for name, read in {
+    "the format after a function": after_a_function,
     "the format alone": lambda spark: spark.read.format("persist").option("collection", "c").load(path),
     "snapshot": lambda spark: persist.spark.snapshot(spark, path, "c", native=False),
     "changes": lambda spark: persist.spark.changes(spark, path, "c", 0, 1, native=False),
@@ -57,6 +62,7 @@ def test_functions_that_fall_back_to_the_data_source_need_no_registration(tmp_pa
         [str(python), "-c", SCRIPT, path], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.splitlines() == [
+        "the format after a function 2",
         "the format alone DATA_SOURCE_NOT_FOUND",
         "snapshot 2",
         "changes 2",

@@ -4,7 +4,7 @@ Promises: the rows are those that Python reads; all of a write is in one record,
 again count once; every micro-batch is one commit, exactly once.
 """
 
-from persist.spark.data_source.source import PersistDataSource, columns_used, pruned, read_by_source, register
+from persist.spark.data_source.source import PersistDataSource, columns_used, prepared, pruned, read_by_source, register
 from persist.spark.data_source.writers import DataFrameWrite, difference, present_time
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "PersistDataSource",
     "columns_used",
     "difference",
+    "prepared",
     "present_time",
     "pruned",
     "read_by_source",

@@ -145,12 +145,18 @@ class PersistDataSource(DataSource):
             return UpsertStreamWriter(streamed, schema) if streamed.upserts else PersistStreamWriter(streamed, schema)
 
 
-def read_by_source(spark: SparkSession, address: CollectionAddress, **options: Any) -> DataFrame:
-    """Return what `format("persist")` reads of a collection; options that are None are not given.
+def prepared(spark: SparkSession) -> None:
+    """Check what workers run, and let the session know `format("persist")`, whose users call our functions as well.
 
     PySpark finds the data source by itself only where `pyspark_persist` is beside other packages: not in an editable
-    install, away from the checkout. So whatever of ours reads by the data source reads by this.
+    install, away from the checkout.
     """
+    check_workers(spark)
+    spark.dataSource.register(PersistDataSource)
+
+
+def read_by_source(spark: SparkSession, address: CollectionAddress, **options: Any) -> DataFrame:
+    """Return what `format("persist")` reads of a collection; options that are None are not given."""
     spark.dataSource.register(PersistDataSource)
     given = _storage(address.storage) | {"collection": address.collection}
     given |= {name: value for name, value in options.items() if value is not None}

@@ -27,9 +27,9 @@ from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read import Changes, Form, Snapshot
 from persist.settings import Settings, Tuning
 from persist.source import CollectionAddress
+from persist.spark.data_source import prepared
 from persist.spark.reading.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes
 from persist.spark.reading.store import Tombstoned
-from persist.spark.workers import check_workers
 from persist.timeline import Times
 
 NEVER_S = 1e9
@@ -264,4 +264,4 @@ def _reading(spark: SparkSession, path: str, storage_options: Mapping[str, Any] 
 def _check_session(spark: SparkSession) -> None:
     if not hasattr(spark, "read") or not hasattr(spark, "range"):
         raise InvalidUsage(f"{spark!r} is not a SparkSession: give the session first, then the location")
-    check_workers(spark)
+    prepared(spark)

@@ -23,6 +23,7 @@ from persist.engine import CollectionHandle, loaded, read_engine
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read import Scan
 from persist.source import CollectionAddress
+from persist.spark.data_source import prepared
 from persist.spark.reading.contents_sql import Body, Branch, SqlColumn, changes_sql, contents_sql, type_sql
 from persist.spark.reading.locations import SparkLocation
 from persist.spark.reading.plans import may_share_updates, united
@@ -30,7 +31,6 @@ from persist.spark.reading.store import Tombstoned, part_frame, why_not_stored, 
 from persist.spark.task_reader import TaskReader
 from persist.spark.tasks import slices_for
 from persist.spark.types import quoted, spark_schema
-from persist.spark.workers import check_workers
 from persist.state import CollectionState
 
 
@@ -61,7 +61,7 @@ def create_views(
         InvalidUsage: Spark cannot take the name of a function, or group by a column of the collection.
         SchemaMismatch: there is no such version, or a column of it is gone.
     """
-    check_workers(spark)
+    prepared(spark)
     storage, schemas = dict(storage_options or {}), {} if schemas is None else schemas
     if not isinstance(schemas, Mapping):
         raise InvalidUsage(f"schemas={schemas!r:.100} is no dict of versions by name: give {{'orders': 3}}")

@@ -20,14 +20,13 @@ from persist.codecs import DIGEST_MODULUS, CollectionSchema, canonical, digest_o
 from persist.errors import InvalidUsage, SchemaMismatch
 from persist.sink import PlannedWrite
 from persist.source import CollectionAddress
-from persist.spark.data_source import DataFrameWrite, difference, present_time
+from persist.spark.data_source import DataFrameWrite, difference, prepared, present_time
 from persist.spark.data_source.source import read_by_source
 from persist.spark.options import write_options
 from persist.spark.reading.store import unused
 from persist.spark.tasks import surfaced_errors
 from persist.spark.types import as_collection_expects, quoted
 from persist.spark.uploads import Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
-from persist.spark.workers import check_workers
 from persist.spark.writing.upserting import upsert
 from persist.timeline import Moment
 
@@ -116,7 +115,7 @@ def write(
     condition = None if where is None else Condition.of(where)
     if condition is not None and mode != "overwrite":
         raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
-    check_workers(df.sparkSession)
+    prepared(df.sparkSession)
     if mode == "append":
         write = DataFrameWrite.append(options, df.schema)
         planned = write.planned
@@ -223,7 +222,7 @@ def delete(
         raise InvalidUsage(f"time={time!r} is no moment, and a deletion has one time: give a number or a moment")
     keys = what if isinstance(what, DataFrame) else None
     condition = None if isinstance(what, DataFrame) else Condition.of(what)
-    check_workers(spark)
+    prepared(spark)
     planned = PlannedWrite.overwrite(options, None if condition is None else condition.text)
     if planned.target.keyed is not None:
         _delete_keyed(planned, keys, time, token, storage_options)
