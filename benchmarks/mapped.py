@@ -80,7 +80,7 @@ def look(location: str, folder: str, count: int, repeats: int, seed: int = 99) -
             keys = np.sort(chance.choice(count, WANTED, replace=False))
             wanted = pa.table({"k": keys})  # Beforehand: the first time, Arrow imports pandas for it.
             began = time.process_time()
-            found = snapshot.lookup(wanted)
+            found = snapshot.get(wanted)
             taken.append(time.process_time() - began)
             assert found["a"].equals(pa.chunked_array([pa.array(keys)])), "the rows are wrong"
     print(opening, taken[0], statistics.median(taken[1:]))

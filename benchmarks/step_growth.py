@@ -62,8 +62,8 @@ def _costs(client: persist.Client, made: persist.Collection, keys: int, upper: i
     snapshot = made.snapshot()
     wanted = [pa.table({"k": chance.choice(keys, min(LOOKED_UP, keys), replace=False)}) for _ in range(4)]
     for each in wanted * 2:
-        snapshot.lookup(each)
-    looked = [_cpu(lambda each=each: snapshot.lookup(each)) for each in wanted * (TRIES // 4)]  # type: ignore[misc]
+        snapshot.get(each)
+    looked = [_cpu(lambda each=each: snapshot.get(each)) for each in wanted * (TRIES // 4)]  # type: ignore[misc]
     commits, follows = [], []
     with made.listen(upper - 1) as listen:
         for time in range(upper, upper + TRIES):

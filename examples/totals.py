@@ -127,7 +127,7 @@ def updates_of_totals(totals: persist.Collection, reached: int, changes: pa.Tabl
     now: dict[str, Spent] = {}
     if reached:
         touched = pc.field("customer").isin(changes["customer"].unique().to_pylist())
-        now = dict(totals.snapshot(reached - 1, filter=touched).rows())
+        now = dict(totals.snapshot(reached - 1, where=touched).rows())
     updates: list[Any] = []
     for row in changes.to_pylist():
         customer, before = row["customer"], now.get(row["customer"], (0, 0))

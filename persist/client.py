@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from persist.blob import Clock, SystemClock
 from persist.closing import close_after
-from persist.codecs import CollectionSchema
+from persist.codecs import CollectionSchema, sides_like
 from persist.collection import Collection
 from persist.collection.describing import Described
 from persist.engine import (
@@ -37,6 +37,7 @@ from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.names import check_free_name
 from persist.notify import Notify
+from persist.query import AsOf, QueryResult
 from persist.read import JointListen
 from persist.replica import LAST
 from persist.settings import Location, Settings
@@ -201,8 +202,9 @@ class Client(Described):
         self,
         name: str,
         *,
-        key: Any,
+        key: Any = ...,
         value: Any = None,
+        like: Any = None,
         timeline: str | None = None,
         retention: Retention | None = None,
         keyed: Keyed | None = None,
@@ -212,6 +214,8 @@ class Client(Described):
         Args:
             name: 1 to 255 characters, no '/', '..' or control characters, and no dot at the beginning.
             key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
+            like: in place of value, what has the columns and their types: a frame, a table, a schema, a dict of
+                columns, or a list of dicts. Then key is the list of those that are the key, [] for none.
             timeline: what times are: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z, so that a moment may be given
                 wherever the collection is read as of a time; None if they are numbers of another meaning.
             retention: as for `Collection.retain`, for a collection that is made. One that is there keeps its own, which
@@ -226,6 +230,10 @@ class Client(Described):
         """
         self.engine.check_open("create_or_load")
         check_free_name(name)
+        if like is not None:
+            key, value = sides_like(like, key, value)
+        elif key is ...:
+            raise InvalidUsage("create_or_load() needs key=: its columns, or like= with a frame that has them")
         schema = CollectionSchema.of(key, value, timeline)
         retained = None if retention is None else retention_times(retention, timeline_of(schema))
         if keyed is not None and not isinstance(keyed, Keyed):
@@ -311,6 +319,26 @@ class Client(Described):
         from persist.sql import given_options, made_view  # Here: the dataflow takes long to load.
 
         return View(self, made_view(self.engine, name, sql, key, given_options(memory_budget, spill_folder)))
+
+    def sql(self, query: str, *, as_of: AsOf = None, files: bool = False) -> QueryResult:
+        """Return the answer of a query by DuckDB over the collections, all of them at one point of the log.
+
+        Read it with `to_arrow()`, `to_pandas()`, `to_polars()` or `to_batches()`. Needs the package duckdb (extra
+        `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded.
+
+        Args:
+            query: one that begins with SELECT, FROM or WITH; collections are its tables.
+            as_of: a time for all collections, or a dict of times by name, where "" stands for all others; the latest
+                sealed one of each if it is left out.
+            files: let the query read files and URLs, too, with your rights. Without it, it reads collections alone, and
+                DuckDB loads no extension.
+
+        Raises:
+            InvalidUsage: DuckDB is not installed, or refuses the query.
+            AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
+        """
+        self.engine.check_open("sql")
+        return QueryResult(self.engine, query, as_of, files=files)
 
     def view(
         self, name: str, *, memory_budget: int | None = None, spill_folder: str | os.PathLike[str] | None = None

@@ -22,7 +22,7 @@ from persist.errors import InvalidUsage
 from persist.follow import Following
 from persist.log import kinds
 from persist.names import check_hold_name
-from persist.read import check_request
+from persist.read import checked_filter
 from persist.state import ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
 
@@ -91,7 +91,12 @@ class MultiWrite:
         commit.add_events(handle, taken_events(handle, events, handle.stamp(time, None)))
 
     def overwrite(
-        self, collection: Collection, rows: Any, *, time: int | Moment | None = None, where: pc.Expression | None = None
+        self,
+        collection: Collection,
+        rows: Any,
+        *,
+        time: int | Moment | None = None,
+        where: str | pc.Expression | None = None,
     ) -> None:
         """Add what makes rows the contents from a time on, as `Collection.overwrite`, before any write to it.
 
@@ -100,10 +105,17 @@ class MultiWrite:
         """
         self._check_unwritten(collection)
         collection.handle.check_meant("time", time, allow_future=self._allow_future)
-        check_request(collection.schema, None, where, "diff")
-        self._commit.add(collection.handle, overwrite_steps(collection.handle, rows, time, where, self._commit.token))
+        filter = checked_filter(collection.schema, where)
+        self._commit.add(collection.handle, overwrite_steps(collection.handle, rows, time, filter, self._commit.token))
 
-    def delete(self, collection: Collection, what: Any, *, time: int | Moment | None = None) -> None:
+    def delete(
+        self,
+        collection: Collection,
+        keys: Any = None,
+        *,
+        where: str | pc.Expression | None = None,
+        time: int | Moment | None = None,
+    ) -> None:
         """Add retractions of what is there, as `Collection.delete`, before any write to the collection.
 
         For a keyed collection, add events that delete keys, at any place among its other events.
@@ -111,11 +123,12 @@ class MultiWrite:
         collection.handle.check_meant("time", time, allow_future=self._allow_future)
         if collection.handle.keyed is not None:
             self._commit.check(collection.handle)
-            self._commit.add_events(collection.handle, deleting_events(collection.handle, what, time))
+            self._commit.add_events(collection.handle, deleting_events(collection.handle, keys, where, time))
             return
         self._check_unwritten(collection)
-        check_request(collection.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
-        self._commit.add(collection.handle, delete_steps(collection.handle, what, time, self._commit.token))
+        filter = checked_filter(collection.schema, where)
+        steps = delete_steps(collection.handle, keys, filter, time, self._commit.token)
+        self._commit.add(collection.handle, steps)
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it.

@@ -1,22 +1,24 @@
 """Every public operation of a client, sorted into those that only read and those that write; and all reads at once."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
+from persist.read import wanted_keys
 from persist.web import slider
 
 CLIENT_READS = {
     "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
-    "mode", "properties", "seqno", "serve", "url", "view",
+    "mode", "properties", "seqno", "serve", "sql", "url", "view",
 }  # fmt: skip
 CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {
-    "about", "as_bound", "as_of_join", "as_time", "changes", "comment", "history", "holds", "late_bound",
-    "late_counts", "listen", "name", "needs", "properties", "retention", "since", "snapshot", "subscribe",
-    "tags", "timeline", "unsealed", "upper", "upserts",
+    "about", "as_bound", "as_of_join", "as_time", "changes", "columns", "comment", "diff", "get", "head", "history",
+    "holds", "late_bound", "late_counts", "listen", "name", "needs", "properties", "retention", "since", "snapshot",
+    "subscribe", "tags", "timeline", "to_pandas", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "destroy", "drop_tag", "evolve",
@@ -71,7 +73,7 @@ def read_everything(client: persist.Client) -> None:
             assert snapshot.slices(2)
             assert sum(table.num_rows for table in snapshot.unsummed()) >= ROWS + 2
             assert len(snapshot.digest()) == 32
-    assert orders.snapshot(columns=["k"], filter=pc.field("k") < 3).count() == 4
+    assert orders.snapshot(columns=["k"], where=pc.field("k") < 3).count() == 4
     with orders.changes(1, 4) as changes:
         assert len(list(changes.updates())) == changes.to_arrow().num_rows == 3
     listen = orders.listen(1)
@@ -123,4 +125,10 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
     ]
     if callable(compact := getattr(orders, "compact", None)):
         found.append(compact)
+    return found
+
+
+def rows_with(snapshot: persist.Snapshot, keys: Any) -> pa.Table:
+    """Return the rows with certain keys as Arrow data, in whatever form the keys are."""
+    found: pa.Table = snapshot.get(wanted_keys(keys, snapshot.scan.schema))
     return found

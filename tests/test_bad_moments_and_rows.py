@@ -47,7 +47,7 @@ BAD: dict[str, tuple[Call, str]] = {
         "lies between two times of a timeline in s, .* and .*: give one of them",
     ),
     "a filter on an unknown column": (
-        lambda c: c.load("orders").delete(pc.field("amoumt") > 5, time=9),
+        lambda c: c.load("orders").delete(where=pc.field("amoumt") > 5, time=9),
         "did you mean 'amount'",
     ),
     "a _time of float in a table": (

@@ -306,14 +306,14 @@ def test_a_snapshot_holds_what_a_plain_sum_holds(
         for batch in batches:
             orders.write(batch).result()
         orders.seal(6).result()
-        found = orders.snapshot(as_of, columns=columns, filter=filter, form="diff")
+        found = orders.snapshot(as_of, columns=columns, where=filter, form="diff")
         assert found_sums([found.to_arrow()]) == expected
         assert found.count() == sum(expected.values())
         cut = [each for scan in found.slices(slices) for each in read_snapshot(scan, "diff", client.engine.reader())]
         if "k" in wanted:
             assert found_sums(cut) == expected
         assert sum(pc.sum(each["_diff"]).as_py() or 0 for each in cut) == sum(expected.values())
-        rows = orders.snapshot(as_of, columns=columns, filter=filter)
+        rows = orders.snapshot(as_of, columns=columns, where=filter)
         by_key = expected_sums(written, range(as_of + 1), list(dict.fromkeys(["k", *wanted])), passes)
         if any(diff < 0 for diff in by_key.values()):
             with pytest.raises(persist.NegativeMultiplicity, match="multiplicity -"):
@@ -339,8 +339,8 @@ def test_changes_hold_what_a_plain_sum_holds(
         for batch in batches:
             orders.write(batch).result()
         orders.seal(6).result()
-        found = orders.changes(lower, upper, filter=filter).to_arrow()
-        whole = orders.changes(lower, upper, filter=filter)
+        found = orders.changes(lower, upper, where=filter).to_arrow()
+        whole = orders.changes(lower, upper, where=filter)
         updates = {((k, v), t): d for (k, v), t, d in whole.updates()}
     sums: Counter[Any] = Counter()
     for (k, v), time, diff in (update for batch in batches for update in batch):

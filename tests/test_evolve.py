@@ -14,6 +14,7 @@ import persist
 from persist.codecs.types.evolution import is_wider
 from persist.log import kinds as record_kinds
 from persist.settings import Tuning
+from tests.reads import rows_with
 
 KEY = {"k": pa.int32()}
 VALUE = {"v": pa.int32(), "s": pa.string()}
@@ -46,9 +47,9 @@ def test_an_added_column_is_null_or_its_default_in_older_records(orders: persist
     orders.evolve(add={"note": pa.string(), "currency": pa.string()}, defaults={"currency": "EUR"})
     assert rows(orders, 0)[0] == {"k": 0, "v": 0, "s": "0", "note": None, "currency": "EUR"}
     orders.write([((9, (9, "9", "new", "CHF")), 1, 1)], seal=2).result()
-    assert rows(orders, filter=pc.field("currency") == "CHF")[0]["k"] == 9
-    assert orders.snapshot(filter=pc.field("currency") == "EUR").count() == 5
-    assert orders.snapshot(filter=pc.field("note").is_null()).count() == 5
+    assert rows(orders, where=pc.field("currency") == "CHF")[0]["k"] == 9
+    assert orders.snapshot(where=pc.field("currency") == "EUR").count() == 5
+    assert orders.snapshot(where=pc.field("note").is_null()).count() == 5
     assert orders.snapshot(columns=["currency"]).to_arrow()["currency"].to_pylist().count("EUR") == 5
 
 
@@ -66,7 +67,7 @@ def test_dropping_a_column_consolidates_what_it_told_apart(orders: persist.Colle
     orders.compact()
     orders.evolve(drop=["s"])
     assert rows(orders, form="diff")[1] == {"k": 1, "v": 1, "_diff": 2}
-    assert orders.snapshot(form="diff").get([1]).to_pylist() == [{"k": 1, "v": 1, "_diff": 2}]
+    assert rows_with(orders.snapshot(form="diff"), [1]).to_pylist() == [{"k": 1, "v": 1, "_diff": 2}]
     assert orders.snapshot().count() == 6
     orders.compact()
     assert rows(orders, form="diff")[1] == {"k": 1, "v": 1, "_diff": 2}
@@ -81,9 +82,9 @@ def test_a_name_that_is_used_again_is_another_column(orders: persist.Collection)
 def test_names_can_be_exchanged_and_columns_reordered(client: persist.Client) -> None:
     pairs = client.create_or_load("pairs", key=KEY, value={"a": pa.int64(), "b": pa.int64()})
     pairs.write([((1, (10, 20)), 0, 1)], seal=1).result()
-    assert pairs.snapshot().get([1]).to_pylist() == [{"k": 1, "a": 10, "b": 20}]
+    assert rows_with(pairs.snapshot(), [1]).to_pylist() == [{"k": 1, "a": 10, "b": 20}]
     pairs.evolve(rename={"a": "b", "b": "a"})
-    assert pairs.snapshot().get([1]).to_pylist() == [{"k": 1, "b": 10, "a": 20}]
+    assert rows_with(pairs.snapshot(), [1]).to_pylist() == [{"k": 1, "b": 10, "a": 20}]
     pairs.evolve(reorder=["a", "b"])
     assert list(pairs.snapshot().rows()) == [(1, (20, 10))]
 
@@ -111,7 +112,7 @@ def test_widened_values_stay_what_they_are(client: persist.Client) -> None:
     assert after.schema.types == [pa.int16(), *(w for _, w, _ in kinds.values())]
     for name, (_, kind, _) in kinds.items():
         assert after[name] == before[name].cast(kind)
-    assert wide.snapshot().get([200])["i"].to_pylist() == [-5]
+    assert rows_with(wide.snapshot(), [200])["i"].to_pylist() == [-5]
     wide.compact()
     assert wide.snapshot().to_arrow().sort_by("id") == after.sort_by("id")
     assert not client.fsck().problems
@@ -314,7 +315,7 @@ def test_a_writer_with_an_old_schema_is_lifted_if_columns_were_only_added(
         )
     ).result()
     orders.seal(2).result()
-    assert [row["note"] for row in rows(old, columns=["k", "note"], filter=pc.field("k").isin([7, 8]))] == [
+    assert [row["note"] for row in rows(old, columns=["k", "note"], where=pc.field("k").isin([7, 8]))] == [
         "none",
         "mine",
     ]

@@ -241,7 +241,7 @@ class Evolving(RuleBasedStateMachine):
         assert snapshot.count() == sum(expected.values())
         for key in range(4):
             found = [
-                (key, tuple(row)) for row in rows_of(snapshot.lookup(keys_of(snapshot, key)).drop_columns(["_diff"]), 1)
+                (key, tuple(row)) for row in rows_of(snapshot.get(keys_of(snapshot, key)).drop_columns(["_diff"]), 1)
             ]
             assert sorted(found, key=repr) == sorted((each for each in expected if each[0] == key), key=repr)
         if self.newest.columns:
@@ -249,7 +249,7 @@ class Evolving(RuleBasedStateMachine):
             _, name, kind = self.newest.columns[at]
             wanted = data.draw(self.newest.values(kind))
             test = pc.field(name).is_null() if wanted is None else pc.field(name) == pa.scalar(wanted, kind)
-            filtered = handle.snapshot(as_of, form="diff", filter=test).to_arrow()
+            filtered = handle.snapshot(as_of, form="diff", where=test).to_arrow()
             assert counted(filtered) == Counter({e: n for e, n in expected.items() if e[1][at] == wanted})
             one = handle.snapshot(as_of, form="diff", columns=[name]).to_arrow()
             sums: Counter[Any] = Counter()

@@ -14,6 +14,7 @@ import pytest
 import persist
 from persist.codecs import newest_types
 from persist.settings import Tuning
+from tests.reads import rows_with
 
 SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 WIDE = 5_000_000_000
@@ -55,7 +56,7 @@ def test_a_value_of_that_time_that_does_not_fit_is_an_error(numbers: persist.Col
     with pytest.raises(persist.SchemaMismatch, match="'k' holds values that its type int32 of schema version 1"):
         numbers.snapshot(1, schema=1).to_arrow()
     assert numbers.snapshot(1, columns=["w"], schema=1).to_arrow()["w"].to_pylist() == [7] * 4, "it was not asked for"
-    fits = numbers.snapshot(1, filter=pc.field("k") < 3, schema=1).to_arrow()
+    fits = numbers.snapshot(1, where=pc.field("k") < 3, schema=1).to_arrow()
     assert sorted(fits["k"].to_pylist()) == [1, 2], "what a filter leaves out is not looked at"
     assert numbers.snapshot(1, schema=1).count() == 4
 
@@ -63,13 +64,13 @@ def test_a_value_of_that_time_that_does_not_fit_is_an_error(numbers: persist.Col
 def test_look_ups_give_what_fits(numbers: persist.Collection) -> None:
     for as_of in (0, 1, 2):
         with numbers.snapshot(as_of, schema=1) as snapshot:
-            assert snapshot.get([1, 2]).schema == OLD
-            assert snapshot.get([1, 2])["v"].to_pylist() == [1, 2]
-            assert snapshot.get([1])["v"].to_pylist() == [1]
-            assert snapshot.lookup(pa.array([2], pa.int32()))["v"].to_pylist() == [2]
-    assert numbers.snapshot(2, schema=1).get([3]).num_rows == 0
+            assert rows_with(snapshot, [1, 2]).schema == OLD
+            assert rows_with(snapshot, [1, 2])["v"].to_pylist() == [1, 2]
+            assert rows_with(snapshot, [1])["v"].to_pylist() == [1]
+            assert snapshot.get(pa.array([2], pa.int32()))["v"].to_pylist() == [2]
+    assert rows_with(numbers.snapshot(2, schema=1), [3]).num_rows == 0
     with pytest.raises(persist.SchemaMismatch, match="'v' holds values"):
-        numbers.snapshot(1, schema=1).get([3])
+        rows_with(numbers.snapshot(1, schema=1), [3])
 
 
 def test_changes_give_what_fits(numbers: persist.Collection) -> None:
@@ -129,11 +130,11 @@ def test_every_widening_is_undone_where_the_values_fit(
     found = c.snapshot(0, schema=1).to_arrow()
     assert found.schema.field("v").type == narrow
     assert found["v"].equals(pa.chunked_array([pa.array([fits]).cast(narrow)]))
-    assert c.snapshot(0, schema=1).get([1])["v"].equals(found["v"])
+    assert rows_with(c.snapshot(0, schema=1), [1])["v"].equals(found["v"])
     if wide != pa.large_string():
         with pytest.raises(persist.SchemaMismatch, match="'v' holds values"):
             c.snapshot(1, schema=1).to_arrow()
-        assert c.snapshot(1, schema=1).get([1])["v"].equals(found["v"])
+        assert rows_with(c.snapshot(1, schema=1), [1])["v"].equals(found["v"])
 
 
 def test_who_follows_with_an_older_version_stops_only_where_its_own_times_do_not_fit(client: persist.Client) -> None:
@@ -164,7 +165,7 @@ def test_a_keyframe_of_a_later_time_is_read_backwards_with_an_older_version(clie
     c.write([((n, WIDE), 1, 1) for n in range(5)] + [((n, n), 1, -1) for n in range(5)], seal=2).result()
     c.compact()
     assert sum(c.snapshot(0, schema=1).to_arrow()["v"].to_pylist()) == 4950
-    assert c.snapshot(0, schema=1).get([3])["v"].to_pylist() == [3]
+    assert rows_with(c.snapshot(0, schema=1), [3])["v"].to_pylist() == [3]
 
 
 def test_a_schema_that_was_not_widened_is_read_as_it_is(client: persist.Client) -> None:

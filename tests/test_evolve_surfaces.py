@@ -14,6 +14,7 @@ from persist.blob import Fault, UnreliableBlob
 from persist.codecs import decode_part
 from persist.log import kinds
 from persist.state import after_step, check_contents
+from tests.reads import rows_with
 
 QUIET = persist.Settings(background=False)
 ROWS = 5_000
@@ -58,13 +59,13 @@ def same(both: tuple[persist.Collection, persist.Collection], read: Any) -> None
 def test_aggregates_are_the_same(both: tuple[persist.Collection, persist.Collection], as_of: int) -> None:
     wanted = {"total": ("n", "sum"), "most": ("n", "max"), "count": (None, "count")}
     same(both, lambda c: c.snapshot(as_of).aggregate(["city", "unit"], {k: wanted[k] for k in ("total", "count")}))
-    same(both, lambda c: c.snapshot(as_of, filter=pc.field("unit") == "g").count())
+    same(both, lambda c: c.snapshot(as_of, where=pc.field("unit") == "g").count())
 
 
 def test_look_ups_are_the_same(both: tuple[persist.Collection, persist.Collection]) -> None:
     keys = pa.table({"key": pa.array([3, 4, 99_999], pa.int64())})
-    same(both, lambda c: c.snapshot().lookup(keys))
-    same(both, lambda c: c.snapshot(0).get([3, 4]))
+    same(both, lambda c: c.snapshot().get(keys))
+    same(both, lambda c: rows_with(c.snapshot(0), [3, 4]))
 
 
 def test_frames_and_datasets_are_the_same(both: tuple[persist.Collection, persist.Collection]) -> None:

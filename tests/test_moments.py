@@ -28,7 +28,7 @@ def clicks(client: persist.Client) -> persist.Collection:
 
 
 def times(clicks: persist.Collection) -> list[int]:
-    found: list[int] = clicks.changes(0).to_arrow()["_time"].to_pylist()
+    found: list[int] = clicks.changes(0, times="int").to_arrow()["_time"].to_pylist()
     return found
 
 
@@ -182,11 +182,11 @@ def test_times_come_back_as_timestamps(client: persist.Client, unit: str) -> Non
     line = client.create_or_load("line", key={"k": pa.int64()}, timeline=unit)
     line.write([((1, None), NOON, 1)], seal=date(2026, 11, 22)).result()
     kind = pa.timestamp(unit, "UTC")
-    changes = line.changes(0, times="timestamp")
+    changes = line.changes(0)
     assert changes.schema.field("_time").type == kind
     assert changes.to_arrow().schema == changes.schema
     assert changes.to_arrow()["_time"].to_pylist() == [NOON]
-    assert line.changes(0).schema.field("_time").type == pa.int64()
+    assert line.changes(0, times="int").schema.field("_time").type == pa.int64()
     with line.listen(times="timestamp") as listen, line.subscribe(times="timestamp") as subscription:
         for following in (listen, subscription):
             assert next(following).updates.schema.field("_time").type == kind

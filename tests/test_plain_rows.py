@@ -150,21 +150,25 @@ def test_overwriting_where_a_filter_is_true_leaves_the_rest_alone(sealed: persis
     assert rows_of(sealed) == [(1, "a"), (2, "x"), (4, "d")]
 
 
-WHAT = {"keys": [2, 3, 77], "arrow": pa.table({"k": [2, 3]}), "a filter": pc.field("k") > 1}
+WHAT: dict[str, dict[str, Any]] = {
+    "keys": {"keys": [2, 3, 77]},
+    "arrow": {"keys": pa.table({"k": [2, 3]})},
+    "a condition": {"where": pc.field("k") > 1},
+}
 
 
 @pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)
-def test_deleting_retracts_what_is_there(sealed: persist.Collection, what: Any) -> None:
-    sealed.delete(what, time=5).result()
+def test_deleting_retracts_what_is_there(sealed: persist.Collection, what: dict[str, Any]) -> None:
+    sealed.delete(**what, time=5).result()
     assert rows_of(sealed) == [(1, "a")]
     assert changed(sealed, 5) == [((2, "b"), -2), ((3, "c"), -1)]
-    sealed.delete(what, time=6).result()
+    sealed.delete(**what, time=6).result()
     assert changed(sealed, 6) == []
 
 
 def test_deleting_by_a_filter_on_an_unknown_column_is_told_the_name(sealed: persist.Collection) -> None:
     with pytest.raises(persist.InvalidUsage, match="did you mean 'v'"):
-        sealed.delete(pc.field("V") == "a", time=5)
+        sealed.delete(where=pc.field("V") == "a", time=5)
     with pytest.raises(persist.InvalidUsage, match="key"):
         sealed.delete(["x"], time=5)
     assert sealed.upper == 2
@@ -265,7 +269,7 @@ def test_a_difference_larger_than_the_memory_budget_is_made_in_slices(blob: Memo
         wide.overwrite((batch for batch in after.to_batches(max_chunksize=10_000)), time=2).result()
         assert wide.changes(2, 3).to_arrow().num_rows == 2 * changed_rows
         assert wide.snapshot().to_arrow().sort_by("k").equals(after)
-        wide.delete(pc.field("k") >= 10, time=3).result()
+        wide.delete(where=pc.field("k") >= 10, time=3).result()
         assert sorted(wide.snapshot().to_arrow()["k"].to_pylist()) == list(range(10))
     report = persist.fsck(blob)
     assert (report.problems, report.unreferenced) == ((), ())

@@ -40,7 +40,7 @@ def test_the_recipes_do_what_they_say(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     shown = [line.split()[1:] for line in done.stdout.splitlines() if "+00:00" in line and not line.startswith("ware")]
     at = ["2026-11-21", "00:00:00+00:00"]
-    assert shown == [["nut", "6", *at, "1"], ["nut", "7", *at, "-1"], ["washer", "1", *at, "1"]]
+    assert shown == [["nut", "7", *at, "-1"], ["nut", "6", *at, "1"], ["washer", "1", *at, "1"]]
     assert "'what': 'login'" in done.stdout
     assert done.stdout.rstrip().endswith("ada")
 

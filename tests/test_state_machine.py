@@ -206,7 +206,7 @@ class TwoClients(RuleBasedStateMachine):
     def lookup(self, data: st.DataObject, keys: list[int | None]) -> None:
         """A look-up, now or long after the snapshot was taken, gives what it holds under these keys, each once."""
         snapshot, found = data.draw(st.sampled_from(self.snapshots))
-        rows = snapshot.lookup(pa.array(keys, pa.int64())).to_pylist()
+        rows = snapshot.get(pa.array(keys, pa.int64())).to_pylist()
         looked_up = [((row["k"], row["v"]), row["_diff"]) for row in rows]
         assert sorted(looked_up, key=repr) == sorted((each for each in found.items() if each[0][0] in keys), key=repr)
 

@@ -357,7 +357,7 @@ def test_equal_contents_have_equal_digests_whatever_they_are_stored_as(client: p
     other.allow_compaction(501).result()
     other.compact()
     assert other.snapshot(form="diff").digest() == digest
-    assert one.snapshot(filter=pc.field("k") < 250).digest() != digest
+    assert one.snapshot(where=pc.field("k") < 250).digest() != digest
 
 
 def test_digests_go_backwards_from_a_keyframe_too(client: persist.Client, orders: persist.Collection) -> None:

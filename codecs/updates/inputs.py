@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.types.python_types import stored_type
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
+from persist.codecs.types.python_types import field_types, stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
 from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, owned
@@ -155,6 +155,50 @@ def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
         if at >= 0 and not _is_of_one_kind(_listed(frame[name]), table.schema.field(at).type):
             table = table.set_column(at, str(name), _column(str(name), frame[name], schema))
     return table
+
+
+def sides_like(data: Any, key: Any, value: Any = None) -> tuple[dict[str, pa.Field] | None, dict[str, pa.Field] | None]:
+    """Return key and value columns as data, or a schema, has them; its columns of updates are none.
+
+    Args:
+        key: the names of those that are the key; [] for none.
+
+    Raises:
+        InvalidUsage: key is no list of names that are there; or there is value, too.
+        SchemaMismatch: data has no columns, or a type is missing.
+    """
+    if value is not None:
+        raise InvalidUsage(f"value={cut(value)} does not go with like=, whose columns other than key= are the value")
+    if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
+        made = as_table(data, None)
+        data = data if made is None else made.schema
+    fields = {
+        name: pa.field(name, _made_of(kind), nullable)
+        for name, kind, nullable in field_types(data, "schema")
+        if name not in (TIME, DIFF)
+    }
+    if not isinstance(key, (list, tuple)) or not all(isinstance(name, str) for name in key):
+        raise InvalidUsage(
+            f"key={'[...]' if key is ... else cut(key)}: with like=, give the list of the columns that are the key, "
+            f"such as key=[{next(iter(fields))!r}], or key=[] for none. The columns are {[*fields]}"
+        )
+    for name in key:
+        if name not in fields:
+            raise InvalidUsage(
+                f"key={[*key]} names no column {name!r}{did_you_mean(name, fields) or ','} it is {[*fields]}"
+            )
+    return {name: fields[name] for name in key} or None, {n: f for n, f in fields.items() if n not in key} or None
+
+
+def _made_of(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column that is made of one: text is text, whichever offsets a frame has for it."""
+    if kind in (pa.null(), pa.large_string()):
+        return pa.string()
+    return pa.binary() if kind == pa.large_binary() else kind
+
+
+def _is_column(values: Any) -> bool:
+    return isinstance(values, (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)) or hasattr(values, "to_list")
 
 
 def check_given(data: Any) -> None:

@@ -102,7 +102,7 @@ def export(
     with at.reading() as client:
         loaded = client.load(collection)
         time = None if as_of is None else time_of(as_of)
-        with loaded.snapshot(time, timeout_s=0, **narrowed(loaded, columns, where)) as snapshot:
+        with loaded.snapshot(time, timeout_s=0, **narrowed(columns, where)) as snapshot:
             if to == "parquet":
                 made: Any = snapshot.export_parquet(target)
                 line = f"wrote {counted(len(made), 'file')} to {target}"

@@ -60,7 +60,7 @@ def read(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
-        chosen = narrowed(loaded, columns, where, schema)
+        chosen = narrowed(columns, where)
         time = None if as_of is None else time_of(as_of)
         with loaded.snapshot(time, form=form, schema=schema, timeout_s=wait, **chosen) as snapshot:  # type: ignore[arg-type]
             write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
@@ -92,7 +92,7 @@ def changes(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
-        chosen = narrowed(loaded, columns, where, schema)
+        chosen = narrowed(columns, where)
         end = None if upper is None else time_of(upper)
         chosen |= {"form": form, "schema": schema, "timeout_s": wait}
         with loaded.changes(time_of(lower), end, **chosen) as updates:
@@ -112,14 +112,13 @@ def diff(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Show what turns the contents as of T1 into those as of T2; `_diff` says how often each record comes or goes."""
+    """Show what differs between the contents as of T1 and as of T2, old and new values side by side."""
     from persist.cli.rows_out import format_of, write_rows
-    from persist.facts import difference
 
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
-        table = difference(loaded, time_of(first), time_of(second), **narrowed(loaded, columns, where))
+        table = loaded.diff(time_of(first), time_of(second), timeout_s=0, **narrowed(columns, where))
         write_rows(table.schema, table.to_batches(), wanted, output, limit)
     return OK
 
@@ -173,7 +172,6 @@ def sql(
     output: Output = None,
 ) -> int:
     """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, DELETE, INSERT, MERGE INTO."""
-    from persist.cli.query import run_query
     from persist.cli.rows_out import format_of, write_rows
     from persist.sql import execute, is_statement
 
@@ -190,24 +188,18 @@ def sql(
     if time is not None:
         raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
     wanted = format_of(format, output, at.as_json)
-    with at.reading() as newest:
-        seqno = newest.seqno
-    with at.reading(seqno=seqno) as client, run_query(client, query, as_of or [], files=files) as result:
-        write_rows(result.schema, result, wanted, output, limit, in_order=True)
+    times: dict[str, Any] = {}
+    for option in as_of or ():
+        name, _, time = option.rpartition("=")
+        times[name] = time_of(time)
+    with at.reading() as client, client.sql(query, as_of=times, files=files) as result:
+        write_rows(result.schema, result.to_batches(), wanted, output, limit, in_order=True)
     return OK
 
 
-def narrowed(
-    found: "persist.Collection", columns: str | None, where: str | None, version: int | None = None
-) -> dict[str, Any]:
+def narrowed(columns: str | None, where: str | None) -> dict[str, Any]:
     """Return what narrows a read, as the arguments of the library."""
-    from persist.expression import parse_where
-
-    names = None if columns is None else [name.strip() for name in columns.split(",")]
-    return {
-        "columns": names,
-        "filter": None if where is None else parse_where(where, found.handle.reading_schema(version)),
-    }
+    return {"columns": None if columns is None else [name.strip() for name in columns.split(",")], "where": where}
 
 
 def follow(

@@ -121,6 +121,7 @@ _PHRASES = tuple(
     (re.compile(pattern), said)
     for pattern, said in (
         # Times and frontiers.
+        (r"Give files=True to let", "Say --files to let"),
         (r"Antichain\((\d+)\)", r"\1"),
         (r"from Antichain\(\) to (\S+)\. Ask for a frontier at or beyond .*", r"to \1: it is complete for ever."),
         (r"=Antichain\(\)", " for ever"),
@@ -167,7 +168,7 @@ _PHRASES = tuple(
             "Use persist upsert, or persist delete with --keys FILE, and persist seal.",
         ),
         (
-            r"^delete\(.*\) of the keyed collection (.*)Give keys\.",
+            r"^delete\(where=…\) of the keyed collection (.*)Give keys\.",
             r"--where of the keyed collection \1Give --keys FILE.",
         ),
         (

@@ -204,7 +204,7 @@ def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]
         read_s = _timed(lambda: sum(batch.num_rows for batch in made.snapshot(0).to_batches()))
         wanted = pa.table({"k": np.linspace(0, rows - 1, LOOKUPS).astype(np.int64)})
         with made.snapshot(0) as snapshot:
-            lookup_s = _timed(lambda: snapshot.lookup(wanted))
+            lookup_s = _timed(lambda: snapshot.get(wanted))
         return {
             "location": client.url,
             "rows": rows,

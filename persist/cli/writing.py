@@ -227,18 +227,16 @@ def overwrite(
 ) -> int:
     """Make the rows of a file the contents from a time on, or of those for which a condition is true; and seal it."""
     from persist.cli.loading import checked, overwrite_token, rows_of, spooled
-    from persist.expression import parse_where
 
     with spooled(file, format) as rows, at.writing() as client:
         loaded = _own(client, collection)
         caster = _caster(loaded, None, ignore)
         count, skipped = checked(rows, caster, skip_bad=skip_bad)
-        only = None if where is None else parse_where(where, loaded.schema)
         when = _named(time)
         # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
         mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
         is_done = mark in loaded.handle.contents().tokens
-        future = loaded.overwrite(rows_of(rows, caster), time=when, where=only, token=mark, allow_future=allow_future)
+        future = loaded.overwrite(rows_of(rows, caster), time=when, where=where, token=mark, allow_future=allow_future)
         done = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
         begin = time or times_of(loaded)(future.time or 0)
         line = f"{collection} has the {count:,} rows of {rows.name} from {begin} on"
@@ -268,21 +266,18 @@ def delete(
 
     from persist.cli.casting import Caster
     from persist.cli.loading import checked, rows_of, spooled
-    from persist.expression import parse_where
 
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
     with at.writing() as client:
         loaded = _own(client, collection)
-        what: Any
-        if where is not None:
-            what = parse_where(where, loaded.schema)
-        else:
-            with spooled(keys or "", format) as rows:
+        wanted = None
+        if keys is not None:
+            with spooled(keys, format) as rows:
                 caster = Caster(loaded.schema, None, keys_only=True, ignored=tuple(ignore or ()))
                 checked(rows, caster, skip_bad=False)
-                what = pa.table(rows_of(rows, caster).read_all())
-        future = loaded.delete(what, time=_named(time), allow_future=allow_future)
+                wanted = pa.table(rows_of(rows, caster).read_all())
+        future = loaded.delete(wanted, where=where, time=_named(time), allow_future=allow_future)
         tell_done(
             at,
             {"collection": collection, "seqno": future.result(), "time": future.time},

@@ -17,6 +17,7 @@ from persist.engine import (
     begun_listen,
     begun_subscription,
     changes,
+    difference,
     drop_tag,
     list_holds,
     retained,
@@ -41,7 +42,7 @@ class ReadingCalls(CollectionBase):
         as_of: int | Moment | None = None,
         *,
         columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
+        where: str | pc.Expression | None = None,
         form: Form = "rows",
         schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
@@ -52,68 +53,125 @@ class ReadingCalls(CollectionBase):
             as_of: the time; None means the latest sealed one, and is not waited for. If the collection has a timeline
                 it may be a moment: its contents are those of the last time that is not after it.
             columns: the columns wanted; None means all of them.
-            filter: a `pyarrow.compute` expression over key and value columns.
+            where: a condition over key and value columns: text, such as "amount > 5 and status = 'paid'", or a
+                `pyarrow.compute` expression.
             form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
             schema: the version of the schema to read with, for a read that gives the same for ever; None is the newest.
             timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
-            SchemaMismatch, InvalidUsage: columns or filter do not fit; or a column of an older version is gone.
+            SchemaMismatch, InvalidUsage: columns or condition do not fit; or a column of an older version is gone.
         """
-        return snapshot(
-            self.handle, as_of, columns=columns, filter=filter, form=form, schema=schema, timeout_s=timeout_s
-        )
+        return snapshot(self.handle, as_of, columns=columns, where=where, form=form, schema=schema, timeout_s=timeout_s)
+
+    def get(self, keys: Any, as_of: int | Moment | None = None) -> Any:
+        """Return the records with certain keys, in the form in which they were asked for: see `Snapshot.get`."""
+        with self.snapshot(as_of) as snapshot:
+            return snapshot.get(keys)
+
+    def to_pandas(self) -> Any:
+        """Return the contents as of the latest sealed time as a `pandas.DataFrame`; see `Snapshot.to_pandas`."""
+        with self.snapshot() as snapshot:
+            return snapshot.to_pandas()
+
+    def head(self, rows: int = 5) -> pa.Table:
+        """Return the first rows of the contents as of the latest sealed time, of as many as there are."""
+        with self.snapshot() as snapshot:
+            return snapshot.head(rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, those of the key first, as far as this client knows."""
+        return [*self.handle.reading_schema().names]
+
+    def __len__(self) -> int:
+        """Return the number of rows as of the latest sealed time."""
+        with self.snapshot() as snapshot:
+            return len(snapshot)
+
+    def __bool__(self) -> bool:
+        """Return True: whether there is a row is not asked of a store by an `if`."""
+        return True
 
     def changes(
         self,
-        lower: int | Moment | Antichain,
-        upper: int | Moment | Antichain | None = None,
+        start: int | Moment | Antichain,
+        until: int | Moment | Antichain | None = None,
         *,
         columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
+        where: str | pc.Expression | None = None,
         form: ChangesForm = "updates",
-        times: Times = "int",
+        times: Times | None = None,
         schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Changes:
-        """Return the updates with `lower <= time < upper`, consolidated, in time order.
+        """Return the updates with `start <= time < until`, consolidated, in time order.
+
+        Of one time, what goes (negative diffs) comes before what comes.
 
         Args:
-            lower, upper: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Upper None
-                means all that is sealed; then lower may be at the collection's upper, which gives no update.
+            start, until: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Until None
+                means all that is sealed; then start may be at the collection's upper, which gives no update.
+            where: as for `snapshot`.
             form: "updates" (each update with its `_diff`) or "transitions": what became of keys at each time. A row has
                 `_change`, which is "insert", "update" or "delete", the new values, and the old ones as `_old_…`.
-            times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers.
+            times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers; None
+                gives timestamps if there is a timeline.
             schema: as for `snapshot`.
-            timeout_s: how long to wait for `upper - 1` to be sealed, if it is not; None waits without limit.
+            timeout_s: how long to wait for `until - 1` to be sealed, if it is not; None waits without limit.
 
         Raises:
-            AsOfCompacted: history between `lower - 1` and since has been compacted.
-            AsOfNotSealed: upper is beyond the collection's upper.
-            InvalidUsage: the interval is not `0 <= lower <= upper`.
+            AsOfCompacted: history between `start - 1` and since has been compacted.
+            AsOfNotSealed: until is beyond the collection's upper.
+            InvalidUsage: the interval is not `0 <= start <= until`.
         """
         return changes(
             self.handle,
-            lower,
-            upper,
+            start,
+            until,
             columns=columns,
-            filter=filter,
+            where=where,
             form=form,
-            times=times,
+            times=times or ("int" if self.timeline is None else "timestamp"),
             schema=schema,
             timeout_s=timeout_s,
         )
 
+    def diff(
+        self,
+        first: int | Moment,
+        second: int | Moment,
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> pa.Table:
+        """Return what differs between the contents as of two times: old and new values side by side.
+
+        Rows are as those of `changes(form="transitions")`: the key, the values as of the second time, `_change`, which
+        is "insert", "update" or "delete", and the values as of the first time as `_old_…`. Memory: the updates between
+        the two times.
+
+        Args:
+            first, second: times, moments, tags or "latest", in any order.
+            columns: the value columns that are compared and shown; None means all of them.
+            where: as for `snapshot`.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: one of the times cannot be read.
+        """
+        return difference(self.handle, first, second, columns, where, timeout_s)
+
     def upserts(
         self,
-        lower: int | Moment | Antichain,
-        upper: int | Moment | Antichain | None = None,
+        start: int | Moment | Antichain,
+        until: int | Moment | Antichain | None = None,
         *,
         schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Upserts:
-        """Return the changes with `lower <= time < upper` as events: iterate over `(key, value or None, time)`.
+        """Return the changes with `start <= time < until` as events: iterate over `(key, value or None, time)`.
 
         Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
         Tombstones are events, too, which delete; as Arrow, they have all their columns, with the watermark. Bounds and
@@ -122,7 +180,7 @@ class ReadingCalls(CollectionBase):
         Raises:
             NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value.
         """
-        return upserts(self.handle, lower, upper, schema=schema, timeout_s=timeout_s)
+        return upserts(self.handle, start, until, schema=schema, timeout_s=timeout_s)
 
     def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.

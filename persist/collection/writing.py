@@ -27,7 +27,7 @@ from persist.engine import submit as submit_keyed
 from persist.errors import InvalidUsage
 from persist.importing import ImportedFiles, ImportedVersion, import_delta, import_parquet
 from persist.log import kinds
-from persist.read import check_request
+from persist.read import checked_filter
 from persist.timeline import Moment
 from persist.upsert import is_counted, late_column, watermark_to_int
 from persist.write import AtCommit, CommitFuture, Step, check_token, note_steps, with_token
@@ -169,10 +169,15 @@ class KeyedCalls(CollectionBase):
         return submit_keyed(self.handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
 
     def _delete_keyed(
-        self, what: Any, time: int | Moment | None, token: str | None, notes: Sequence[Step]
+        self,
+        keys: Any,
+        where: str | pc.Expression | None,
+        time: int | Moment | None,
+        token: str | None,
+        notes: Sequence[Step],
     ) -> CommitFuture:
         check_token(token)
-        asked = AskedEvents(deleting_events(self.handle, what, time), None, token, tuple(notes))
+        asked = AskedEvents(deleting_events(self.handle, keys, where, time), None, token, tuple(notes))
         return submit_keyed(self.handle, "delete", asked)
 
 
@@ -249,7 +254,7 @@ class WritingCalls(KeyedCalls):
         rows: Any,
         *,
         time: int | Moment | None = None,
-        where: pc.Expression | None = None,
+        where: str | pc.Expression | None = None,
         token: str | None = None,
         allow_future: bool = False,
         message: str | None = None,
@@ -263,7 +268,8 @@ class WritingCalls(KeyedCalls):
             rows: plain rows, as for `write`.
             time: of the difference, and upper is just after it then; that of the commit if it is left out. Then the
                 call waits for the commit, and makes the difference anew as long as others come first.
-            where: replace only the records for which this filter is true, as it must be for all rows.
+            where: replace only the records for which this condition is true, as it must be for all rows: text, such as
+                "status = 'new'", or a `pyarrow.compute` expression.
             token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
                 done again, though its time is sealed.
             message, metadata: as for `write`.
@@ -280,15 +286,16 @@ class WritingCalls(KeyedCalls):
         """
         self.handle.engine.writer("overwrite")
         self.handle.check_meant("time", time, allow_future=allow_future)
-        check_request(self.schema, None, where, "diff")
+        filter = checked_filter(self.schema, where)
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
-        return overwrite(self.handle, rows, time, where, token, notes)
+        return overwrite(self.handle, rows, time, filter, token, notes)
 
     def delete(
         self,
-        what: Any,
+        keys: Any = None,
         *,
+        where: str | pc.Expression | None = None,
         time: int | Moment | None = None,
         token: str | None = None,
         allow_future: bool = False,
@@ -300,8 +307,9 @@ class WritingCalls(KeyedCalls):
         Of a keyed collection, add events that delete keys, as `upsert` does; nothing is sealed.
 
         Args:
-            what: keys, as `Snapshot.get` takes them: `[1, 2]`; or a filter, such as `pc.field("amount") > 5`. Of a
-                keyed collection, keys; where events are ordered, rows with the key and the columns of order_by.
+            keys: those whose records to retract, as `Snapshot.get` takes them: `[1, 2]`. Of a keyed collection where
+                events are ordered, rows with the key and the columns of order_by.
+            where: instead of keys, a condition that is true for what to retract; as for `overwrite`.
             time: of the retractions; as for `overwrite`.
             token: as for `overwrite`.
             message, metadata: as for `write`.
@@ -311,11 +319,10 @@ class WritingCalls(KeyedCalls):
         self.handle.engine.writer("delete")
         self.handle.check_meant("time", time, allow_future=allow_future)
         if self.handle.keyed is not None:
-            return self._delete_keyed(what, time, token, note_steps(message, metadata, [self.id]))
-        check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
+            return self._delete_keyed(keys, where, time, token, note_steps(message, metadata, [self.id]))
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
-        return delete(self.handle, what, time, token, notes)
+        return delete(self.handle, keys, checked_filter(self.schema, where), time, token, notes)
 
     def seal(
         self,

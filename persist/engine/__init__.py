@@ -46,6 +46,7 @@ from persist.engine.reading import (
     begun_listen,
     begun_subscription,
     changes,
+    difference,
     listens_together,
     snapshot,
     upserts,

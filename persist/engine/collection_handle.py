@@ -20,6 +20,8 @@ from persist.timeline import NOW, Moment, Timeline, Times, begins_with_a_day, is
 from persist.upsert import EventTable, Machine, machine_of
 from persist.write import Asked, AtCommit, CommitFuture, Step, Write
 
+LATEST = "latest"  # The last sealed time, wherever a time is given to read at.
+
 
 @dataclass(frozen=True, slots=True)
 class CollectionHandle:
@@ -129,6 +131,8 @@ class CollectionHandle:
         """
         self.engine.check_open("reading")
         self.engine.settle()
+        if as_of == LATEST:
+            as_of = None
         if as_of is not None:
             as_of = self.as_time("as_of", as_of)
         if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
@@ -314,7 +318,7 @@ class CollectionHandle:
         return self.timeline if times == "timestamp" else None
 
     def as_time(self, what: str, given: int | Moment | Antichain) -> int:
-        """Return a number as it is, the time of a tag, and of a moment the last time not after it.
+        """Return a number as it is, the time of a tag or of "latest", and of a moment the last time not after it.
 
         Args:
             what: says in errors what it is.
@@ -324,11 +328,25 @@ class CollectionHandle:
         """
         if isinstance(given, Antichain):
             raise InvalidUsage(_frontier_for_time(what, given, self.shown))
+        if given == LATEST:
+            return self.sealed(None, 0.0)[1]
         if is_tag(given):
             return self.tagged(given)
         if is_moment(given):
             return self._timeline_for(what, given).time_of(given)
         return as_time(what, given)
+
+    def time_in(self, contents: CollectionState, as_of: int | Moment | None) -> int:
+        """Return the time to read at; None and "latest" are the last one that is sealed in that state.
+
+        Raises:
+            AsOfNotSealed: nothing is sealed in it.
+        """
+        if as_of is not None and as_of != LATEST:
+            return self.as_time("as_of", as_of)
+        if contents.upper.has_beyond(0):
+            return self.sealed(None, 0.0)[1]  # Which says why there is none, or finds one by now.
+        return last_sealed(contents)
 
     def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval.

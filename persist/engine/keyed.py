@@ -120,19 +120,21 @@ def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> Even
     return to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
 
 
-def deleting_events(handle: CollectionHandle, what: Any, time: int | Moment | None) -> EventTable:
+def deleting_events(
+    handle: CollectionHandle, keys: Any, where: str | pc.Expression | None, time: int | Moment | None
+) -> EventTable:
     """Return what `Collection.delete` adds to a keyed collection.
 
     Raises:
-        InvalidUsage: what is a filter.
+        InvalidUsage: there is a condition.
         SchemaMismatch, InvalidUpdate: as `taken_keys`.
     """
-    if isinstance(what, pc.Expression):
+    if where is not None or isinstance(keys, pc.Expression):
         raise InvalidUsage(
-            f"delete({what}) of the keyed collection {handle.name!r}: what a filter finds depends on events that are "
-            "not resolved yet. Give keys."
+            f"delete(where=…) of the keyed collection {handle.name!r}: what a condition finds depends on events that "
+            "are not resolved yet. Give keys."
         )
-    return taken_keys(handle, what, handle.stamp(time, None))
+    return taken_keys(handle, keys, handle.stamp(time, None))
 
 
 def check_upserts(handle: CollectionHandle) -> None:

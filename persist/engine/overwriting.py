@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.codecs import Part, PartStream, Stamp, digest_of, int64_array, with_both_zeros, with_time
 from persist.engine.collection_handle import CollectionHandle
-from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, UpperMismatch, with_timeline
+from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper, UpperMismatch, with_timeline
 from persist.log import kinds
 from persist.read import Lookup, NewRows, Scan, Wanted, differences, negated, snapshot_scan, wanted_keys
 from persist.replica import say_whose
@@ -58,12 +58,17 @@ def overwrite(
 
 
 def delete(
-    handle: CollectionHandle, what: Any, time: int | Moment | None, token: str | None, notes: Sequence[Step]
+    handle: CollectionHandle,
+    keys: Any,
+    where: pc.Expression | None,
+    time: int | Moment | None,
+    token: str | None,
+    notes: Sequence[Step],
 ) -> CommitFuture:
     """Commit what retracts records; see `Collection.delete`."""
-    if not isinstance(what, pc.Expression):
-        what = wanted_keys(what, handle.schema)
-    return _committed(handle, "delete", time, token, notes, lambda: delete_steps(handle, what, time, token))
+    _check_either(keys, where)
+    wanted = None if keys is None else wanted_keys(keys, handle.schema)
+    return _committed(handle, "delete", time, token, notes, lambda: delete_steps(handle, wanted, where, time, token))
 
 
 def rewrite(
@@ -173,19 +178,23 @@ class _Rows:
 
 
 def delete_steps(
-    handle: CollectionHandle, what: Any, time: int | Moment | None, token: str | None = None
+    handle: CollectionHandle,
+    wanted: Any,
+    where: pc.Expression | None,
+    time: int | Moment | None,
+    token: str | None = None,
 ) -> list[Step]:
-    """Return what retracts all records with certain keys, or those for which a filter is true.
+    """Return what retracts all records with the keys wanted, or else those for which where is true.
 
     They are retracted at a time, or at that of the commit.
 
-    Raises: as `overwrite_steps`; InvalidUsage, if what are no keys of the collection.
+    Raises: as `overwrite_steps`; InvalidUsage, if these are no keys of the collection, or both are given, or none.
     """
     handle.check_plain("a plain delete")
+    _check_either(wanted, where)
     at, contents = None if time is None else handle.exact_time("time", time), _settled(handle)
     writer = handle.engine.writer("delete")
-    where = what if isinstance(what, pc.Expression) else None
-    keys = wanted_keys(what, handle.schema) if where is None else None
+    keys = wanted_keys(wanted, handle.schema) if where is None else None
     digest = 0
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
@@ -199,10 +208,17 @@ def delete_steps(
         if keys is None:
             writes = _upload(handle, present, (), at or 0, writer.part_writer())
             return [asked, *_alone(handle, contents, at, writes)]
-        wanted = Wanted.of(keys, handle.schema)
-        found = Lookup(present).contents(wanted, "diff", handle.engine.reader())
+        found = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, with_time(negated(found), at or 0, handle.schema))
         return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
+
+
+def _check_either(keys: Any, where: pc.Expression | None) -> None:
+    if (keys is None) == (where is None) or isinstance(keys, pc.Expression):
+        raise InvalidUsage(
+            "delete() takes keys, or where= with a condition, and not both: delete([1, 2]), or "
+            'delete(where="amount > 5")'
+        )
 
 
 def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list[Step]:

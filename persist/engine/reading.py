@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX
+from persist.codecs import TIME_MAX, consolidate
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.keyed import keyed_form
 from persist.errors import InvalidUsage
@@ -27,7 +27,7 @@ from persist.read import (
     Upserts,
     changes_scan,
     check_changes_form,
-    check_request,
+    checked_filter,
     read_changes,
     snapshot_scan,
     snapshot_tables,
@@ -44,17 +44,17 @@ def snapshot(
     as_of: int | Moment | None = None,
     *,
     columns: Sequence[str] | None = None,
-    filter: pc.Expression | None = None,
+    where: str | pc.Expression | None = None,
     form: Form = "rows",
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Snapshot:
     """Return the contents as of a time; arguments and errors are those of `Collection.snapshot`."""
-    check_request(handle.reading_schema(schema), columns, filter, form)
+    checked_filter(handle.reading_schema(schema), where, columns, form)
     contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s)
     try:
         read_as = handle.schema_in(contents, schema)
-        check_request(read_as, columns, filter, form)
+        filter = checked_filter(read_as, where, columns, form)
         scan = snapshot_scan(contents, read_as, time, columns, filter)
         scan.check_columns()
     except BaseException:
@@ -66,31 +66,31 @@ def snapshot(
 
 def changes(
     handle: CollectionHandle,
-    lower: int | Moment | Antichain,
-    upper: int | Moment | Antichain | None = None,
+    start: int | Moment | Antichain,
+    until: int | Moment | Antichain | None = None,
     *,
     columns: Sequence[str] | None = None,
-    filter: pc.Expression | None = None,
+    where: str | pc.Expression | None = None,
     form: ChangesForm = "updates",
     times: Times = "int",
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
     raw: bool = False,
 ) -> Changes:
-    """Return the updates with `lower <= time < upper`; arguments and errors are those of `Collection.changes`.
+    """Return the updates with `start <= time < until`; arguments and errors are those of `Collection.changes`.
 
     Args:
         raw: give tombstones, too.
     """
     check_changes_form(form)
-    lower = handle.as_bound("lower", lower)
-    if upper is not None:
-        upper = handle.as_bound("upper", upper, most=TIME_MAX + 1)
+    lower, upper = handle.as_bound("start", start), None
+    if until is not None:
+        upper = handle.as_bound("until", until, most=TIME_MAX + 1)
         if lower > upper:
             raise InvalidUsage(
-                f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
+                f"changes({lower}, {upper}) is backwards: the interval is [start, until), so start <= until"
             )
-    check_request(handle.reading_schema(schema), columns, filter, "diff")
+    checked_filter(handle.reading_schema(schema), where, columns)
     moments = handle.moments(times)
     handle.engine.settle()
     contents = handle.contents()
@@ -108,7 +108,7 @@ def changes(
     try:
         check_changes_readable(contents, lower)
         read_as = handle.schema_in(contents, schema)
-        check_request(read_as, columns, filter, "diff")
+        filter = checked_filter(read_as, where, columns)
         scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
         scan.check_columns()
         return Changes(scan, reading, moments, Transitions.of_columns(read_as, columns) if form != "updates" else None)
@@ -117,17 +117,40 @@ def changes(
         raise
 
 
+def difference(
+    handle: CollectionHandle,
+    first: int | Moment,
+    second: int | Moment,
+    columns: Sequence[str] | None,
+    where: str | pc.Expression | None,
+    timeout_s: float | None,
+) -> pa.Table:
+    """Return what differs between the contents as of two times; see `Collection.diff`."""
+    schema = handle.reading_schema()
+    values = schema.names if columns is None else schema.distinct("columns", columns)
+    names = list(dict.fromkeys((*schema.key_names, *values)))
+    transitions = Transitions.of_columns(schema, names)
+    start, end = handle.as_time("first", first), handle.as_time("second", second)
+    lower, upper = min(start, end) + 1, max(start, end) + 1
+    with changes(handle, lower, upper, columns=names, where=where, timeout_s=timeout_s) as updates:
+        table = consolidate(updates.to_arrow().drop_columns("_time"), names)
+    if start > end:
+        table = table.set_column(len(names), "_diff", pc.negate_checked(table["_diff"]))
+    times = pa.repeat(pa.scalar(end, pa.int64()), len(table))
+    return transitions.of(table.append_column("_time", times)).drop_columns("_time")
+
+
 def upserts(
     handle: CollectionHandle,
-    lower: int | Moment | Antichain,
-    upper: int | Moment | Antichain | None = None,
+    start: int | Moment | Antichain,
+    until: int | Moment | Antichain | None = None,
     *,
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Upserts:
     """Return the changes of a keyed collection as events; arguments and errors are those of `Collection.upserts`."""
     keyed_form(handle)
-    updates = changes(handle, lower, upper, schema=schema, timeout_s=timeout_s, raw=True)
+    updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
     form = form_in(handle.known(), updates.scan.given, resolves=False)
     return Upserts(updates, UpsertEvents(updates.scan.given, form))
 

@@ -1,6 +1,6 @@
 """What a location says of itself, for people: the commands and the page ask for the same and show it differently.
 
-Promises: no data is read but what a time's difference needs; nothing is printed, and nothing written.
+Promises: no data is read; nothing is printed, and nothing written.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         GETS_1000,
         Facts,
         Portrait,
-        difference,
         hold_for_people,
         monthly_dollars,
         names_by_id,
@@ -21,5 +20,5 @@ if TYPE_CHECKING:
         survey,
     )
 
-_SURVEYS = ("GETS_1000", "Facts", "Portrait", "difference", "hold_for_people", "monthly_dollars", "names_by_id")
+_SURVEYS = ("GETS_1000", "Facts", "Portrait", "hold_for_people", "monthly_dollars", "names_by_id")
 __getattr__ = late_names(__name__, {"surveys": [*_SURVEYS, "portrait", "survey"]})

@@ -1,7 +1,7 @@
-"""What there is to say of collections without reading their data: lists of them, one of them, and what differs.
+"""What there is to say of collections without reading their data: lists of them, and one of them.
 
 Facts come from the states of collections alone. Each state is an object of its own, which is read with many others at a
-time, so that a thousand of them in a far store take seconds and not a minute. Only `difference` reads data.
+time, so that a thousand of them in a far store take seconds and not a minute.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 import persist
 from persist.blob import MissingBlob
-from persist.codecs import consolidate
 from persist.log import BlobRef
 from persist.names import VIEW_HOLD
 from persist.read import record_count
@@ -282,27 +278,3 @@ def portrait(client: "persist.Client", collection: "persist.Collection") -> Port
         with collection.snapshot(facts.latest) as snapshot:
             plan = snapshot.explain()
     return Portrait(client.url, collection.schema, facts, collection.holds(), plan, names_by_id(client))
-
-
-def difference(
-    collection: "persist.Collection",
-    first: int | str,
-    second: int | str,
-    *,
-    columns: Sequence[str] | None,
-    filter: pc.Expression | None,
-) -> pa.Table:
-    """Return the records that come or go between two times, each with `_diff`. Memory: the updates between them.
-
-    Raises:
-        AsOfCompacted, AsOfNotSealed: one of the times cannot be read.
-    """
-    start, end = collection.as_time("T1", first), collection.as_time("T2", second)
-    lower, upper = min(start, end) + 1, max(start, end) + 1
-    with collection.changes(lower, upper, columns=columns, filter=filter, timeout_s=0) as updates:
-        table = updates.to_arrow().drop_columns("_time")
-    names = [name for name in table.column_names if name != "_diff"]
-    table = consolidate(table, names)
-    if start > end:
-        table = table.set_column(table.column_names.index("_diff"), "_diff", pc.negate_checked(table["_diff"]))
-    return table

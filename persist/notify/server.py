@@ -342,7 +342,9 @@ def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
             result = _once_sealed(lambda: collection.snapshot(as_of, columns=columns, timeout_s=0.0), hub, context)
         else:
             start, end = wanted.start, wanted.end
-            result = _once_sealed(lambda: collection.changes(start, end, columns=columns, timeout_s=0.0), hub, context)
+            result = _once_sealed(
+                lambda: collection.changes(start, end, columns=columns, times="int", timeout_s=0.0), hub, context
+            )
         return result.schema, result.close, _sliced(result.to_batches())
     after = wanted.as_of
     if wanted.contents:

@@ -24,8 +24,8 @@ from persist.read.lookups.lookup import Lookup, Wanted
 from persist.read.lookups.part_rows import KeySamples
 from persist.read.lookups.wanted_keys import wanted_keys
 from persist.read.results.export import INCOMPLETE, SUCCESS
-from persist.read.results.result import BATCH_ROWS_MAX, required
-from persist.read.results.snapshot import Snapshot, check_request
+from persist.read.results.result import BATCH_ROWS_MAX, ArrowResult, required
+from persist.read.results.snapshot import Snapshot, checked_filter
 from persist.read.scanning.caches import PartCaches, SpilledRows
 from persist.read.scanning.merging import (
     TOUCH_FRACTION,

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.dataflow import depths
-from persist.facts import Facts, difference, portrait, survey, time_of
+from persist.facts import Facts, portrait, survey, time_of
 from persist.log import read_record
 from persist.web.shown import cells, first_rows, key_of, picture
 
@@ -96,7 +96,7 @@ class Explorer:
             at = snapshot.explain().as_of
             if key:
                 wanted = key_of(key, collection.handle.reading_schema(schema))
-                rows = snapshot.lookup(wanted).slice(0, LIST_MAX)
+                rows = snapshot.get(wanted).slice(0, LIST_MAX)
             else:
                 rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, _within(limit, LIST_MAX))
         return {"as_of": str(at), "moment": _moment(collection, at), **cells(rows)}
@@ -115,7 +115,7 @@ class Explorer:
             empty = collection.handle.reading_schema(schema).arrow.empty_table()
             ends = {"from": str(start), "until": str(stop)}
             return {**ends, "more": False, "compacted": is_compacted, **cells(empty)}
-        with collection.changes(start, stop, schema=schema, timeout_s=0) as updates:
+        with collection.changes(start, stop, times="int", schema=schema, timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
         answer = {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, "compacted": is_compacted}
         return {**answer, **cells(rows.slice(0, ROWS_MAX))}
@@ -133,9 +133,10 @@ class Explorer:
                 "more": False,
             }
         with collection.snapshot(facts.since, form="diff", timeout_s=0) as snapshot:
-            before = snapshot.lookup(wanted).slice(0, LIST_MAX)
+            before = snapshot.get(wanted).slice(0, LIST_MAX)
         start = facts.since + 1
-        with collection.changes(start, max(start, facts.latest + 1), filter=_is_key(wanted), timeout_s=0) as updates:
+        until = max(start, facts.latest + 1)
+        with collection.changes(start, until, where=_is_key(wanted), times="int", timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
         answer = {"since": str(facts.since), "before": cells(before), "updates": cells(rows.slice(0, ROWS_MAX))}
         return {**answer, "more": len(rows) > ROWS_MAX}
@@ -146,8 +147,9 @@ class Explorer:
         one, two = _required(first), _required(second)
         ends = sorted((collection.as_time("first", one), collection.as_time("second", two)))
         _check_updates(Facts(collection.handle.contents()), ends[0] + 1, ends[1] + 1)
-        rows = difference(collection, one, two, columns=None, filter=None)
-        return {"total": len(rows), "more": len(rows) > ROWS_MAX, **cells(rows.slice(0, ROWS_MAX))}
+        rows = collection.diff(one, two, timeout_s=0)
+        sides = {"keys": collection.schema.key_names, "values": collection.schema.value_names}
+        return {"total": len(rows), "more": len(rows) > ROWS_MAX, **sides, **cells(rows.slice(0, ROWS_MAX))}
 
     def plan(self, name: str, as_of: str | None) -> dict[str, Any]:
         """Return what reading the contents as of a time takes."""

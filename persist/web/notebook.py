@@ -104,5 +104,5 @@ def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, 
     shown = {"as_of": str(time), "moment": moment, **cells(rows)}
     if facts.since is not None and time <= facts.since and time:
         return shown, {}  # What happened at since cannot be told apart any more.
-    with collection.changes(time, time + 1, timeout_s=0) as updates:
+    with collection.changes(time, time + 1, times="int", timeout_s=0) as updates:
         return shown, cells(first_rows(updates.to_batches(), updates.schema, 0, ROWS))

@@ -370,9 +370,10 @@ async function openCollection(name, wanted) {
     $("sides").hidden = !found.total;
     $("gone-title").textContent = `Only as of ${first}`;
     $("come-title").textContent = `Only as of ${second}`;
-    const side = (sign) => ({ columns: found.columns, rows: found.rows.filter((row) => sum(row) > 0n === sign > 0).map((row) => [...row.slice(0, -1), String(sign > 0 ? sum(row) : -sum(row))]) });
-    fill("gone", side(-1), { classOf: () => "go" });
-    fill("come", side(1), { classOf: () => "come" });
+    const keys = found.keys.length, values = found.values.length;
+    const side = (from, without) => ({ columns: [...found.keys, ...found.values], rows: found.rows.filter((row) => row[keys + values] !== without).map((row) => [...row.slice(0, keys), ...row.slice(from, from + values)]) });
+    fill("gone", side(keys + values + 1, "insert"), { classOf: () => "go" });
+    fill("come", side(keys, "delete"), { classOf: () => "come" });
   });
   view = { refresh: async () => ($("follow").checked ? refresh() : ((told = await ask("collection", { name })), facts(told, textOf), showVersions(), draw())), redraw: draw };
   await begin();

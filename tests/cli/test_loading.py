@@ -314,8 +314,8 @@ def test_overwrite_makes_the_file_the_contents(place: str, tmp_path: Path, capsy
     capsys.readouterr()
     assert main(["diff", place, "orders", "1", "2", "--columns", "id", "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
-        {"id": 1, "_diff": -1},
-        {"id": 3, "_diff": 1},
+        {"id": 1, "_change": "delete"},
+        {"id": 3, "_change": "insert"},
     ]
 
 

@@ -106,9 +106,9 @@ def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
     assert main(["changes", place, "orders", "11", "13", "--form", "diff"]) == 2
     assert "'diff' is no form of changes" in capsys.readouterr().err
     assert main(["diff", place, "orders", "12", "10", "--columns", "status", "--json"]) == 0
-    assert lines(capsys) == [{"status": "new", "_diff": 1}, {"status": "paid", "_diff": -1}]
+    assert lines(capsys) == [{"id": 1, "status": "new", "_change": "update", "_old_status": "paid"}]
     assert main(["diff", place, "orders", "12", "12"]) == 0
-    assert capsys.readouterr().out.split() == ["id", "status", "amount", "_diff"]
+    assert capsys.readouterr().out.split() == ["id", "status", "amount", "_change", "_old_status", "_old_amount"]
 
 
 def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:

@@ -98,7 +98,7 @@ def test_a_view_of_a_keyed_collection_goes_on_without_a_column_that_it_does_not_
         view.refresh()
         left = {"b": 2} if has_tombstones else {"b": 2, "c": 1}
         assert dict(view.snapshot().rows()) == left
-        read = users.snapshot(schema=1, columns=["k"], filter=pc.field("s") == "b")
+        read = users.snapshot(schema=1, columns=["k"], where=pc.field("s") == "b")
         assert sorted(read.to_arrow()["k"].to_pylist()) == [0, 2]
 
 

@@ -243,7 +243,7 @@ def test_the_filter_counts_and_the_columns_asked_for_do_not(client: persist.Clie
     c.write([((i, ("ab"[i % 2], i)), 0, 1) for i in range(10)])
     c.write([((i, ("ab"[i % 2], i)), 1, -1) for i in range(3)])
     c.seal(2).result()
-    snapshot = c.snapshot(1, columns=["k"], filter=pc.field("k") < 6, form="diff")
+    snapshot = c.snapshot(1, columns=["k"], where=pc.field("k") < 6, form="diff")
     assert snapshot.aggregate(["g"], {"v": ("v", "sum")}).to_pylist() == [{"g": "a", "v": 4}, {"g": "b", "v": 8}]
     assert snapshot.aggregate(aggregations={"n": (None, "count")}).to_pylist() == [{"n": 3}]
 
@@ -253,7 +253,7 @@ def test_nothing_at_all_is_one_row_or_none(client: persist.Client) -> None:
     c.write([((1, ([1], 2.0)), 0, 1), ((1, ([1], 2.0)), 1, -1)])
     c.seal(3).result()
     for as_of, filter in ((2, None), (0, pc.field("k") == 7)):
-        snapshot = c.snapshot(as_of, filter=filter)
+        snapshot = c.snapshot(as_of, where=filter)
         assert snapshot.aggregate([], ALL).to_pylist() == [{"n": 0, "c": 0, "s": None}]
         for names in (["g"], ["v"], ["k", "g"]):
             got = snapshot.aggregate(names, ALL)
@@ -305,7 +305,7 @@ def test_a_sum_that_does_not_fit_is_an_error_that_names_the_group(
         persist.DiffOverflow, match=r"sum of column 'v' of the group \{'g': 'full'\} is .* nothing was wrapped"
     ):
         c.snapshot().aggregate(["g"], {"s": ("v", "sum")})
-    assert len(c.snapshot(filter=pc.field("g") == "fine").aggregate(["g"], {"s": ("v", "sum")})) == 1
+    assert len(c.snapshot(where=pc.field("g") == "fine").aggregate(["g"], {"s": ("v", "sum")})) == 1
 
 
 def test_a_count_that_does_not_fit_is_an_error(client: persist.Client) -> None:

@@ -76,9 +76,9 @@ def test_a_result_is_iterated_measured_and_looked_into(collection: persist.Colle
     assert sum(batch.num_rows for batch in snapshot) == ROWS - 1
     assert [len(snapshot.head()), len(snapshot.head(0)), len(snapshot.head(10 * ROWS))] == [5, 0, ROWS - 1]
     assert all(len(chunk) for column in snapshot.to_arrow().columns for chunk in column.chunks)
-    few = collection.snapshot(filter=pc.field("k") < 2, columns=["k", "n"])
+    few = collection.snapshot(where=pc.field("k") < 2, columns=["k", "n"])
     assert few.to_pylist() == [{"k": 0, "n": 0}, {"k": 1, "n": 1}]
-    none = collection.snapshot(filter=pc.field("k") < 0)
+    none = collection.snapshot(where=pc.field("k") < 0)
     assert none.to_arrow().equals(none.schema.empty_table())
     assert none
     changes = collection.changes(2, 3)
@@ -232,7 +232,7 @@ def test_no_member_that_a_dataset_inherits_ends_the_process() -> None:
 
 
 def test_a_dataset_can_be_written_and_scanned_by_polars(collection: persist.Collection, tmp_path: Any) -> None:
-    few = collection.snapshot(filter=KEPT)
+    few = collection.snapshot(where=KEPT)
     pyarrow.dataset.write_dataset(few.dataset(), tmp_path, format="parquet")
     assert pyarrow.dataset.dataset(tmp_path).to_table().equals(few.to_arrow())
     lazy = pl.scan_pyarrow_dataset(few.dataset()).filter(pl.col("k") == ROWS - 1).select("n")
@@ -295,7 +295,7 @@ def test_moments_that_python_cannot_hold_are_read_otherwise() -> None:
             with pytest.raises(InvalidUsage, match='times="int"'):
                 call()
         assert changes.to_arrow()["_time"].cast(pa.int64()).to_pylist() == [10**17]
-        assert c.changes(0).to_pylist() == [{"k": 1, "_time": 10**17, "_diff": 1}]
+        assert c.changes(0, times="int").to_pylist() == [{"k": 1, "_time": 10**17, "_diff": 1}]
 
 
 @pytest.mark.thorough(except_every=4)

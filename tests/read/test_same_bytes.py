@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from tests.reads import rows_with
 
 INT = pa.int64()
 QUIET = persist.Settings(background=False)
@@ -42,9 +43,9 @@ def test_collections_whose_parts_are_the_same_bytes_are_kept_apart(others: dict[
                 c = fresh.load(name)
                 assert c.snapshot().to_arrow().to_pylist() == expected[name]
                 wanted = [key[0] if len(key) == 1 else key for key in keys[name]]
-                assert c.snapshot().get(wanted).to_pylist() == expected[name][2:3]
+                assert rows_with(c.snapshot(), wanted).to_pylist() == expected[name][2:3]
                 last = c.schema.value_names[-1]
-                found = c.snapshot(columns=[last]).get(wanted)
+                found = rows_with(c.snapshot(columns=[last]), wanted)
                 assert found[last].to_pylist() == [expected[name][2][last]]
             if fresh is not client:
                 fresh.close()
@@ -59,10 +60,10 @@ def test_keys_are_looked_up_in_parts_of_the_same_bytes_and_different_versions_ag
         t.write(columns(5000, 10)).result()
         t.seal(1).result()
         for _ in range(3):
-            assert sorted(t.snapshot().get([1])["a"].to_pylist(), key=str) == [10, None]
+            assert sorted(rows_with(t.snapshot(), [1])["a"].to_pylist(), key=str) == [10, None]
         t.delete([1], time=1).result()
         assert t.snapshot(1).count() == 2 * 4999
-        assert t.snapshot(1).get([1]).num_rows == 0
+        assert rows_with(t.snapshot(1), [1]).num_rows == 0
 
 
 def test_slices_of_parts_of_the_same_bytes_and_different_versions_are_kept_apart() -> None:

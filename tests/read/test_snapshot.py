@@ -67,9 +67,9 @@ def test_a_filter_by_position_is_refused_wherever_a_filter_is_taken(
     rows = pa.table({"k": [1], "a": ["x"], "n": [4]})
     dataset = c.snapshot(0).dataset()
     uses: list[Callable[[], object]] = [
-        lambda: c.snapshot(0, filter=filter),
-        lambda: c.changes(0, 5, filter=filter),
-        lambda: c.delete(filter, time=10),
+        lambda: c.snapshot(0, where=filter),
+        lambda: c.changes(0, 5, where=filter),
+        lambda: c.delete(where=filter, time=10),
         lambda: c.overwrite(rows, time=10, where=filter),
         lambda: dataset.to_table(filter=filter),
         lambda: dataset.filter(filter),
@@ -78,14 +78,14 @@ def test_a_filter_by_position_is_refused_wherever_a_filter_is_taken(
     for use in uses:
         with pytest.raises(persist.InvalidUsage, match="by its position; write its name"):
             use()
-    assert c.snapshot(0, filter=pc.field("n") == 4).count() == 6
+    assert c.snapshot(0, where=pc.field("n") == 4).count() == 6
 
 
 def test_the_word_for_a_position_may_be_a_name_or_a_text(client: persist.Client) -> None:
     c = sealed(client, {"FieldPath(1)": str}, None, [(("FieldPath(0)", None), 0, 1), (("x", None), 0, 1)])
     named = pc.field("FieldPath(1)")
     for filter in (named == "FieldPath(0)", named.isin(['"', "FieldPath(0)"])):
-        assert c.snapshot(0, filter=filter).count() == 1
+        assert c.snapshot(0, where=filter).count() == 1
 
 
 @pytest.mark.parametrize("values", [[0.0], [0.0, None], [-0.0, 1.0], [1.0, 2.0], [float("nan"), 0.0]])
@@ -107,12 +107,12 @@ def test_a_filter_finds_the_same_when_it_is_pushed_down_as_when_it_is_applied_la
 ) -> None:
     floats = sealed(client, {"k": pa.float64()}, None, [((v, None), 0, 1) for v in values])
     expected = floats.snapshot(0).to_arrow().filter(filter)
-    assert floats.snapshot(0, filter=filter).to_arrow().num_rows == expected.num_rows
+    assert floats.snapshot(0, where=filter).to_arrow().num_rows == expected.num_rows
 
 
 def test_bad_requests_are_refused_before_anything_is_waited_for(client: persist.Client) -> None:
     numbers = sealed(client, {"k": pa.int64()}, None, [])
-    for wrong in ({"columns": ["nope"]}, {"form": "pivot"}, {"filter": pc.field("nope") > 1}, {"columns": 5}):
+    for wrong in ({"columns": ["nope"]}, {"form": "pivot"}, {"where": pc.field("nope") > 1}, {"columns": 5}):
         with pytest.raises(persist.InvalidUsage):
             numbers.snapshot(5000, timeout_s=None, **wrong)
     for timeout_s in (float("nan"), -1, "x"):

@@ -24,6 +24,7 @@ from persist.codecs import MappedRows, mapped_file
 from persist.codecs.part.mapped import CHUNK_BYTES
 from persist.read import SpilledRows
 from tests.codecs.strategies import python_values
+from tests.reads import rows_with
 from tests.tiers import examples
 
 ROWS = 40_000
@@ -78,7 +79,7 @@ def expected(numbers: list[int], kind: str = "int64") -> list[dict[str, Any]]:
 
 
 def found(collection: persist.Collection, numbers: list[int], kind: str = "int64") -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = collection.snapshot().get([KEYS[kind](n) for n in numbers]).to_pylist()
+    rows: list[dict[str, Any]] = rows_with(collection.snapshot(), [KEYS[kind](n) for n in numbers]).to_pylist()
     return rows
 
 
@@ -247,7 +248,7 @@ def test_a_folder_that_is_too_small_stays_within_its_room(tmp_path: Path) -> Non
         collection.seal(1).result()
         for _ in range(2):
             wanted = list(range(0, 200_000, 997))
-            assert collection.snapshot().get(wanted)["v"].to_pylist() == wanted
+            assert rows_with(collection.snapshot(), wanted)["v"].to_pylist() == wanted
         assert spilled_of(client).room.evictions > 0
         assert sum(path.stat().st_size for path in files(tmp_path)) <= room + room // 16 + (64 << 10)
 
@@ -273,11 +274,11 @@ def test_what_was_removed_while_it_is_mapped_can_still_be_read(tmp_path: Path) -
 
 def test_two_processes_share_what_one_has_decoded(tmp_path: Path) -> None:
     script = """
-import sys, persist, persist.read.lookups.part_rows, persist.read.scanning.caches
+import sys, pyarrow, persist, persist.read.lookups.part_rows, persist.read.scanning.caches
 persist.read.lookups.part_rows.WHOLE_BYTES_MAX, persist.read.scanning.caches.SPILL_BYTES_MIN = 0, 1
 settings = persist.Settings(background=False, memory_budget=16 << 20, cache_folder=sys.argv[1] + "/cache")
 with persist.open(sys.argv[1] + "/store", mode="read", settings=settings) as client:
-    rows = client.load("c").snapshot().get([5, 39_000]).to_pylist()
+    rows = client.load("c").snapshot().get(pyarrow.array([5, 39_000])).to_pylist()
     print([row["a"] for row in rows], client.engine.spilled.hits > 0, client.engine.spilled.corrupt)
 """
     with persist.open(tmp_path / "store", settings=configured(tmp_path)) as client:
@@ -303,7 +304,7 @@ def test_compaction_and_a_schema_that_changes_have_files_of_their_own(tmp_path: 
         rows = found(collection, [5, 7])
         assert [row["a"] for row in rows] == [15, -1, 21] or sorted(row["a"] for row in rows) == [-1, 15, 21]
         collection.evolve(add={"note": pa.string()}, drop=["a"], rename={"text": "words"})
-        evolved = client.load("c").snapshot().get([7])
+        evolved = rows_with(client.load("c").snapshot(), [7])
         assert evolved.column_names == ["k", "words", "maybe", "flag", "tags", "note"]
         assert evolved["words"].to_pylist() == ["text 7" * 2]
 
@@ -320,7 +321,7 @@ def test_a_location_that_was_restored_reads_its_own_rows(tmp_path: Path) -> None
             collection = client.load("c")
             collection.write(updates, seal=2).result()
             wanted = list(range(0, ROWS, 2))
-            assert collection.snapshot().get(wanted)["v"].to_pylist() == [sign * key for key in wanted]
+            assert rows_with(collection.snapshot(), wanted)["v"].to_pylist() == [sign * key for key in wanted]
         shutil.rmtree(tmp_path / "store")
         shutil.copytree(tmp_path / "backup", tmp_path / "store")
 
@@ -329,9 +330,9 @@ def test_filters_and_projections_are_as_without_files(tmp_path: Path) -> None:
     with persist.open(MemoryBlob(), settings=configured(tmp_path)) as client:
         collection = filled(client)
         for _ in range(2):
-            snapshot = collection.snapshot(columns=["text"], filter=pc.field("maybe") > 3)
-            assert sorted(snapshot.get([7, 8, 9, 2])["text"].to_pylist()) == sorted(["text 8" * 3, "text 9" * 4])
-            assert collection.snapshot(columns=["k"]).get([9, 3])["k"].to_pylist() == [3, 9]
+            snapshot = collection.snapshot(columns=["text"], where=pc.field("maybe") > 3)
+            assert sorted(rows_with(snapshot, [7, 8, 9, 2])["text"].to_pylist()) == sorted(["text 8" * 3, "text 9" * 4])
+            assert rows_with(collection.snapshot(columns=["k"]), [9, 3])["k"].to_pylist() == [3, 9]
 
 
 def test_files_that_were_used_lately_are_not_the_first_to_go(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.expression import parse_where
+from tests.reads import rows_with
 
 QUIET = persist.Settings(background=False)
 SETS: list[list[Any]] = [[-0.0], [0.0], [0.0, -0.0], [-0.0, 7.5], [-0.0, None], [float("nan"), -0.0]]
@@ -43,29 +44,29 @@ def test_a_set_with_one_zero_finds_both(
     c = filled(client, kind, rows)
     filter = pc.field("x").isin(pa.array(values, kind))
     wanted = [*range(rows), rows + 1]
-    for result in (c.snapshot(filter=filter), c.changes(0, filter=filter)):
+    for result in (c.snapshot(where=filter), c.changes(0, where=filter)):
         assert sorted(result.to_arrow()["id"].to_pylist()) == wanted
-    assert c.snapshot(filter=filter).count() == len(wanted)
-    assert c.snapshot(filter=filter).get([0, rows + 1, rows + 2])["id"].to_pylist() == [0, rows + 1]
+    assert c.snapshot(where=filter).count() == len(wanted)
+    assert rows_with(c.snapshot(where=filter), [0, rows + 1, rows + 2])["id"].to_pylist() == [0, rows + 1]
     dataset = c.snapshot().dataset()
     assert sorted(dataset.to_table(filter=filter)["id"].to_pylist()) == wanted
     both = filter & (pc.field("_time") == 0)  # Filtered after it was read: times are no column of a scan's filter.
     assert sorted(c.changes(0).dataset().to_table(filter=both)["id"].to_pylist()) == wanted
-    assert c.snapshot(filter=~filter).count() == 3 * rows - len(wanted)
+    assert c.snapshot(where=~filter).count() == 3 * rows - len(wanted)
 
 
 @pytest.mark.parametrize("condition", ["x in (-0.0, 7000000)", "x in (0, 7000000)", "x = -0.0", "x <= -0.0 and x >= 0"])
 def test_a_condition_in_text_knows_one_zero(client: persist.Client, condition: str) -> None:
     c = filled(client, pa.float64(), 4)
-    assert c.snapshot(filter=parse_where(condition, c.schema)).count() == 5
+    assert c.snapshot(where=parse_where(condition, c.schema)).count() == 5
 
 
 def test_an_overwrite_and_a_delete_know_one_zero(client: persist.Client) -> None:
     c = filled(client, pa.float64(), 4)
     filter = pc.field("x").isin([-0.0])
     c.overwrite([(0, 0.0)], time=1, where=filter).result()
-    assert c.snapshot(filter=filter).to_arrow()["id"].to_pylist() == [0]
-    c.delete(filter, time=2).result()
+    assert c.snapshot(where=filter).to_arrow()["id"].to_pylist() == [0]
+    c.delete(where=filter, time=2).result()
     assert c.snapshot().count() == 7
 
 
@@ -87,4 +88,4 @@ def test_a_set_in_the_middle_of_a_filter_and_a_nested_one_find_both_zeros(client
     c = client.create_or_load("c", key={"id": int}, value={"s": "struct<y: double>", "t": str})
     c.write([((1, ({"y": -0.0}, "is_in(")), 0, 1), ((2, ({"y": 1.0}, "b")), 0, 1)], seal=1).result()
     filter = (pc.field("s", "y").isin([-0.0]) | (pc.field("t") == "c")) & pc.field("t").isin(["is_in(", "b"])
-    assert c.snapshot(filter=filter).to_arrow()["id"].to_pylist() == [1]
+    assert c.snapshot(where=filter).to_arrow()["id"].to_pylist() == [1]

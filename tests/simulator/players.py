@@ -398,7 +398,7 @@ class Run(Caller):
         def call(c: persist.Collection) -> int:
             columns = [real_name(c, name) for name in step["columns"]]
             above = None if step["above"] is None else pc.field(real_name(c, "k")) > step["above"]
-            found.append(c.snapshot(step["as_of"], columns=columns, filter=above, form=step["form"], timeout_s=0))
+            found.append(c.snapshot(step["as_of"], columns=columns, where=above, form=step["form"], timeout_s=0))
             return found[0].as_of
 
         found: list[persist.Snapshot] = []

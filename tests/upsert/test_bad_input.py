@@ -122,7 +122,7 @@ def test_plain_writes_are_refused_in_all_their_forms(client: persist.Client) -> 
     with pytest.raises(persist.KeyedCollection, match="upsert"):
         users.overwrite([row], time=0)
     with pytest.raises(persist.InvalidUsage, match="keyed"):
-        users.delete(pc.field("at") > 1, time=0)
+        users.delete(where=pc.field("at") > 1, time=0)
     with pytest.raises(persist.InvalidUsage, match="keyed"), client.multi_write() as multi:
         multi.write(users, [(row, 0, 1)])
     users.upsert([(*row, 3)]).result()

@@ -14,6 +14,7 @@ import pytest
 import persist
 from persist.log import kinds
 from persist.upsert import InsertIfAbsent, PerKey
+from tests.reads import rows_with
 from tests.watched import WatchedBlob
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -82,7 +83,7 @@ def test_what_one_client_asks_is_done_in_call_order(client: persist.Client) -> N
         assert isinstance(refused.exception(), persist.UpdateNotBeyondUpper)
     assert [future.exception() for future in futures] == [None] * len(futures)
     for time in range(2, 30):
-        assert users.snapshot(time).get([1])["v"].to_pylist() == [f"second {time}"]
+        assert rows_with(users.snapshot(time), [1])["v"].to_pylist() == [f"second {time}"]
 
 
 def test_many_writers_that_seal_together_lose_nothing(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def test_two_keyed_tables_with_pending_events_are_sealed_in_one_record(client: p
     assert multi.seqno == client.engine.follower.refresh().seqno == before + 1
     assert changes(accounts) == [
         ((1, "pending"), 0, 1),
-        ((1, "10"), 1, 1),
         ((1, "pending"), 1, -1),
+        ((1, "10"), 1, 1),
         ((2, "21"), 1, 1),
     ]
     assert [*owners.upserts(0, 3)] == [(1, "pending", 0), (1, "ann", 1), (1, None, 2)]
@@ -162,7 +162,7 @@ def test_what_makes_sense_on_other_collections_only_says_so(client: persist.Clie
         with pytest.raises(persist.KeyedCollection, match="users"):
             multi.write(users, [((1, "a"), 0, 1)])
         with pytest.raises(persist.InvalidUsage, match="Give keys"):
-            multi.delete(users, pc.field("v") == "a", time=0)
+            multi.delete(users, where=pc.field("v") == "a", time=0)
         with pytest.raises(persist.InvalidUsage, match="use transition"):
             multi.upsert(machine, [(1, "a", 0)])
         with pytest.raises(persist.InvalidUpdate, match="event 0"):

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
+from tests.reads import rows_with
 
 KEY = {"k": pa.int64()}
 POLICIES = ["seal", "background"]
@@ -137,8 +138,8 @@ def test_no_read_shows_a_tombstone_or_what_is_not_sealed(client: persist.Client,
         assert now.to_arrow()["k"].to_pylist() == [*range(4, 10)]
         assert now.count() == len([*now.rows()]) == 6
         assert now.aggregate([], {"n": ("n", "sum")}).to_pylist() == [{"n": sum(range(4, 10))}]
-        assert now.get([1, 5, 20]).num_rows == now.lookup(pa.table({"k": [1, 5, 20]})).num_rows == 1
-        assert users.snapshot(filter=pc.field("n") >= 100).count() == 0
+        assert rows_with(now, [1, 5, 20]).num_rows == now.get(pa.table({"k": [1, 5, 20]})).num_rows == 1
+        assert users.snapshot(where=pc.field("n") >= 100).count() == 0
         assert users.snapshot(columns=["k"]).to_arrow().num_rows == 6
         waiting = now.explain().unsealed
         assert waiting is not None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import persist
 from persist.blob import MemoryBlob
 from persist.upsert import AppendDistinct, InsertIfAbsent, PerKey
+from tests.reads import rows_with
 from tests.tiers import examples
 
 NAN = float("nan")
@@ -104,7 +105,7 @@ def test_the_greatest_value_counts_in_whatever_order_and_commits_events_arrive(
             for end in (1, 3):
                 both[0].seal(end).result()
             for (k, time), stands in wanted.items():
-                found = both[1].snapshot(time).get([k]).to_pylist()
+                found = rows_with(both[1].snapshot(time), [k]).to_pylist()
                 is_there = stands is not None and not stands.gone
                 assert [shown(row) for row in found] == (
                     [shown({**stands._asdict(), "b": None if stands.b is None else [*stands.b]})] if is_there else []

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from tests.reads import rows_with
 
 FRANK = [("frank", "mcsherry"), ("frank", "zappa"), ("frank", None), ("frank", "oz"), ("frank", "oz"), ("frank", None)]
 
@@ -41,7 +42,7 @@ def test_frank_becomes_what_he_is_in_whatever_order_his_events_arrive(
         (("frank", "oz"), 3, 1),
         (("frank", "oz"), 5, -1),
     ]
-    assert people.snapshot(4).get(["frank"]).to_pylist() == [{"first": "frank", "last": "oz"}]
+    assert rows_with(people.snapshot(4), ["frank"]).to_pylist() == [{"first": "frank", "last": "oz"}]
     assert people.snapshot(2).count() == 0
     assert client.fsck().is_clean
 
@@ -65,7 +66,7 @@ def test_rule_18_a_late_row_never_brings_back_what_was_deleted(client: persist.C
     assert rows(users.snapshot(1)) == []
     assert rows(users.snapshot(2)) == [(2, 1, "other")]
     assert users.snapshot(2).count() == 1
-    assert users.snapshot(2).get([1, 2]).num_rows == 1
+    assert rows_with(users.snapshot(2), [1, 2]).num_rows == 1
     users.resolve()
     users.allow_compaction(2).result()
     users.compact()

@@ -21,6 +21,7 @@ import persist
 from persist.antichain import Antichain
 from persist.blob import Fault, MemoryBlob, UnreliableBlob
 from tests.clocks import ImpatientClock
+from tests.reads import rows_with
 from tests.tiers import examples
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -145,11 +146,11 @@ def test_a_stamped_part_reads_as_of_its_time_everywhere(blob: MemoryBlob, rows: 
         assert (first.stamped, first.time_min, first.time_max) == (True, 5, 5)
         for as_of, count in ((4, 0), (5, rows), (6, 3 * rows), (7, 4 * rows)):
             assert c.snapshot(as_of).count() == count
-            assert c.snapshot(as_of).get([1]).num_rows == count // rows
+            assert rows_with(c.snapshot(as_of), [1]).num_rows == count // rows
         changes = c.changes(6, 7).to_arrow()
         assert pc.unique(changes["_time"]).to_pylist() == [6]
         assert len(changes) == rows
-        filtered = c.changes(0, filter=pc.field("k") == 2).to_arrow()
+        filtered = c.changes(0, where=pc.field("k") == 2).to_arrow()
         assert filtered["_time"].to_pylist() == [5, 6, 7]
         before = c.changes(0).to_arrow().sort_by([("k", "ascending"), ("_time", "ascending")])
         assert client.fsck().problems == ()
@@ -163,7 +164,7 @@ def test_two_stamped_parts_of_equal_bytes_are_told_apart_by_caches(blob: MemoryB
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for time in range(4):
             assert c.write([(1, "a")]).time == time
-            assert [len(c.snapshot(as_of).get([1])) for as_of in range(time + 1)] == [*range(1, time + 2)]
+            assert [len(rows_with(c.snapshot(as_of), [1])) for as_of in range(time + 1)] == [*range(1, time + 2)]
         assert history(c) == [(1, "a", time, 1) for time in range(4)]
         assert len({part.checksum for part in c.handle.contents().history_parts}) == 1
 

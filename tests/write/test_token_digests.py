@@ -134,14 +134,15 @@ def test_an_overwrite_without_its_token_is_refused_as_before(orders: persist.Col
 def test_a_deletion_that_was_done_is_done_when_it_is_tried_again(orders: persist.Collection) -> None:
     orders.write([*ROWS, (3, "c")], time=1, seal=2).result()
     orders.delete([1, 2], time=5, token="keys").result()
-    orders.delete(pc.field("v") == "c", time=6, token="filter").result()
+    orders.delete(where=pc.field("v") == "c", time=6, token="filter").result()
     orders.write(ROWS, time=8, seal=9).result()
     orders.delete(pa.array([2, 1, 2]), time=5, token="keys").result()
-    orders.delete(pc.field("v") == "c", time=6, token="filter").result()
+    orders.delete(where=pc.field("v") == "c", time=6, token="filter").result()
     assert held(orders) == ROWS
     for what, token in (([1], "keys"), (pc.field("v") == "b", "filter"), ([1, 2], "filter")):
         with pytest.raises(persist.TokenReused):
-            orders.delete(what, time=5 if token == "keys" else 6, token=token).result()
+            by: dict[str, Any] = {"keys": what} if isinstance(what, list) else {"where": what}
+            orders.delete(**by, time=5 if token == "keys" else 6, token=token).result()
 
 
 def test_a_commit_to_several_collections_is_compared_for_each(
@@ -210,13 +211,13 @@ def test_a_filter_with_many_values_is_compared_with_all_of_them(orders: persist.
     orders.write([*ROWS, (50, "kept")], time=1, seal=2).result()
     other = [*LONG[:40], 1000, *LONG[41:]]
     orders.overwrite(ROWS, time=5, where=one_of(LONG), token="over").result()
-    orders.delete(one_of(LONG[:60]), time=6, token="gone").result()
+    orders.delete(where=one_of(LONG[:60]), time=6, token="gone").result()
     orders.overwrite(ROWS, time=5, where=one_of([*LONG]), token="over").result()
-    orders.delete(one_of(LONG[:60]), time=6, token="gone").result()
+    orders.delete(where=one_of(LONG[:60]), time=6, token="gone").result()
     with pytest.raises(persist.TokenReused):
         orders.overwrite(ROWS, time=5, where=one_of(other), token="over").result()
     with pytest.raises(persist.TokenReused):
-        orders.delete(one_of([*LONG[:30], 1000, *LONG[31:60]]), time=6, token="gone").result()
+        orders.delete(where=one_of([*LONG[:30], 1000, *LONG[31:60]]), time=6, token="gone").result()
 
 
 def test_a_filter_has_one_digest_in_all_processes() -> None:

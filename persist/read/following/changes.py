@@ -1,6 +1,7 @@
 """The updates of a collection in an interval of times: an exact change feed, and as upserts, for sinks that know keys.
 
-Updates are consolidated per (key, value, time), ordered by time, then key, then value. The contents as of
+Updates are consolidated per (key, value, time), ordered by time, then key; of one key, what goes comes before what
+comes, so that whoever applies them in this order never has two values where there is one. The contents as of
 `lower - 1` plus the changes in `[lower, upper)` are the contents as of `upper - 1`, exactly.
 
 `Upserts` gives the changes of a keyed collection as `(key, value or None, time)`. At each time, a key either has
@@ -87,6 +88,20 @@ def _by_time(updates: pa.Table) -> pa.Table:
     return updates.take(int64_array(np.argsort(times, kind="stable")))
 
 
+def _retractions_first(updates: pa.Table, scan: Scan) -> pa.Table:
+    """Return updates, sorted by time and key, with those of each time and key sorted by the sign of their diffs."""
+    updates = updates.combine_chunks()
+    comes = int64_values(combined(updates["_diff"])) > 0
+    if comes.all() or not comes.any():
+        return updates
+    keys = [name for name in scan.given.key_names if name in scan.columns]
+    order, starts = RowSorter(order_keys(updates, ["_time", *keys])).sort()
+    group_and_sign = 2 * np.cumsum(starts) + comes[order]
+    if (group_and_sign[1:] >= group_and_sign[:-1]).all():
+        return updates
+    return updates.take(int64_array(order[np.argsort(group_and_sign, kind="stable")]))
+
+
 def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
     """Return updates with `_time` as timestamps, if there is a timeline to tell them by."""
     if moments is None:
@@ -133,10 +148,10 @@ class Changes(ArrowResult):
         return self.scan.slices(count)
 
     def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
-        """Yield `((key, value), time, diff)` tuples, in either form."""
+        """Yield `((key, value), time, diff)` tuples, whose times are numbers, in either form."""
         with self._reading.explained():
             for table in self._read_scan(self.scan):
-                yield from to_tuples(with_moments(table, self.moments), self.scan.given)
+                yield from to_tuples(table, self.scan.given)
 
     def _read(self) -> Iterator[pa.Table]:
         for updates in self._read_scan(self.scan):
@@ -158,7 +173,7 @@ class Changes(ArrowResult):
             # Updates of one time come in the order of keys, so they can be cut there, too.
             is_one_time = scan.time_upper - scan.time_lower == 1
             for scan_slice in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
-                yield read_changes(scan_slice, self._reading.checked(reader))
+                yield _retractions_first(read_changes(scan_slice, self._reading.checked(reader)), scan_slice)
 
     def __repr__(self) -> str:
         lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))
@@ -240,7 +255,7 @@ class Transitions:
         old, new = _paired(groups, diffs, is_paired=bool(self.keys))
         of_row = int64_array(order[np.where(new < 0, old, new)])
         was, comes = (pa.array(order[rows], pa.int64(), mask=rows < 0) for rows in (old, new))
-        kinds = pa.array(["insert", "update", "delete"]).take(pa.array(np.where(old < 0, 0, np.where(new < 0, 2, 1))))
+        kinds = pa.array(["insert", "update", "delete"]).take(pa.array((old >= 0).astype(np.int64) + (new < 0)))
         columns = [updates[name].take(of_row if self._is_of_row(name) else comes) for name in self.fields.names]
         old_values = [updates[name].take(was) for name in self.fields.names if not self._is_of_row(name)]
         return pa.Table.from_arrays([*columns, kinds, *old_values], schema=self.schema)
@@ -267,7 +282,7 @@ def _paired(
         groups: int64[updates], ascending: only what is of one group is paired, and nothing unless is_paired.
     """
     updates = np.arange(len(diffs))
-    goes, comes = (np.repeat(updates, np.maximum(signed, 0)) for signed in (-diffs, diffs))
+    goes, comes = (np.repeat(updates, signed * (signed > 0)) for signed in (-diffs, diffs))
     count = int(groups[-1]) + 1
     gone, come = (np.bincount(groups[rows], minlength=count) for rows in (goes, comes))
     size = np.maximum(gone, come) if is_paired else gone + come

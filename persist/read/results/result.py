@@ -91,13 +91,7 @@ class ArrowResult(Closes, ShownByRepr):
         Raises:
             InvalidUsage: Python has no object for a value, such as a moment after the year 9999.
         """
-        table = self.to_arrow()
-        try:
-            return table.to_pylist()  # type: ignore[no-any-return]
-        except (pa.ArrowException, ValueError, OverflowError) as error:
-            raise InvalidUsage(
-                f'a value has no object in Python: {error}. Read it as Arrow; times also with times="int"'
-            ) from error
+        return python_dicts(self.to_arrow())
 
     def head(self, rows: int = 5) -> pa.Table:
         """Return the first rows, of as many as there are; no more is read than that takes, which is a part at least."""
@@ -181,6 +175,16 @@ class ArrowResult(Closes, ShownByRepr):
         """Export the result as an Arrow stream, so that `pl.DataFrame(result)` or DuckDB take it directly."""
         reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
         return reader.__arrow_c_stream__(requested_schema)
+
+
+def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
+    """Return a dict for each row; errors are those of `ArrowResult.to_pylist`."""
+    try:
+        return table.to_pylist()  # type: ignore[no-any-return]
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise InvalidUsage(
+            f'a value has no object in Python: {error}. Read it as Arrow; times also with times="int"'
+        ) from error
 
 
 def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -21,17 +21,19 @@ from persist.codecs import (
     CollectionSchema,
     Digest,
     Part,
-    cut,
     did_you_mean,
     exact_sum,
     to_rows,
     to_tuples,
 )
+from persist.expression import parse_where
 from persist.read.lookups.lookup import Lookup
 from persist.read.lookups.wanted_keys import arrow_keys
 from persist.read.results.aggregate import Request, aggregate
 from persist.read.results.export import Mode, export_delta, export_iceberg, export_parquet
-from persist.read.results.result import ArrowResult
+from persist.read.results.pandas_frame import to_frame
+from persist.read.results.polars_frame import in_milliseconds
+from persist.read.results.result import ArrowResult, python_dicts, required
 from persist.read.scanning.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
 from persist.read.scanning.plan import Explanation, explained
 from persist.read.scanning.reader import ClaimedRead
@@ -46,28 +48,34 @@ CELL_CHARS_MAX = 120
 _MISSING = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
-def check_request(
-    schema: CollectionSchema, columns: Sequence[str] | None, filter: pc.Expression | None, form: Form
-) -> None:
-    """Check what a caller wants of a collection, before anything is waited for.
+def checked_filter(
+    schema: CollectionSchema,
+    where: str | pc.Expression | None,
+    columns: Sequence[str] | None = None,
+    form: Form = "diff",
+) -> pc.Expression | None:
+    """Return the filter that a condition means, after checking all that a caller wants of a collection.
 
     Raises:
         SchemaMismatch: a column is unknown or appears twice.
-        InvalidUsage: form is not a form, or filter not a boolean expression over the key and value columns, by
-            their names.
+        InvalidUsage: form is not a form, or where not a condition over the key and value columns, by their names.
     """
     if form not in get_args(Form):
         raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
     if columns is not None:
         schema.distinct("columns", columns)
-    if filter is not None:
-        _check_filter(schema, filter)
+    if isinstance(where, str):
+        return parse_where(where, schema)
+    if where is not None:
+        _check_filter(schema, where)
+    return where
 
 
 def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
     if not isinstance(filter, pc.Expression):
         raise InvalidUsage(
-            f"filter={filter!r} is not a pyarrow expression; write for example pyarrow.compute.field('amount') > 5"
+            f'where={filter!r} is no condition: write where="amount > 5", or an expression of pyarrow.compute, such '
+            "as pc.field('amount') > 5"
         )
     refuse_positions(filter)
     rows = pa.schema([schema.arrow.field(name) for name in schema.names]).empty_table()
@@ -77,7 +85,7 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
         missing = _MISSING.search(str(error))
         hint = did_you_mean(missing.group(1), schema.names) if missing is not None else ""
         raise InvalidUsage(
-            f"filter {filter} does not fit the columns {list(schema.names)} of this collection{hint}: {error}"
+            f"the condition {filter} does not fit the columns {list(schema.names)} of this collection{hint}: {error}"
         ) from error
 
 
@@ -203,8 +211,13 @@ class Snapshot(ArrowResult):
         with self._reading.explained():
             return aggregate(self.scan, request, self._reading(), self._consolidated)
 
-    def lookup(self, keys: Any) -> pa.Table:
+    def get(self, keys: Any) -> Any:
         """Return the rows with certain keys, as this snapshot would hold them if it were filtered by them.
+
+        What is asked in Arrow, pandas or Polars is answered in it: as a table or a frame with the columns of `schema`,
+        in the order of keys (not that in which they were given) if all key columns are among them. What is asked as a
+        list, or anything else of Python, is answered as a list of what `rows` yields, or of dicts if only some of the
+        columns were asked for; a tuple of keys as a tuple of that. Keys that are not there have no rows.
 
         Only the row groups that may hold these keys are read: their keys first, and other columns where a key was
         found. They are kept for a while, and all keys are searched for at once: looking up again takes some tenths of a
@@ -212,41 +225,32 @@ class Snapshot(ArrowResult):
         may hold the keys.
 
         Args:
-            keys: anything Arrow with exactly the key columns: a table, record batch or stream, a frame of pandas or
-                Polars; an Arrow array (or chunked array, or Polars series) if there is one key column. A key that is
-                given twice counts once; NULL is a key like others. See `get` for Python values.
-
-        Returns:
-            the columns of `schema`, in the order of keys (not that in which they were given) if all key columns are
-            among them. Keys that are not there have no rows.
-
-        Raises:
-            InvalidUsage: keys are not Arrow data, or one of them is no key of this collection.
-            SchemaMismatch: Arrow data with other columns, or of other types.
-            NegativeMultiplicity: in form "rows", if some record with these keys has a negative multiplicity.
-            DiffOverflow: a multiplicity does not fit int64.
-        """
-        given = arrow_keys(keys, self.scan.schema.key_names)
-        if given is None:
-            raise InvalidUsage(
-                f"keys={cut(keys)} is not Arrow data: give lookup() a table of the key columns, "
-                f"{list(self.scan.schema.key_names)}, or use get() for Python values"
-            )
-        return self._with_keys(given)
-
-    def get(self, keys: Any) -> pa.Table:
-        """Do what `lookup` does, for keys in any form.
-
-        Args:
             keys: an iterable of keys, as `Collection.write` takes them: `[1, 2]`, or `[("a", 1)]` if keys have several
-                fields. Or what `lookup` takes.
+                fields. Or a table, record batch or stream of Arrow, or a frame of pandas or Polars, with exactly the
+                key columns; an array or a series if there is one key column. A key that is given twice counts once;
+                NULL is a key like others.
 
         Raises:
             InvalidUsage: a key is not one of this collection; the message names its index.
+            SchemaMismatch: Arrow data with other columns, or of other types.
             CodecMismatch: keys go through a codec that is not known here.
-            SchemaMismatch, NegativeMultiplicity, DiffOverflow: as of `lookup`.
+            NegativeMultiplicity: in form "rows", if some record with these keys has a negative multiplicity.
+            DiffOverflow: a multiplicity does not fit int64.
         """
-        return self._with_keys(keys)
+        given = None if type(keys) is list else arrow_keys(keys, self.scan.schema.key_names)
+        matching_rows = self._with_keys(keys if given is None else given)
+        package = type(keys).__module__.partition(".")[0]
+        if package == "pandas":
+            return to_frame(matching_rows, None, {})
+        if package == "polars":
+            return required("polars").from_arrow(in_milliseconds(matching_rows))
+        if given is not None:
+            return matching_rows
+        if {*self.scan.columns} == {*self.scan.schema.names}:
+            answer: list[Any] = [*self._python_rows(matching_rows)]
+        else:
+            answer = python_dicts(matching_rows)
+        return tuple(answer) if type(keys) is tuple else answer
 
     def _with_keys(self, keys: Any) -> pa.Table:
         if self._lookup is None:
@@ -275,12 +279,13 @@ class Snapshot(ArrowResult):
         """
         if set(self.scan.columns) != set(self.scan.schema.names):
             raise InvalidUsage("rows() needs all columns, and this snapshot has a selection; use to_arrow() for those")
-        convert = to_rows if self.form == "rows" else to_tuples
         for table in self._tables():
-            if table.num_columns:
-                yield from convert(table, self.scan.given)
-            else:  # A collection without any column, in rows: nothing is left to convert.
-                yield from ((None, None) for _ in range(table.num_rows))
+            yield from self._python_rows(table)
+
+    def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
+        if not table.num_columns:  # A collection without any column, in rows: nothing is left to convert.
+            return iter([(None, None)] * table.num_rows)
+        return (to_rows if self.form == "rows" else to_tuples)(table, self.scan.given)
 
     def _read(self) -> Iterator[pa.Table]:
         return snapshot_tables(self.scan, self.form, self._reading)

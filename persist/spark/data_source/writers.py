@@ -185,7 +185,7 @@ def difference(planned: PlannedWrite, parts: Sequence[Part]) -> tuple[Part, ...]
         present = Scan(target.schema, (), 0, 0, target.schema.names, where)
         as_of = present_time(planned)
         if as_of is not None:
-            present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", filter=where)).scan
+            present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", where=where)).scan
         reader = engine.reader()
         writer = stack.enter_context(target.writer())
         uploads = stack.enter_context(Uploads(writer, target.id))
