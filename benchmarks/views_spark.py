@@ -29,18 +29,13 @@ from benchmarks.ours import QUIET
 from benchmarks.spark import session
 from benchmarks.upserts_cpu import folder
 from benchmarks.upserts_spark import Taken, taken
-from persist.spark.step.choosing import Way
 
 QUERY = "SELECT g, count(*) AS n, sum(amount) AS total FROM facts JOIN dims USING (d) GROUP BY g"
 GROUPS = 1000
 TRIGGERS = 12
-WAYS: dict[str, Way] = {
-    "driver": "driver",
-    "spark": "spark",
-    "recompute": "recompute",
-    "embedded, a new handle": "embedded",
-}
-CHOSEN, OPEN, PEER = "chosen, a new handle", "embedded, an open handle", "Spark to Parquet"
+HERE, TASKS, STATE = "a step here", "a step by tasks", "state, a new handle"
+CHOSEN, OPEN, PEER = "chosen, a new handle", "state, an open handle", "Spark to Parquet"
+WAYS = (HERE, TASKS, STATE)
 
 
 class Sides:
@@ -64,9 +59,9 @@ class Sides:
         self.views = {
             name: self._client.create_view(f"by {name}", QUERY, memory_budget=budget) for name in (*WAYS, CHOSEN, OPEN)
         }
-        self.chosen: list[Way] = []
+        self.chosen: list[str] = []
         for view in self.views.values():
-            view.refresh()
+            view.open_state()
             if view is not self.views[OPEN]:
                 view.close()
 
@@ -94,15 +89,21 @@ class Sides:
             view.refresh()
             return
         if name == CHOSEN:
-            self.chosen.append(persist.spark.refresh(view, self._spark).way)
+            found = persist.spark.refresh(view, self._spark)
+            self.chosen.append(STATE if found.way == "state" else HERE if found.where == "here" else TASKS)
+        elif name == TASKS:
+            found = persist.spark.refresh(view, self._spark, where="tasks")
+            assert (found.way, found.where) == ("step", "tasks"), found
+        elif name == HERE:
+            view.refresh(policy="incremental")
+            assert not view.is_open
         else:
-            found = persist.spark.refresh(view, self._spark, where=WAYS[name])
-            assert found.way == WAYS[name], found
+            view.open_state()
         view.close()
 
     def estimates(self) -> str:
         """Return what the chooser says of the step that is due."""
-        return persist.spark.explain_refresh(self.views["spark"], self._spark)
+        return persist.spark.explain_refresh(self.views[TASKS], self._spark)
 
     def to_parquet(self) -> None:
         facts, dims = (self._spark.read.parquet(str(self._place / f"{name}.parquet")) for name in ("facts", "dims"))
@@ -154,7 +155,7 @@ def refreshes(sides: Sides, changed: int, rounds: int) -> dict[str, list[Taken]]
     return {name: each[1:] for name, each in found.items()}
 
 
-def shown(changed: int, found: dict[str, list[Taken]], chosen: Way) -> None:
+def shown(changed: int, found: dict[str, list[Taken]], chosen: str) -> None:
     print(f"{changed:,} facts changed")
     theirs = found[PEER]
     for name, each in found.items():
@@ -187,7 +188,7 @@ def main() -> None:
         if given.stream:
             without = sides.streamed(None)
             print(f"a trigger of 100 facts without a refresh: {without:.2f} s")
-            for name in ("driver", "spark", OPEN):
+            for name in (HERE, TASKS, OPEN):
                 print(f"  refreshed by {name}: {sides.streamed(name) - without:.2f} s more", flush=True)
             sides.close()
             return

@@ -10,7 +10,7 @@ from persist.engine import OnEngine
 from persist.write import CommitFuture
 
 if TYPE_CHECKING:
-    from persist.dataflow import OperatorReport, Program
+    from persist.dataflow import OperatorReport, Policy, Program
     from persist.sql import Definition, LiveView
 
 
@@ -50,16 +50,22 @@ class View(Collection):
         """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
         return self.live.is_open
 
-    def refresh(self) -> Antichain:
+    def refresh(self, *, policy: "Policy" = "auto") -> Antichain:
         """Bring the view up to what its inputs have sealed, and the views that it reads with it; return its upper.
 
-        All that is new is one commit. The first refresh reads the inputs as of the last time that the view has sealed;
-        later ones of this handle take in what is new only. Safe to call from several processes.
+        All that is new is one commit. A step reads of the inputs what has changed, and what else has to do with it, and
+        keeps nothing. Once the steps of this handle have taken as long as it takes to open state, the state is opened:
+        then all of the inputs is read, as of the last time that the view has sealed, and later refreshes of this handle
+        take in what is new only. `explain_refresh` says which it will be. Safe to call from several processes.
+
+        Args:
+            policy: "incremental" refuses to read all of an input, whatever that would save later.
 
         If the query fails on a row, such as by an overflow, the view stays at its last time, until the row is
         retracted: then it goes on at the latest time. The times at which the query fails cannot be read.
 
         Raises:
+            WouldRecompute: the policy is "incremental", and an operator, which is named, needs all of an input.
             OperatorFailed: the query fails on a row, which is named, at the latest time.
             NotConverging: a recursion of the query does not come to its end, at the latest time.
             CollectionNotFound: the view was destroyed.
@@ -67,8 +73,25 @@ class View(Collection):
             ReadOnly: this client only reads.
         """
         with self._adopting():
-            self.live.refresh()
+            self.live.refresh(policy)
         return self.upper
+
+    def open_state(self) -> Antichain:
+        """Bring the view up to date, and keep in memory what the next refreshes of this handle need; return its upper.
+
+        This is what `refresh` does by itself where it pays. All of the inputs is read, and errors are those of
+        `refresh`. `close()` frees the state.
+        """
+        with self._adopting():
+            self.live.open_state()
+        return self.upper
+
+    def explain_refresh(self, *, policy: "Policy" = "auto") -> str:
+        """Return how `refresh` would bring the view up to date now: by a step or with state, why, and what it reads.
+
+        What the ways are about to take is an estimate, which compares them and is no promise.
+        """
+        return self.live.explain_refresh(policy)
 
     def redefine(self, sql: str) -> None:
         """Give the view another query, from the time on to which it is sealed; see `docs/views.md`.

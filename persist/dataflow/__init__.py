@@ -12,35 +12,18 @@ from persist.dataflow.errors import (
     OperatorFailed,
     OutputConflict,
     SourceLost,
+    WouldRecompute,
 )
 from persist.dataflow.linear_logic import Logic
 from persist.dataflow.plan.draft import Captured, Probed
-from persist.dataflow.plan.origin import reads_time
-from persist.dataflow.plan.plan import (
-    ROOT,
-    Aggregates,
-    Arrange,
-    Concat,
-    Consolidate,
-    Constant,
-    Join,
-    Linear,
-    Node,
-    Persist,
-    Plan,
-    Reduce,
-    Source,
-    WindowFunction,
-    edges_into,
-)
-from persist.dataflow.plan.stages import Delay, Explode, Filter, FilterFunction, Map, Negate, Stage, TemporalFilter
+from persist.dataflow.plan.plan import Source, WindowFunction
 from persist.dataflow.plan.statistics import Statistics, of_collection
 from persist.dataflow.plan.types import is_read_as
-from persist.dataflow.ports.output import NEVER, Output, end_of
-from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.program import Program, Scope, open_together
 from persist.dataflow.running.report import OperatorReport, depths
 from persist.dataflow.running.running import Options, Running, Step
+from persist.dataflow.step.stepping import Elsewhere, Policy, Refreshed, Stepping, Where
+from persist.dataflow.step.tasks import SHAPE, Asked, StageTask, Stored, StoredParts
 from persist.dataflow.stream import Grouped, Stream
 from persist.expression import Aggregate, Expression, col, lit, when
 
@@ -65,6 +48,7 @@ __all__ = [
     "Step",
     "Stream",
     "Time",
+    "WouldRecompute",
     "col",
     "lit",
     "open_together",

@@ -24,6 +24,19 @@ class OperatorFailed(InvalidUsage):
 
 
 @dataclass(eq=False, repr=False)
+class WouldRecompute(InvalidUsage):
+    """A refresh that must not recompute would have to read all of an input. Nothing was written."""
+
+    name: str
+    problem: str
+
+    template = (
+        'refresh(policy="incremental") of {name!r} would have to recompute: {problem}. Refresh it without that policy, '
+        "or keep its state open from before the change on with open_state()."
+    )
+
+
+@dataclass(eq=False, repr=False)
 class NotConsolidated(InvalidUsage):
     """A cycle has no operator that consolidates, so what cancels out would go round for ever."""
 

@@ -28,10 +28,11 @@ except ImportError as error:
         "persist.spark needs PySpark, which is not installed. pip install 'pyspark>=4.3,<5'", name="pyspark"
     ) from error
 
+from persist.dataflow import Refreshed
 from persist.spark.compacting import compact
 from persist.spark.data_source import PersistDataSource, columns_used, pruned, register
 from persist.spark.reading import SparkLocation, as_of_join, changes, create_views, explain, location, snapshot
-from persist.spark.step import Refreshed, explain_refresh, refresh, run_program
+from persist.spark.refreshing import explain_refresh, refresh, run_program
 from persist.spark.writing import delete, foreach_batch_writer, sql, upsert, write
 
 __all__ = [

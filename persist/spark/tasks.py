@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Any
 from persist.errors import PersistError
 from persist.read import Scan
 
-if TYPE_CHECKING:  # What the stages of a step use of this module needs no Spark.
+if TYPE_CHECKING:  # What readers in tasks use of this module needs no Spark.
     from pyspark.sql import SparkSession
 
-SLICE_BYTES_MAX = 64 << 20  # Decoded: a task that merges takes about four times that.
-SLICE_BYTES_MIN = 4 << 20  # Less than this is not worth a task.
 PARALLEL_DEFAULT = 8  # Where the session does not say: a remote one.
 _KEPT = "PYSPARK_SPARK_SESSION_UUID"  # Set by Spark in workers whose log it keeps.
 
@@ -61,15 +59,7 @@ def parallelism(spark: "SparkSession") -> int:
 
 def task_count(spark: "SparkSession", scan: Scan) -> int:
     """Return in how many slices to read a scan."""
-    return count_for(scan, parallelism(spark))
-
-
-def count_for(scan: Scan, parallel: int) -> int:
-    """Return how many slices keep so many workers busy, of a fair size each."""
-    by_size = -(-scan.memory // SLICE_BYTES_MAX)
-    worth = -(-scan.memory // SLICE_BYTES_MIN)
-    wanted = -(-by_size // parallel) * parallel  # Whole rounds, so that nobody is idle in the last one.
-    return max(1, min(wanted, worth))
+    return scan.task_count(parallelism(spark))
 
 
 def slices_for(spark: "SparkSession", scan: Scan) -> list[Scan]:

@@ -2,15 +2,26 @@
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from persist.closing import Closes
-from persist.dataflow import NotConverging, OperatorFailed, OperatorReport, Options, Running
+from persist.dataflow import (
+    Elsewhere,
+    NotConverging,
+    OperatorFailed,
+    OperatorReport,
+    Options,
+    Policy,
+    Refreshed,
+    Running,
+    Stepping,
+    Where,
+)
 from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import (
     CollectionExists,
@@ -33,6 +44,7 @@ from persist.sql.redefine import dependents_of, redefinition
 from persist.state import definition_number
 
 FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
+KEPT = Refreshed("state", "here", "changes", "this handle has its state")
 TRIES = 5  # While others redefine views, or refresh them.
 
 
@@ -61,6 +73,7 @@ class LiveView:
         self.options = options
         self._running: Running | None = None
         self._numbers: dict[str, int] = {}  # Of the definitions that are run, by id of their views.
+        self._spent_s = 0.0  # What steps of this handle have taken, as `persist.dataflow.step.choosing` estimates.
         self._lock = threading.Lock()
 
     @property
@@ -68,13 +81,19 @@ class LiveView:
         """What it is read and written with."""
         return self.handle.engine
 
-    def refresh(self) -> None:
-        """Bring the view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`."""
+    def refresh(
+        self, policy: Policy = "auto", *, elsewhere: Elsewhere | None = None, where: Where = "auto"
+    ) -> Refreshed:
+        """Bring the view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
+
+        Args:
+            elsewhere: where steps may run, besides here.
+        """
         self.engine.writer("refresh")
         with self._lock:
             for left in reversed(range(TRIES)):
                 try:
-                    self._refresh()
+                    refreshed = self._refresh(policy, elsewhere, where)
                 except (ViewRedefined, HoldNotFound):
                     if not left or not self._has_moved_on():
                         raise
@@ -82,14 +101,51 @@ class LiveView:
                     if not self._has_moved_on():
                         break
                 self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
+        return refreshed
 
-    def _refresh(self) -> None:
+    def open_state(self) -> None:
+        """Bring the view up to date, and keep what the next refreshes need; see `View.open_state`."""
+        self.engine.writer("open_state")
+        with self._lock:
+            self._run()
+
+    def explain_refresh(
+        self, policy: Policy = "auto", *, elsewhere: Elsewhere | None = None, where: Where = "auto"
+    ) -> str:
+        """Return how `refresh` would go now, and why; see `View.explain_refresh`."""
+        if self.is_open and where != "tasks":
+            return str(KEPT)
+        return self._stepping(self.program, policy, elsewhere, where).explained()
+
+    def _stepping(
+        self, program: Callable[[], ViewProgram], policy: Policy, elsewhere: Elsewhere | None, where: Where
+    ) -> Stepping:
+        if policy not in get_args(Policy):
+            raise InvalidUsage(f'policy={policy!r} is not a way to refresh: use "auto" or "incremental"')
+        budget = Options.of(self.options).memory_budget
+        spent_s = 0.0 if elsewhere else self._spent_s
+        return Stepping(self.engine, program, budget, elsewhere, where, policy, spent_s)
+
+    def _refresh(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed:
+        stepping = self._stepping(self._current, policy, elsewhere, where)
+        refreshed = KEPT if self.is_open and where != "tasks" else stepping.run()
+        if refreshed.way == "state":
+            self._run()
+            self._spent_s = 0.0
+        self._spent_s += refreshed.seconds if refreshed.way == "step" else 0.0
+        return refreshed
+
+    def _current(self) -> ViewProgram:
+        """Return the program of the definitions that there are now."""
+        views = views_for(self.engine, {self.handle.id: self.handle.name})
+        self._numbers = {view.handle.id: view.definition.number for view in views}
+        self._adopt(views[-1].definition)
+        return ViewProgram(self.engine, views)
+
+    def _run(self) -> None:
         try:
             if self._running is None:
-                views = views_for(self.engine, {self.handle.id: self.handle.name})
-                self._numbers = {view.handle.id: view.definition.number for view in views}
-                self._adopt(views[-1].definition)
-                self._running = ViewProgram(self.engine, views).open(self.engine, **self.options)
+                self._running = self._current().open(self.engine, **self.options)
             self._running.run()
         except FAILURES as error:
             self._stop()
@@ -208,7 +264,8 @@ def _told(definition: Definition) -> list[str]:
 class ViewsTogether(Closes):
     """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
 
-    Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
+    They are refreshed by steps, and with state once these have taken as long, as by `View.refresh`. Make it with
+    `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
     """
 
     def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:
@@ -216,7 +273,13 @@ class ViewsTogether(Closes):
             raise InvalidUsage(f"open_together: {list(views)!r} are not views of one client")
         self._views = list(views)
         self._options = options
+        self._budget = Options.of(options).memory_budget
+        self._spent_s = 0.0  # What steps have taken, as of a `LiveView`.
         self._running: Running | None = None
+
+    def _program(self) -> ViewProgram:
+        engine, wanted = self._views[0].engine, {view.handle.id: view.handle.name for view in self._views}
+        return ViewProgram(engine, views_for(engine, wanted))
 
     def refresh(self) -> None:
         """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
@@ -225,8 +288,11 @@ class ViewsTogether(Closes):
         for left in reversed(range(TRIES)):
             try:
                 if self._running is None:
-                    wanted = {view.handle.id: view.handle.name for view in self._views}
-                    self._running = ViewProgram(engine, views_for(engine, wanted)).open(engine, **self._options)
+                    stepped = Stepping(engine, self._program, self._budget, spent_s=self._spent_s).run()
+                    if stepped.way == "step":
+                        self._spent_s += stepped.seconds
+                        return
+                    self._running = self._program().open(engine, **self._options)
                 self._running.run()
                 return
             except ViewRedefined:

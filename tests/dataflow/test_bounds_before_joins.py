@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.dataflow import Join, Program, col
+from persist.dataflow import Program, col
 from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.plan.plan import Join
 from tests.tiers import examples
 
 UPDATES = st.lists(

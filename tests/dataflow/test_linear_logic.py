@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-from persist.dataflow import Linear, Logic, Program, Stream, col
+from persist.dataflow import Logic, Program, Stream, col
+from persist.dataflow.plan.plan import Linear
 from persist.expression import Col, Lit, sql_call
 from tests.dataflow.schedule import updates_strategy
 from tests.tiers import examples

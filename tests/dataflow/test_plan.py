@@ -6,10 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.dataflow import Captured, Join, Linear, Plan, Program, Reduce, Stream, col, lit, when
+from persist.dataflow import Captured, Program, Stream, col, lit, when
 from persist.dataflow.operators.reduce import TotalReduce
 from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.plan.plan import Join, Linear, Plan, Reduce
 from persist.dataflow.program import Together
 from persist.dataflow.running.graph import Builder
 from persist.dataflow.state.spine import in_memory

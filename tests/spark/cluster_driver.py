@@ -235,8 +235,8 @@ def step_stalling(spark: SparkSession, location: str, storage: Storage, *, folde
         program = Program("by length").using(client)
         lengths = program.source("c").map(k=col("k"), half=col("k") % 7).filter(passes)
         lengths.group_by("half").agg(n=col("k").count(), most=col("k").max()).persist("halves", key=["half"])
-        told = persist.spark.run_program(spark, client, program, where="spark", partitions=2, storage_options=storage)
-        return str(told.way)
+        told = persist.spark.run_program(spark, client, program, where="tasks", partitions=2, storage_options=storage)
+        return str(told.reads)
 
 
 def refused(spark: SparkSession, location: str, storage: Storage, **asked: Any) -> str:

@@ -188,13 +188,13 @@ def test_a_task_that_runs_twice_at_once_counts_once(
 def test_a_step_ends_right_though_a_worker_is_killed_in_the_middle_of_it(
     cluster: Cluster, driver: Driver, place: Place, tmp_path: Path
 ) -> None:
-    assert driver.call("step_stalling", **arguments(place), folder=str(tmp_path)) == "recompute"
+    assert driver.call("step_stalling", **arguments(place), folder=str(tmp_path)) == "everything"
     with opened(place) as client:
         client.load("c").write([((k, text(k)), 1, -1) for k in range(0, 3000, 70)], seal=2).result()
     (tmp_path / "may stall").touch()
     answer = driver.ask("step_stalling", **arguments(place), folder=str(tmp_path))
     cluster.kill_worker_of(stalled(tmp_path))
-    assert answer() == "spark"
+    assert answer() == "touched"
     with opened(place) as client:
         halves, left = client.load("halves"), [k for k in range(3000) if k % 70]
         assert halves.upper == persist.Antichain(2)

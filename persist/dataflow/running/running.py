@@ -3,7 +3,6 @@
 import threading
 import time as clock
 from collections.abc import Callable, Mapping, Set
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from os import PathLike
 from os.path import isdir
@@ -15,14 +14,14 @@ import pyarrow as pa
 from persist.antichain import Antichain, Time
 from persist.blob import Indeterminate, InvalidUsage, Unavailable
 from persist.closing import Closes
-from persist.dataflow.errors import SourceLost
 from persist.dataflow.operators.operators import Operator
 from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.optimise import optimised
-from persist.dataflow.plan.origin import fingerprint, kept_apart
+from persist.dataflow.plan.origin import kept_apart
 from persist.dataflow.plan.plan import Constant, Input, Plan, Source
 from persist.dataflow.plan.statistics import Statistics, statistics_of
 from persist.dataflow.ports.inputs import Gate, InputHandle
+from persist.dataflow.ports.ports import Ports
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.ports.sources import SourceReader, poll_all, wake
 from persist.dataflow.running.graph import Builder
@@ -31,13 +30,11 @@ from persist.dataflow.running.resume import resumed
 from persist.dataflow.state.spine import Spill
 from persist.dataflow.updates.times import meet_of
 from persist.dataflow.updates.words import Domain
-from persist.engine import Engine, destroy, loaded
-from persist.errors import CollectionNotFound
+from persist.engine import Engine
 from persist.work import task
 
 POLL_S = 0.02
 IDLE_S = 10.0  # How long `run_forever` waits at a time where nothing happens; `stop` wakes it.
-OPEN_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,69 +155,22 @@ class Running(Closes):
             )
         if engine is None:
             return
-        self._outputs = Outputs(
-            engine,
-            self.program.name,
-            [
-                (sink, self.program.output(sink.collection), self.program.definition(sink.collection))
-                for sink in self._graph.sinks
-            ],
-            self._graph.kept,
-            {sink.collection: fingerprint(self.program.plan, sink.collection) for sink in self._graph.sinks},
-            self._domain,
-            replace=self._options.replace,
-            jump=self._options.jump,
-        )
         try:
-            for attempt in range(OPEN_ATTEMPTS):
-                if self._started(engine, sources, is_last=attempt == OPEN_ATTEMPTS - 1):
-                    if self._options.replace:
-                        self._drop_unused(engine)
-                    return
+            ports = Ports(
+                self.program,
+                engine,
+                self.plan,
+                sources,
+                self._graph.sinks,
+                self._graph.kept,
+                self._domain,
+                replace=self._options.replace,
+                jump=self._options.jump,
+            )
         except BaseException:
             self.close()
             raise
-
-    def _drop_unused(self, engine: Engine) -> None:
-        """Of a changed program: destroy the hidden collections that it does not use any more."""
-        for name in self.program.every_kept(engine):
-            if name not in self._graph.kept:
-                with suppress(CollectionNotFound):
-                    destroy(loaded(engine, name)).result()
-
-    def _started(self, engine: Engine, sources: list[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
-        """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
-
-        Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
-        return False, to begin again where they are now.
-        """
-        assert self._outputs is not None
-        resume_at = self._outputs.resume_at
-        self._sources = [
-            SourceReader(
-                engine,
-                self.program.holders(source.collection),
-                source,
-                schema,
-                gate,
-                self._domain,
-                renews=self._options.replace,
-                makes_holds=self.program.makes_holds(),
-            )
-            for source, schema, gate in sources
-        ]
-        try:
-            begin = self._outputs.begin_at(self._sources, self.plan, resume_at)
-            for source in self._sources:
-                source.start(begin)
-        except SourceLost:
-            for source in self._sources:
-                source.close()
-            self._outputs.refresh()
-            if is_last or self._outputs.resume_at == resume_at:
-                raise
-            return False
-        return True
+        self._sources, self._outputs = ports.sources, ports.outputs
 
     def __getitem__(self, name: str) -> InputHandle:
         """Return the input of a name."""
@@ -230,13 +180,8 @@ class Running(Closes):
 
     @property
     def sources(self) -> list[SourceReader]:
-        """The sources, each with where it begins; for who computes a step by other means."""
+        """The sources, each with where it begins."""
         return list(self._sources)
-
-    @property
-    def outputs(self) -> Outputs | None:
-        """The outputs, each with how far it is; None of a program without a client."""
-        return self._outputs
 
     @property
     def frontier(self) -> Antichain:

@@ -32,6 +32,8 @@ from persist.codecs import (
 from persist.read.scanning.reader import ALL_KEYS, PartReader, memory_within
 
 SLICES_MAX = 100_000
+TASK_BYTES_MAX = 64 << 20  # Decoded: a task that merges takes about four times that.
+TASK_BYTES_MIN = 4 << 20  # Less than this is not worth a task.
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,13 @@ class Scan:
         """Return at most count scans that together are this one, of about equal size, in key order."""
         ranges = key_ranges(self.all_parts, self.schema, count, self.keys)
         return [replace(self, keys=keys).pruned() for keys in ranges]
+
+    def task_count(self, parallel: int) -> int:
+        """Return how many slices keep so many workers busy, of a fair size each."""
+        by_size = -(-self.memory // TASK_BYTES_MAX)
+        worth = -(-self.memory // TASK_BYTES_MIN)
+        wanted = -(-by_size // parallel) * parallel  # Whole rounds, so that nobody is idle in the last one.
+        return max(1, min(wanted, worth))
 
     def slices_within(self, bytes_max: int, held: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
         """Return slices that hold about bytes_max, at most twice that, in key order: as few as that takes.

@@ -22,7 +22,7 @@ from persist.source import CollectionAddress
 from persist.spark.data_source.filters import expression
 from persist.spark.options import OF_TIMES, ReadOptions
 from persist.spark.task_reader import TaskReader, What
-from persist.spark.tasks import PARALLEL_DEFAULT, count_for, surfaced_errors, tell
+from persist.spark.tasks import PARALLEL_DEFAULT, surfaced_errors, tell
 
 
 @dataclass
@@ -72,7 +72,7 @@ class PersistReader(DataSourceReader):
             both = own if pushed is None else pushed if own is None else own & pushed
             scan = replace(result.scan, filter=both).pruned()
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
-            slices = scan.slices(options.slices or count_for(scan, PARALLEL_DEFAULT))
+            slices = scan.slices(options.slices or scan.task_count(PARALLEL_DEFAULT))
             _log(result, scan, len(slices))
         return [Slice(part, address, events) for part in slices]
 

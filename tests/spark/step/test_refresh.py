@@ -13,7 +13,6 @@ import persist
 import persist.spark
 from persist.collection import Collection
 from persist.dataflow import OperatorFailed, Program, col
-from persist.spark.step.choosing import Way
 from tests.sql.oracle import Row, comparable
 from tests.sql.test_tpch import asked, with_diff
 from tests.sql.tpch import QUERIES, Refreshes, generated
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.spark
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
 LEAST = "that is about to take least"
-WAYS: tuple[Way, ...] = ("embedded", "driver", "spark", "recompute")
 SMALL = ["q1", "q3", "q4", "q6", "q12", "q13", "q14", "q15", "q18", "q22"]
 KEYS = {"lineitem": ["l_orderkey", "l_linenumber"], "partsupp": ["ps_partkey", "ps_suppkey"]}
 
@@ -53,20 +51,20 @@ def changes(collection: Collection) -> list[str]:
 def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSession, client: persist.Client) -> None:
     orders = client.load("orders")
     by_tasks, embedded = (client.create_view(name, TOTALS) for name in ("by tasks", "embedded"))
-    told = persist.spark.refresh(by_tasks, spark, where="spark", partitions=3)
-    assert (told.way, told.stages) == ("recompute", 2)
-    assert told.reason == 'where="spark" was asked for, and an output begins'
+    told = persist.spark.refresh(by_tasks, spark, where="tasks", partitions=3)
+    assert (told.way, told.where, told.reads, told.stages) == ("step", "tasks", "everything", 2)
+    assert told.reason == "an output begins"
     assert told.seqno is not None
     embedded.refresh()
     assert shown(by_tasks) == shown(embedded)
     orders.write([((1, ("paid", 7.5)), 13, 1), ((2, ("new", 1.0)), 13, -1), ((6000, (None, float("nan"))), 15, 1)])
     orders.seal(20).result()
-    assert persist.spark.refresh(by_tasks, spark, where="spark").way == "spark"
+    assert persist.spark.refresh(by_tasks, spark, where="tasks").reads == "touched"
     embedded.refresh()
     assert (by_tasks.upper, changes(by_tasks)) == (embedded.upper, changes(embedded))
     orders.seal(21).result()
-    assert persist.spark.refresh(by_tasks, spark, where="spark").seqno is not None
-    assert persist.spark.refresh(by_tasks, spark, where="spark").seqno is None
+    assert persist.spark.refresh(by_tasks, spark, where="tasks").seqno is not None
+    assert persist.spark.refresh(by_tasks, spark, where="tasks").seqno is None
     assert by_tasks.upper == persist.Antichain(21)
     assert client.fsck().problems == ()
 
@@ -74,7 +72,7 @@ def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSes
 def test_views_on_views_move_in_one_commit_of_tasks(spark: SparkSession, client: persist.Client) -> None:
     totals = client.create_view("totals", TOTALS)
     most = client.create_view("most", "SELECT max(total) AS most, count(*) AS n FROM totals")
-    told = persist.spark.refresh(most, spark, where="spark", partitions=2)
+    told = persist.spark.refresh(most, spark, where="tasks", partitions=2)
     [record] = [each for each in client.history().to_pylist() if each["seqno"] == told.seqno]
     assert {*record["collections"]} >= {"totals", "most"}
     assert repr(rows(most)) == repr([(float("nan"), len(rows(totals)))])
@@ -86,22 +84,22 @@ def test_who_computes_is_chosen_by_what_each_way_takes_and_said(
 ) -> None:
     totals = client.create_view("totals", TOTALS)
     told = persist.spark.explain_refresh(totals, spark)
-    assert told.startswith("embedded, on the driver: that is about to take least")
-    assert "\nembedded: about " in told
-    assert "\nrecompute: about " in told
-    assert "\nspark: about " not in told  # The view begins, so there is nothing to look up.
-    told = persist.spark.explain_refresh(totals, spark, where="spark")
-    assert 'by the tasks of Spark in 2 stages, which read everything: where="spark" was asked for, and' in told
+    assert told.startswith("by a handle that keeps its state, here, which reads everything: that is about to take")
+    assert "\nstate here, of everything: about " in told
+    assert "\nstep by tasks, of everything: about " in told
+    # The view begins, so there is nothing to look up.
+    assert "\nstep by tasks, of what touched keys hold: about " not in told
+    told = persist.spark.explain_refresh(totals, spark, where="tasks")
+    assert "by a step of 2 stages, by tasks, which reads everything: an output begins" in told
     assert "read orders" in told
-    assert persist.spark.refresh(totals, spark).way == "embedded"
+    assert persist.spark.refresh(totals, spark).way == "state"
     assert totals.upper == persist.Antichain(13)
-    monkeypatch.setattr("persist.spark.step.choosing.EMBEDDED_BYTES_S", 1.0)
+    monkeypatch.setattr("persist.dataflow.step.choosing.STATE_BYTES_S", 1.0)
     totals.close()
     client.load("orders").write([((7, ("new", 3.5)), 13, -1)], seal=14).result()
-    assert "\nspark: about " in persist.spark.explain_refresh(totals, spark)
+    assert "\nstep by tasks, of what touched keys hold: about " in persist.spark.explain_refresh(totals, spark)
     found = persist.spark.refresh(totals, spark)
-    assert (found.way, found.reason) == (min(found.estimates, key=lambda each: each.seconds).way, LEAST)
-    assert found.way != "embedded"
+    assert (found.way, found.reason) == ("step", LEAST)
     assert totals.upper == persist.Antichain(14)
 
 
@@ -116,7 +114,7 @@ def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSes
     # The second one has a change of key behind the first: which keys are touched there, the first one's tasks tell.
     grouped = "SELECT amount, count(*) AS n, max(city) AS city FROM orders JOIN customers ON id = c GROUP BY amount"
     for number, query in enumerate((joined, grouped)):
-        ways = {way: client.create_view(f"{way} {number}", query) for way in WAYS}
+        ways = {way: client.create_view(f"{way} {number}", query) for way in ("state", "here", "tasks")}
         for each in ways.values():
             each.refresh()
             each.close()
@@ -124,24 +122,25 @@ def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSes
         orders.write([((8, ("new", 4.0)), upper, -1), ((8, ("paid", 5.0)), upper, 1)], seal=upper + 1).result()
         orders.write([((9, ("paid", 4.5)), upper + 1, -1)], seal=upper + 2).result()
         customers.write([((10, "city 1"), upper, -1), ((10, None), upper, 1)], seal=upper + 2).result()
-        told = {}
-        for way, each in ways.items():
-            told[way] = persist.spark.refresh(each, spark, where=way, partitions=2)
-            assert told[way].way == way
-        assert all(changes(each) == changes(ways["embedded"]) for each in ways.values())
-        assert len(changes(ways["embedded"])) >= 4
+        ways["state"].open_state()
+        ways["here"].refresh(policy="incremental")
+        told = persist.spark.refresh(ways["tasks"], spark, where="tasks", partitions=2)
+        assert (told.way, told.where, told.reads) == ("step", "tasks", "touched")
+        assert all(changes(each) == changes(ways["state"]) for each in ways.values())
+        assert len(changes(ways["state"])) >= 4
         # Of the second one, an amount does not say in which part it is, but only what is needed is shuffled.
-        assert told["spark"].bytes < told["recompute"].bytes / 2 or number == 1
+        [everything] = [each.bytes for each in told.estimates if each.reads == "everything" and each.way == "step"]
+        assert told.bytes < everything / 2 or number == 1
     assert client.fsck().problems == ()
 
 
 @pytest.mark.thorough
-def test_what_has_no_form_for_spark_runs_embedded_and_says_so(spark: SparkSession, client: persist.Client) -> None:
+def test_what_no_step_can_do_is_done_with_state_and_says_so(spark: SparkSession, client: persist.Client) -> None:
     view = client.create_view(
         "r", "WITH RECURSIVE r AS (SELECT id FROM orders WHERE id < 3 UNION SELECT id + 1 FROM r WHERE id < 9) FROM r"
     )
-    told = persist.spark.refresh(view, spark, where="spark")
-    assert told.way == "embedded"
+    told = persist.spark.refresh(view, spark, where="tasks")
+    assert told.way == "state"
     assert "is recursive" in told.reason
     assert rows(view) == [(each,) for each in range(10)]
     with pytest.raises(persist.InvalidUsage, match="is no view"):
@@ -153,15 +152,15 @@ def test_what_has_no_form_for_spark_runs_embedded_and_says_so(spark: SparkSessio
 def test_a_row_that_the_query_fails_on_is_named_and_the_view_stays(spark: SparkSession, client: persist.Client) -> None:
     orders = client.load("orders")
     view = client.create_view("v", "SELECT id * 1800000000000000 AS n FROM orders WHERE id > 1998")
-    persist.spark.refresh(view, spark, where="spark")
+    persist.spark.refresh(view, spark, where="tasks")
     before = rows(view)
     orders.write([((90_000, ("odd", 1.0)), 13, 1)], seal=14).result()
     with pytest.raises(OperatorFailed, match="90000"):
-        persist.spark.refresh(view, spark, where="spark")
+        persist.spark.refresh(view, spark, where="tasks")
     assert (view.upper, rows(view)) == (persist.Antichain(13), before)
     orders.write([((90_000, ("odd", 1.0)), 14, -1)], seal=15).result()
-    told = persist.spark.refresh(view, spark, where="spark")
-    assert (told.way, told.reason) == ("embedded", "the query fails on a row, which tasks found")
+    told = persist.spark.refresh(view, spark, where="tasks")
+    assert (told.way, told.reason) == ("state", "the query fails on a row, which a step has found")
     assert (view.upper, rows(view)) == (persist.Antichain(15), before)
 
 
@@ -176,7 +175,7 @@ def test_a_row_that_fails_in_a_stage_that_several_read_is_named(spark: SparkSess
     client.load("orders").write([((3_000_000_000, ("odd", 1.0)), 13, 1)], seal=14).result()
     for _ in range(4):  # Whether one failure ends the other reader first is a race.
         with pytest.raises(OperatorFailed, match="3000005001"):
-            persist.spark.refresh(above, spark, where="recompute", partitions=3)
+            persist.spark.refresh(above, spark, where="tasks", partitions=3)
     assert below.upper == above.upper == persist.Antichain(0)
 
 
@@ -184,8 +183,8 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
     program = Program("paid per amount").using(client)
     paid = program.source("orders").filter(col("status") == "paid").map(whole=col("amount"))
     paid.group_by("whole").agg(n=col("whole").count()).persist("paid", key=["whole"])
-    told = persist.spark.run_program(spark, client, program, until=10, where="spark", partitions=2)
-    assert told.way == "recompute"
+    told = persist.spark.run_program(spark, client, program, until=10, where="tasks", partitions=2)
+    assert told.reads == "everything"
     found = client.load("paid")
     assert found.upper == persist.Antichain(13)
     client.load("orders").seal(14).result()
@@ -222,7 +221,7 @@ def test_queries_of_tpch_have_the_answers_of_duckdb_after_each_refresh_on_spark(
                     collection.write(with_diff(changed, step, diff))
                 collection.seal(step + 1).result()
             for name, view in views.items():
-                assert persist.spark.refresh(view, spark, where="spark", partitions=2).way != "embedded"
+                assert persist.spark.refresh(view, spark, where="tasks", partitions=2).way == "step"
                 assert answer(view) == asked(QUERIES[name], changing.tables), (name, step)
 
 
@@ -263,7 +262,7 @@ def test_every_type_goes_through_a_shuffle_as_it_is(spark: SparkSession, tmp_pat
         given.seal(1).result()
         query = "SELECT i, s, f, m, d, t, b, count(*) AS n FROM given GROUP BY ALL"
         by_tasks, embedded = (client.create_view(name, query) for name in ("by tasks", "embedded"))
-        persist.spark.refresh(by_tasks, spark, where="spark", partitions=3)
+        persist.spark.refresh(by_tasks, spark, where="tasks", partitions=3)
         embedded.refresh()
         assert len(rows(embedded)) == 3
         assert shown(by_tasks) == shown(embedded)
@@ -280,14 +279,14 @@ def test_a_streaming_query_drives_refreshes(spark: SparkSession, client: persist
     def passed_on(batch: DataFrame, number: int) -> None:
         come = batch.where("_diff = 1").selectExpr("id", "status", f"{number}L AS _time", "_diff")
         persist.spark.write(come, folder, "sent", seal=number + 1, token=f"batch {number}")
-        ways.append(persist.spark.refresh(counts, batch.sparkSession, where="spark").way)
+        ways.append(persist.spark.refresh(counts, batch.sparkSession, where="tasks").reads)
 
     options = {"collection": "orders", "form": "changes", "from": "10"}
     stream = spark.readStream.format("persist").options(**options).load(folder)
     writer = stream.writeStream.foreachBatch(passed_on).option("checkpointLocation", str(tmp_path / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
     assert ways
-    assert ways[0] == "recompute"
+    assert ways[0] == "everything"
     assert counts.upper == sent.upper
     expected = Counter(status for _, status in rows(sent))
     assert expected["paid"] == 667

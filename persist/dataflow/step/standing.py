@@ -36,25 +36,20 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs import TIME
-from persist.dataflow import (
+from persist.dataflow.plan.plan import (
     Aggregates,
     Arrange,
     Concat,
     Consolidate,
-    Explode,
-    Filter,
-    FilterFunction,
     Join,
     Linear,
-    Map,
-    Negate,
     Node,
     Persist,
     Plan,
     Reduce,
     Source,
-    Stage,
 )
+from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate, Stage
 from persist.expression import Call, Col, Expression, Lit, Term, calls, col, term_of, when
 
 SUMS = ("sum", "wide_sum")

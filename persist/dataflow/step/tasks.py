@@ -1,16 +1,17 @@
 """What the tasks of a stage do: take their share of what the stages before gave, run the operators, share out the rest.
 
+In this process (`Here`) a stage is one task, and tables go from stage to stage as they are. Elsewhere there are many,
+and what they are given and give is
+
     (exchange int, partition int, rows binary)
 
-is all that Spark sees: blocks of updates in Arrow's own form, already divided by the task that is to have them. So no
-type is lost in Spark's, and the shuffle moves few large rows. The operators are those of the embedded engine, in a
-program of the stage's nodes that lives as long as the task.
-
-A step that reads little runs its stages in this process, without a job of Spark (`stored_here`, `asked_here`).
+which is all that Spark sees: blocks of updates in Arrow's own form, already divided by the task that is to have them.
+So no type is lost in Spark's, and the shuffle moves few large rows. The operators are those of a running program, in
+one of the stage's nodes that lives as long as the task.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
@@ -19,17 +20,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs import Part, boolean_array, combined, int64_values, row_hashes, to_updates
-from persist.dataflow import Linear, Map, OperatorFailed, Program, Stream
+from persist.dataflow.errors import OperatorFailed
+from persist.dataflow.plan.plan import Linear
+from persist.dataflow.plan.stages import Map
+from persist.dataflow.program import Program
+from persist.dataflow.step.stages import Exchange, StagePlan
+from persist.dataflow.step.standing import Doubts
+from persist.dataflow.step.touched import Condition
+from persist.dataflow.stream import Stream
 from persist.read import Lookup, PartReader, Scan, read_changes, read_snapshot
 from persist.sink import Target, upload
 from persist.source import CollectionAddress
-from persist.spark.step.stages import Exchange, StagePlan
-from persist.spark.step.standing import Doubts
-from persist.spark.step.touched import Condition
-from persist.spark.tasks import surfaced_errors
 
 SHAPE = "exchange int, partition int, rows binary"
-Blocks: TypeAlias = list[tuple[int, bytes]]  # Exchanges, and tables in Arrow's form for streams.
+Asked: TypeAlias = list[tuple[int, pa.Table]]  # With their exchanges.
+Stored: TypeAlias = Mapping[str, Sequence["Part | pa.Table"]]  # By output: what is stored, or is still to be.
 WAKES = -1  # No exchange: a row that lets a task run that has no other one.
 BLOCK_BYTES_MAX = 64 << 20
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -69,18 +74,15 @@ class SourceSlices:
     columns: pa.Schema
     needed: Condition | None = None
 
-    def read(self, number: int) -> Iterator[pa.Table]:
+    def read(self, piece: Slice, reader: PartReader) -> Iterator[pa.Table]:
         """Yield the updates of one slice."""
-        piece = self.slices[number]
-        with self.address.opened() as storage:
-            reader = PartReader(storage.blob)
-            if piece.is_changes:
-                yield self._updates(read_changes(piece.scan, reader))
-                return
-            for table in _contents(piece, reader):
-                if self.needed is not None:
-                    table = self.needed.kept(table)
-                yield self._updates(table.append_column("_time", pa.array(np.full(len(table), self.as_of))))
+        if piece.is_changes:
+            yield self._updates(read_changes(piece.scan, reader))
+            return
+        for table in _contents(piece, reader):
+            if self.needed is not None:
+                table = self.needed.kept(table)
+            yield self._updates(table.append_column("_time", pa.array(np.full(len(table), self.as_of))))
 
     def _updates(self, table: pa.Table) -> pa.Table:
         return table.select([*self.columns.names, "_time", "_diff"])
@@ -116,7 +118,7 @@ class StoredParts(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class StageTask:
-    """A function for `DataFrame.mapInArrow`, of rows of SHAPE; or, of a stage with a source, of numbers of slices.
+    """What the tasks of a stage do; `rows` is a function for `DataFrame.mapInArrow`.
 
     Attributes:
         partitions: how many tasks a keyed stage has.
@@ -124,7 +126,6 @@ class StageTask:
         as_of: updates after this time are new.
         needed: by exchange, which records of the past are; of what is not named, all.
         asked: exchanges of which only the keys are given that have something new.
-        packs: whether blocks are compressed, because they are to be moved.
     """
 
     stage: StagePlan
@@ -134,18 +135,13 @@ class StageTask:
     as_of: int = -1
     needed: Mapping[int, Condition] = field(default_factory=dict)
     asked: frozenset[int] = frozenset()
-    packs: bool = True
 
     def gives_to(self, other: "StageTask") -> bool:
         """Whether another stage reads what this one gives."""
         return any(exchange in other.stage.reads for exchange in self.stage.gives)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with surfaced_errors():
-            yield from self.rows(batches)
-
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do what a task does; errors are as they are raised."""
+        """Do what one task does, given rows of SHAPE, or, of a stage with a source, numbers of slices."""
         if self.slices is None:
             held: dict[int, list[pa.Table]] = {}
             for batch in batches:
@@ -156,31 +152,52 @@ class StageTask:
             return
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self._run({WAKES: list(self.slices.read(number))})
+                with self.slices.address.opened() as storage:
+                    read = [*self.slices.read(self.slices.slices[number], PartReader(storage.blob))]
+                yield from self._run({WAKES: read})
 
     def _run(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
-        given = _Given(self.stage, self.slices, self.as_of)
-        for exchange, table in given.answers(held):
+        gives, outputs = self.given(held)
+        for exchange, table in gives:
             yield from self._shared_out(exchange, table)
-        for collection, table in given.outputs:
-            yield self._stored(collection, table)
+        for collection, table in outputs:
+            target = self.written[collection].target
+            parts = upload(target, [to_updates(table, target.schema)]) if table.num_rows else ()
+            yield block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
+
+    def given(
+        self, held: Mapping[int, list[pa.Table]]
+    ) -> tuple[list[tuple[Exchange, pa.Table]], list[tuple[str, pa.Table]]]:
+        """Return what a task gives that holds some tables, by the number of their exchange: what is needed of each
+        exchange, or the keys that are asked for, and the updates of each output that are not there yet."""
+        stage = _Given(self.stage, self.slices, self.as_of)
+        gives = [(exchange, self._needed(exchange, table)) for exchange, table in stage.answers(held)]
+        return gives, [(collection, self._due(collection, table)) for collection, table in stage.outputs]
+
+    def _needed(self, exchange: Exchange, table: pa.Table) -> pa.Table:
+        if exchange.number in self.asked:
+            return self._new_keys(exchange, table)
+        needed = self.needed.get(exchange.number)
+        if needed is None:
+            return table
+        kept = int64_values(combined(table["_time"])) > self.as_of
+        if kept.all():
+            return table
+        kept[~kept] = needed.holds(table.filter(boolean_array(~kept)))
+        return table.filter(boolean_array(kept))
+
+    def _due(self, collection: str, table: pa.Table) -> pa.Table:
+        how = self.written[collection]
+        if not how.is_new:
+            return table.filter(pc.greater_equal(table["_time"], how.lower))
+        at = table.column_names.index("_time")
+        return table.set_column(at, "_time", pc.max_element_wise(table["_time"], pa.scalar(how.lower)))
 
     def _shared_out(self, exchange: Exchange, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        if exchange.number in self.asked:
-            table = self._new_keys(exchange, table)
-            for block in _blocks(table, self.packs) if table.num_rows else ():
-                yield block_row(exchange.number, 0, block)
-            return
-        needed = self.needed.get(exchange.number)
-        if needed is not None:
-            kept = int64_values(combined(table["_time"])) > self.as_of
-            if not kept.all():
-                kept[~kept] = needed.holds(table.filter(boolean_array(~kept)))
-                table = table.filter(boolean_array(kept))
         if not table.num_rows:
             return
-        if exchange.keys == () or self.partitions == 1:
-            for block in _blocks(table, self.packs):
+        if exchange.keys == () or self.partitions == 1 or exchange.number in self.asked:
+            for block in _blocks(table):
                 yield block_row(exchange.number, 0, block)
             return
         by = exchange.columns.names if exchange.keys is None else exchange.keys
@@ -189,7 +206,7 @@ class StageTask:
         table, to = table.take(pa.array(order)), to[order]
         starts = [0, *(np.flatnonzero(to[1:] != to[:-1]) + 1).tolist()]
         for start, end in zip(starts, [*starts[1:], len(to)], strict=True):
-            for block in _blocks(table.slice(start, end - start), self.packs):
+            for block in _blocks(table.slice(start, end - start)):
                 yield block_row(exchange.number, int(to[start]), block)
 
     def _new_keys(self, exchange: Exchange, table: pa.Table) -> pa.Table:
@@ -198,16 +215,6 @@ class StageTask:
         table = table.filter(pc.greater(table["_time"], self.as_of)).select([*exchange.keys])
         _, first = np.unique(row_hashes(table, exchange.keys), return_index=True)
         return table.take(pa.array(first))
-
-    def _stored(self, collection: str, table: pa.Table) -> pa.RecordBatch:
-        how = self.written[collection]
-        if how.is_new:
-            at = table.column_names.index("_time")
-            table = table.set_column(at, "_time", pc.max_element_wise(table["_time"], pa.scalar(how.lower)))
-        else:
-            table = table.filter(pc.greater_equal(table["_time"], how.lower))
-        parts = upload(how.target, [to_updates(table, how.target.schema)]) if table.num_rows else ()
-        return block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
 
 
 class _Given:
@@ -304,11 +311,11 @@ def _with_nothing(table: pa.Table, columns: pa.Schema) -> pa.Table:
     return table if columns.names else table.append_column("nothing", pa.array(np.zeros(len(table), np.int8)))
 
 
-def _blocks(table: pa.Table, packs: bool) -> Iterator[bytes]:
+def _blocks(table: pa.Table) -> Iterator[bytes]:
     rows = max(1, int(len(table) * BLOCK_BYTES_MAX / max(1, table.nbytes)))
     for start in range(0, len(table), rows):
         target = pa.BufferOutputStream()
-        with pa.ipc.new_stream(target, table.schema, options=_LZ4 if packs else None) as stream:
+        with pa.ipc.new_stream(target, table.schema, options=_LZ4) as stream:
             stream.write_table(table.slice(start, rows))
         yield target.getvalue().to_pybytes()
 
@@ -324,41 +331,32 @@ def block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBat
     )
 
 
-def numbered(number: int) -> pa.RecordBatch:
-    """Return what the task of a stage with a source is given: the number of a slice."""
-    return pa.record_batch({"id": pa.array([number], pa.int64())})
+class Here:
+    """Runs the stages of a step in this process, each as one task."""
 
+    def __init__(self, reader: PartReader) -> None:
+        self._reader = reader
 
-def stored_here(tasks: Sequence[StageTask]) -> dict[str, Sequence[Part]]:
-    """Run all stages; return what they have stored, by output."""
-    parts: dict[str, list[Part]] = {}
-    for number, block in _run(tasks):
-        if number == WAKES:
-            stored = msgspec.json.decode(block, type=StoredParts)
-            parts.setdefault(stored.collection, []).extend(stored.parts)
-    return dict(parts)
+    def asked(self, tasks: Sequence[StageTask]) -> Asked:
+        """Run stages; return the tables that are asked for, each with its exchange."""
+        asked = frozenset[int]().union(*(task.asked for task in tasks))
+        tables, _ = self._run(tasks)
+        return [(number, table) for number in sorted(asked) for table in tables.get(number, ())]
 
+    def stored(self, tasks: Sequence[StageTask]) -> Stored:
+        """Run all stages; return the updates of each output, which are not stored yet."""
+        return self._run(tasks)[1]
 
-def asked_here(tasks: Sequence[StageTask]) -> Blocks:
-    """Run stages; return the blocks that are asked for, each with its exchange."""
-    asked = frozenset[int]().union(*(task.asked for task in tasks))
-    return [(number, block) for number, block in _run(tasks) if number in asked]
-
-
-def _run(tasks: Sequence[StageTask]) -> Iterator[tuple[int, bytes]]:
-    """Yield what the tasks of stages give, stage by stage."""
-    given: dict[int, list[pa.RecordBatch]] = {}
-    for task in (replace(planned, partitions=1, packs=False) for planned in tasks):
-        for row in task.rows(_rows_for(task, given)):
-            number, block = row.column(0)[0].as_py(), row.column(2)[0].as_py()
-            given.setdefault(number, []).append(row)
-            yield number, block
-
-
-def _rows_for(task: StageTask, given: dict[int, list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """Return what the one task of a stage is given."""
-    if task.slices is not None:
-        return [numbered(number) for number in range(len(task.slices.slices))]
-    if not task.stage.reads:
-        return [block_row(WAKES, 0, None)]
-    return [row for exchange in task.stage.reads for row in given.get(exchange.number, ())]
+    def _run(self, tasks: Sequence[StageTask]) -> tuple[dict[int, list[pa.Table]], dict[str, list[pa.Table]]]:
+        tables: dict[int, list[pa.Table]] = {}
+        outputs: dict[str, list[pa.Table]] = {}
+        for task in tasks:
+            held = {exchange.number: tables.get(exchange.number, []) for exchange in task.stage.reads}
+            if (source := task.slices) is not None:
+                held[WAKES] = [table for piece in source.slices for table in source.read(piece, self._reader)]
+            gives, stored = task.given(held)
+            for exchange, table in gives:
+                tables.setdefault(exchange.number, []).append(table)
+            for collection, table in stored:
+                outputs.setdefault(collection, []).append(table)
+        return tables, outputs

@@ -34,25 +34,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs import boolean_array, row_hashes
-from persist.dataflow import (
-    Arrange,
-    Concat,
-    Consolidate,
-    Explode,
-    Filter,
-    FilterFunction,
-    Join,
-    Linear,
-    Map,
-    Negate,
-    Node,
-    Persist,
-    Reduce,
-)
-from persist.dataflow import Stage as LinearStage
+from persist.dataflow.plan.plan import Arrange, Concat, Consolidate, Join, Linear, Node, Persist, Reduce
+from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate
+from persist.dataflow.plan.stages import Stage as LinearStage
+from persist.dataflow.step.stages import Keys, StagePlan
+from persist.dataflow.step.standing import OnlyNew
 from persist.expression import Col
-from persist.spark.step.stages import Keys, StagePlan
-from persist.spark.step.standing import OnlyNew
 
 LISTED_MAX = 500  # Values of a column that are named one by one to find parts; of more, the range is.
 Hashes = npt.NDArray[np.uint64]
@@ -60,7 +47,10 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Records whose columns, in this order, are one of the keys of which an exchange brings something new."""
+    """Records whose columns, in this order, are one of the keys of which an exchange brings something new.
+
+    Without columns: all records, if it brings anything new.
+    """
 
     columns: Keys
     exchange: int
@@ -212,6 +202,22 @@ def needs_of(stages: Sequence[StagePlan]) -> dict[int, Need]:
     return needs
 
 
+def demands_of(stages: Sequence[StagePlan]) -> dict[int, Node]:
+    """Return of each node of which everything is needed the node that asks for it, whatever has changed.
+
+    Where a key is computed, that is the join or the reduction by that key.
+    """
+    needs, demanding, keyed = needs_of(stages), dict[int, Node](), dict[int, Node]()
+    for stage in reversed(stages):
+        for node in reversed(stage.nodes):
+            by_key = keyed.get(node.number, node) if isinstance(node.operator, Linear) else node
+            for place, number in enumerate(node.inputs):
+                keyed[number] = by_key
+                if _asked(stage, node, place, needs.get(node.number, NOTHING)) is None:
+                    demanding.setdefault(number, demanding.get(node.number, by_key))
+    return demanding
+
+
 def known_only(need: Need, known: Set[int]) -> Need:
     """Return what is needed if the touched keys of some exchanges only are known."""
     return need if need is None or all(term.exchange in known for term in need) else None
@@ -297,7 +303,7 @@ def _touched(stage: StagePlan, node: Node, place: int, exchanges: Set[int]) -> N
     """Return the term for an input of a node: that its keys are touched by what some exchanges bring."""
     exchange = stage.feeds.get((node.number, place))
     keys = stage.keyed.get(node.inputs[place]) if exchange is None else exchange.keys
-    return frozenset(Term(keys, number) for number in exchanges) if keys else None
+    return None if keys is None else frozenset(Term(keys, number) for number in exchanges)
 
 
 def _brings(stage: StagePlan, node: Node, place: int) -> set[int]:

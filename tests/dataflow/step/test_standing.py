@@ -15,9 +15,10 @@ import persist
 from persist import View
 from persist.collection import Collection
 from persist.dataflow import OperatorFailed
-from persist.spark.step.planning import Place, StepPlan
-from tests.spark.step.emulated import stepped
-from tests.spark.step.test_stages import QUIET, held
+from persist.dataflow.ports.ports import Ports
+from persist.dataflow.step.planning import StepPlan
+from tests.dataflow.step.emulated import stepped
+from tests.dataflow.step.test_stages import QUIET, held
 from tests.tiers import examples
 
 ALL = (
@@ -82,7 +83,8 @@ def both(client: persist.Client, query: str) -> tuple[View, View]:
 
 def stands(view: View) -> bool:
     program = view.program()
-    with program.open(view.client) as running, StepPlan(program, running, Place(view.handle.engine.url, {}, 2)) as step:
+    engine = view.handle.engine
+    with Ports.of_step(program, engine) as ports, StepPlan(program, ports, engine.url, {}, 2) as step:
         return step.stands
 
 

@@ -10,9 +10,10 @@ import pyarrow as pa
 from persist import View
 from persist.codecs import Part
 from persist.dataflow import OperatorFailed
-from persist.spark.step.planning import Place, StepPlan
-from persist.spark.step.tasks import StageTask, StoredParts, block_row
-from persist.spark.step.touched import TouchedKeys
+from persist.dataflow.ports.ports import Ports
+from persist.dataflow.step.planning import StepPlan
+from persist.dataflow.step.tasks import StageTask, StoredParts, block_row
+from persist.dataflow.step.touched import TouchedKeys
 
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 
@@ -33,8 +34,8 @@ def stepped(
         goes_without: whether it is done without such records if it fails with them.
     """
     program, chance = view.program(), random.Random(seed)
-    place = Place(view.handle.engine.url, {}, parallel=3)
-    with program.open(view.client) as running, StepPlan(program, running, place, stands=stands) as step:
+    engine = view.handle.engine
+    with Ports.of_step(program, engine) as ports, StepPlan(program, ports, engine.url, {}, 3, stands=stands) as step:
         if not step.is_due or step.is_seal_only:
             step.commit({})
             return None
@@ -51,17 +52,20 @@ def stepped(
                 raise
         else:
             step.commit(stored)
-            return None if known is None else step.bytes - step.needed_bytes(known)
+            return None if known is None else step.bytes - step.needed_bytes(known)[0]
     return stepped(view, partitions=partitions, seed=seed, looks_up=looks_up, stands=False)
 
 
-def asked(tasks: Sequence[StageTask], chance: random.Random) -> list[tuple[int, bytes]]:
-    """Return the blocks that tasks give of what is asked for."""
+def asked(tasks: Sequence[StageTask], chance: random.Random) -> list[tuple[int, pa.Table]]:
+    """Return what tasks give of what is asked for."""
     blocks: Blocks = {}
     assert emulated(tasks, chance, blocks) == {}
     wanted = {number for each in tasks for number in each.asked}
     return [
-        (number, row.column(2)[0].as_py()) for (number, _), rows in blocks.items() for row in rows if number in wanted
+        (number, pa.ipc.open_stream(row.column(2)[0].as_buffer()).read_all())
+        for (number, _), rows in blocks.items()
+        for row in rows
+        if number in wanted
     ]
 
 
@@ -71,7 +75,7 @@ def emulated(tasks: Sequence[StageTask], chance: random.Random, blocks: Blocks |
     stored: dict[str, list[Part]] = {}
     for task in tasks:
         for given in _shares(task, blocks, chance):
-            for row in task(iter(given)):
+            for row in task.rows(iter(given)):
                 exchange, partition, rows = (column[0].as_py() for column in row.columns)
                 if exchange == -1:
                     one = msgspec.json.decode(rows, type=StoredParts)

@@ -8,7 +8,7 @@
 A join or a reduction stays in the stage of an input that is shared out by its key already; so does an output, because
 equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same way.
 
-Recursion, and what looks at time as data, has no form for Spark; nor has what a running program shows.
+Recursion, and what looks at time as data, has no form that keeps nothing; nor has what a running program shows.
 """
 
 from collections.abc import Sequence
@@ -17,38 +17,33 @@ from graphlib import TopologicalSorter
 
 import pyarrow as pa
 
-from persist.dataflow import (
+from persist.dataflow.plan.origin import reads_time
+from persist.dataflow.plan.plan import (
     ROOT,
     Arrange,
     Concat,
     Consolidate,
     Constant,
-    Delay,
-    Explode,
-    Filter,
     Join,
     Linear,
-    Map,
-    Negate,
     Node,
     Persist,
     Plan,
     Reduce,
     Source,
-    TemporalFilter,
     edges_into,
-    reads_time,
 )
-from persist.dataflow import Stage as LinearStage
+from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Negate, TemporalFilter
+from persist.dataflow.plan.stages import Stage as LinearStage
+from persist.dataflow.step.standing import Doubts
 from persist.errors import InvalidUsage
 from persist.expression import Col
-from persist.spark.step.standing import Doubts
 
 Keys = tuple[str, ...]
 
 
-class NoSparkForm(InvalidUsage):
-    """A plan cannot be evaluated by Spark; it runs embedded."""
+class NoStages(InvalidUsage):
+    """A plan cannot be evaluated in stages; a program has to run."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,7 @@ class StagePlan:
 
 
 def why_not(plan: Plan) -> str | None:
-    """Say why a plan has no form for Spark; None if it has one."""
+    """Say why a plan has no stages; None if it has."""
     if plan.dimensions != 1:
         return f"its times have {plan.dimensions} dimensions"
     for node in plan.nodes.values():
@@ -166,7 +161,7 @@ class _Cutting:
                     self._put(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
                 self._at[node.number].sinks.append(node)
             case _:
-                raise NoSparkForm(f"{node.title} has no form for Spark")
+                raise NoStages(f"{node.title} has no form in stages")
 
     def _concat(self, node: Node) -> None:
         known = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]

@@ -1,81 +1,77 @@
 """A step before its tasks run: what it reads, in slices, its stages, and where its outputs go.
 
-It begins like an embedded one: the program is open, so its holds keep what is read, and it says from which time on each
-output is to be written. Nothing here needs a session, and no task needs what is not in here.
+It begins like a program that runs: its ports are open, so its holds keep what is read, and they say from which time on
+each output is to be written. No task needs what is not in here.
 """
 
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from persist.codecs import TIME, TIME_MAX, Part
-from persist.dataflow import (
-    NEVER,
-    Concat,
-    Delay,
-    Linear,
-    Negate,
-    Node,
-    Output,
-    Outputs,
-    Persist,
-    Plan,
-    Program,
-    Running,
-    Source,
-    col,
-    end_of,
-)
-from persist.engine import changes, snapshot
-from persist.sink import Target
-from persist.source import CollectionAddress
-from persist.spark.step.reading import Past, Reading
-from persist.spark.step.stages import StagePlan, cut
-from persist.spark.step.standing import Doubts, is_of_groups, sources_before, stand_in, standing_in
-from persist.spark.step.tasks import Blocks, StageTask, Written
-from persist.spark.step.touched import (
+from persist.dataflow.plan.plan import Concat, Linear, Node, Persist, Plan, Source, described
+from persist.dataflow.plan.stages import Delay, Negate
+from persist.dataflow.ports.output import NEVER, Output, end_of
+from persist.dataflow.ports.ports import Ports
+from persist.dataflow.ports.sinks import Outputs
+from persist.dataflow.program import Program
+from persist.dataflow.step.reading import Past, Reading
+from persist.dataflow.step.stages import StagePlan, cut
+from persist.dataflow.step.standing import Doubts, is_of_groups, sources_before, stand_in, standing_in
+from persist.dataflow.step.tasks import Asked, StageTask, Stored, Written
+from persist.dataflow.step.touched import (
     NOTHING,
     Condition,
     TouchedKeys,
     before,
+    demands_of,
     known_only,
     levels_of,
     needs_of,
     sources_of,
 )
+from persist.engine import changes, snapshot
+from persist.expression import col
+from persist.sink import Target
+from persist.source import CollectionAddress
 
 WORTH = 2  # Touched keys are looked for if what they tell a part of is more than what is new, divided by this.
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where tasks find the location, and how many of them run at a time."""
-
-    location: str
-    storage: Mapping[str, Any]
-    parallel: int
-
-
 class StepPlan:
-    """A step of a program that is open; use it in a `with`, which keeps what it reads.
+    """A step of a program whose sources and outputs are open; use it in a `with`, which keeps what it reads.
+
+    Args:
+        location, storage: where tasks find the location.
+        parallel: how many of them run at a time.
 
     Attributes:
+        program: its name.
         until: the time before which outputs will be complete.
         as_of: the time as of which the past is; what comes after it is new.
         stages: each after those that it reads from.
         stands: whether records stand for groups (`standing.py`), as far as that can be.
     """
 
-    def __init__(self, program: Program, running: Running, place: Place, *, stands: bool = True) -> None:
-        assert running.outputs is not None
-        self._outputs: Outputs = running.outputs
-        self._place = place
-        self._readers = {reader.operator.collection: reader for reader in running.sources}
-        self.until = min((end_of(reader.handle.contents().upper) for reader in running.sources), default=NEVER)
-        self.as_of = min((reader.as_of for reader in running.sources), default=-1)
+    def __init__(
+        self,
+        program: Program,
+        ports: Ports,
+        location: str,
+        storage: Mapping[str, Any],
+        parallel: int,
+        *,
+        stands: bool = True,
+    ) -> None:
+        self.program = program.name
+        self._outputs: Outputs = ports.outputs
+        self._location, self._storage, self._parallel = location, storage, parallel
+        self._readers = {reader.operator.collection: reader for reader in ports.sources}
+        self.until = min((end_of(reader.handle.contents().upper) for reader in ports.sources), default=NEVER)
+        self.as_of = min((reader.as_of for reader in ports.sources), default=-1)
         self._own: dict[int, tuple[Output, int]] = {}  # Sources that are what an output held before.
         plan = self._corrected(program.plan.without_unused())
         doubts = self._stood_in(plan) if stands else {}
@@ -135,6 +131,45 @@ class StepPlan:
         if given and all(needs.get(number, NOTHING) is None for number in given):
             return "what changes does not tell what is needed of the inputs"
         return None
+
+    def why_whole(self) -> str | None:
+        """Say which operator needs all of what a source holds whatever has changed; None if none does."""
+        demanding, unchanged = demands_of(self.stages), self.untouched()
+        needs = needs_of(self.stages)
+        for stage in self.stages:
+            if stage.source is None or not self._readings[stage.number].contents_bytes:
+                continue
+            need = needs.get(stage.source.number, NOTHING)
+            if need is None:
+                return f"{_named(demanding[stage.source.number])} needs all of {stage.source.title}"
+            for term in need:
+                if not term.columns and term.exchange not in unchanged:
+                    return f"{_named(self._fed_by(term.exchange))} needs all of {stage.source.title}"
+        return None
+
+    def _fed_by(self, exchange: int) -> Node:
+        """Return the node that reads an exchange."""
+        [node] = {
+            node.number: node
+            for stage in self.stages
+            for node in stage.nodes
+            for (number, _), fed in stage.feeds.items()
+            if (number, fed.number) == (node.number, exchange)
+        }.values()
+        return node
+
+    def reads(self, known: Mapping[int, TouchedKeys] | None) -> list[str]:
+        """Return what is read of each source, as text, if these touched keys are known; None for everything."""
+        needs = needs_of(self.stages)
+        return [
+            self._readings[stage.number].told(
+                None if known is None else known_only(needs.get(stage.source.number, NOTHING), known.keys()),
+                known or {},
+                stage.source.title,
+            )
+            for stage in self.stages
+            if stage.source is not None
+        ]
 
     def levels(self) -> list[tuple[int, list[int]]]:
         """Return the stages whose touched keys are of use, by how many changes of key lie before them.
@@ -197,12 +232,12 @@ class StepPlan:
         return sum(self._readings[source].changes_bytes for source in sources or ())
 
     @staticmethod
-    def touched(tasks: Sequence[StageTask], blocks: Blocks) -> dict[int, TouchedKeys]:
-        """Return the touched keys of the exchanges that the tasks of a wave were asked for, made of their blocks."""
+    def touched(tasks: Sequence[StageTask], keys: Asked) -> dict[int, TouchedKeys]:
+        """Return the touched keys of the exchanges that the tasks of a wave were asked for, of what they gave."""
         asked = frozenset[int]().union(*(task.asked for task in tasks))
         tables: dict[int, list[pa.Table]] = {number: [] for number in asked}
-        for exchange, block in blocks:
-            tables[exchange].append(pa.ipc.open_stream(block).read_all())
+        for exchange, table in keys:
+            tables[exchange].append(table)
         return {number: TouchedKeys(tuple(key_tables)) for number, key_tables in tables.items()}
 
     def tasks(self, partitions: int, known: Mapping[int, TouchedKeys] | None = None) -> list[StageTask]:
@@ -218,9 +253,15 @@ class StepPlan:
         }
         return self._tasks(self.stages, partitions, known, written)[0]
 
-    def needed_bytes(self, known: Mapping[int, TouchedKeys]) -> int:
-        """Return about what a step reads, decoded, if these touched keys are known."""
-        return self._tasks(self.stages, 1, known, {})[1]
+    def needed_bytes(self, known: Mapping[int, TouchedKeys]) -> tuple[int, int]:
+        """Return about what a step reads, decoded, if these touched keys are known; and what of that it needs whole."""
+        needs = needs_of(self.stages)
+        whole = [
+            self._readings[stage.number].contents_bytes
+            for stage in self.stages
+            if stage.source is not None and known_only(needs.get(stage.source.number, NOTHING), known.keys()) is None
+        ]
+        return self._tasks(self.stages, 1, known, {})[1], sum(whole)
 
     def _tasks(
         self,
@@ -236,7 +277,7 @@ class StepPlan:
             if stage.source is not None:
                 reading = self._readings[stage.number]
                 need = None if known is None else known_only(needs.get(stage.source.number, NOTHING), known.keys())
-                slices, own = reading.sliced(need, known or {}, self._place.parallel)
+                slices, own = reading.sliced(need, known or {}, self._parallel)
                 size += own
             needed = {
                 exchange.number: condition
@@ -258,18 +299,20 @@ class StepPlan:
             wanted |= {to[term.exchange] for term in need or ()}
         return wanted
 
-    def commit(self, stored: Mapping[str, Sequence[Part]]) -> int | None:
-        """Commit what tasks have stored as one record, and return its seqno; if that is refused, delete it.
+    def commit(self, stored: Stored) -> int | None:
+        """Commit what came of the tasks as one record, and return its seqno; delete what they stored if it is refused.
 
         Raises:
             UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
         """
         try:
-            return self._outputs.commit_parts(self.until, stored)
+            return self._outputs.commit_step(self.until, stored)
         except BaseException:
             for output in self._outputs.every:
-                with self._target(output).writer() as writer:
-                    writer.discard(stored.get(output.sink.collection, ()))
+                parts = [part for part in stored.get(output.sink.collection, ()) if isinstance(part, Part)]
+                if parts:
+                    with self._target(output).writer() as writer:
+                        writer.discard(parts)
             raise
 
     def lines(self) -> list[str]:
@@ -277,7 +320,7 @@ class StepPlan:
         return [_line(stage) for stage in self.stages]
 
     def _target(self, output: Output) -> Target:
-        return Target.of(output.handle, self._place.location, self._place.storage)
+        return Target.of(output.handle, self._location, self._storage)
 
     def _corrected(self, plan: Plan) -> Plan:
         """Return a plan in which an output that switches takes away what it held before, at the time of the switch."""
@@ -347,12 +390,16 @@ class StepPlan:
             updates = changes(handle, as_of + 1, min(end, TIME_MAX + 1), columns=columns, schema=version)
             self._open.callback(updates.close)
             new = updates.scan
-        address = CollectionAddress(self._place.location, self._place.storage, handle.name)
+        address = CollectionAddress(self._location, self._storage, handle.name)
         return Reading(address, handle, contents.scan, new, as_of, source.schema)
 
 
 def _is_by_key(stage: StagePlan) -> bool:
     return bool(stage.reads) and all(exchange.keys for exchange in stage.reads)
+
+
+def _named(node: Node) -> str:
+    return f"%{node.number} {described(node.operator)}"
 
 
 def _line(stage: StagePlan) -> str:

@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from persist.codecs import TIME_MAX, Part, decode_part
+from persist.dataflow.step.tasks import Slice, SourceSlices
+from persist.dataflow.step.touched import Condition, Need, TouchedKeys, filter_of
 from persist.engine import CollectionHandle, changes, snapshot
 from persist.read import KeySamples, Lookup, Scan, Wanted, narrowed_scan
 from persist.source import CollectionAddress
-from persist.spark.step.tasks import Slice, SourceSlices
-from persist.spark.step.touched import Condition, Need, TouchedKeys, filter_of
-from persist.spark.tasks import count_for
 
 LOOKED_UP_KEYS = 50_000  # For each task that looks up, at least.
 
@@ -60,14 +59,28 @@ class Reading:
         """Return what tasks read if that is needed of the contents, and about how many bytes that is, decoded."""
         size, slices = self._needed(need, known, parallel)
         if self.changes is not None:
-            slices += [Slice(scan, is_changes=True) for scan in self.changes.slices(count_for(self.changes, parallel))]
+            slices += [Slice(scan, is_changes=True) for scan in self.changes.slices(self.changes.task_count(parallel))]
         condition = Condition.of(need, known)
         size += self.changes_bytes
         return SourceSlices(self.address, slices, size, self.as_of, self.columns, condition), size
 
+    def told(self, need: Need, known: Mapping[int, TouchedKeys], title: str) -> str:
+        """Return as text what is read if that is needed of the contents."""
+        size, _ = self._needed(need, known, 1)
+        if not size:
+            of_past = "nothing of the past"
+        elif need is None:
+            of_past = f"all of the past, {size:,} bytes"
+        else:
+            by = " or ".join(sorted({", ".join(term.columns) or "whatever changes" for term in need}))
+            of_past = f"of the past what touched keys hold, by {by}, {size:,} of {self.contents_bytes:,} bytes"
+        return f"{title}: {self.changes_bytes:,} bytes of changes, and {of_past}"
+
     def _needed(self, need: Need, known: Mapping[int, TouchedKeys], parallel: int) -> tuple[int, list[Slice]]:
-        if need is not None and not any(len(known[term.exchange].hashes) for term in need):
-            return 0, []
+        if need is not None:
+            need = frozenset(term for term in need if len(known[term.exchange].hashes))
+            if not need:
+                return 0, []
         keys = self._keys(need, known)
         if keys is not None:
             size, parts = self._looked_up(keys)
@@ -77,7 +90,7 @@ class Reading:
                 slices = [Slice(self.contents, keys=keys.slice(start, end - start)) for start, end in pairwise(cuts)]
                 return size, slices if parts else []
         scan = narrowed_scan(self.contents, filter_of(need, known, self.columns)) or self.contents
-        return scan.memory, [Slice(part_scan) for part_scan in scan.slices(count_for(scan, parallel))]
+        return scan.memory, [Slice(part_scan) for part_scan in scan.slices(scan.task_count(parallel))]
 
     def _keys(self, need: Need, known: Mapping[int, TouchedKeys]) -> pa.Table | None:
         """Return the keys to look up, in order, if whole keys say what is needed."""

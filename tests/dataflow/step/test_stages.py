@@ -13,13 +13,14 @@ import persist
 from persist import View
 from persist.collection import Collection
 from persist.dataflow import OperatorFailed, Program, col
+from persist.dataflow.ports.ports import Ports
+from persist.dataflow.step.planning import StepPlan
+from persist.dataflow.step.stages import cut, why_not
+from persist.dataflow.step.touched import Term, before, known_only, needs_of
 from persist.errors import InvalidUsage
 from persist.settings import Tuning
-from persist.spark.step.planning import Place, StepPlan
-from persist.spark.step.stages import cut, why_not
-from persist.spark.step.touched import Term, before, known_only, needs_of
 from persist.sql.types import to_arrow
-from tests.spark.step.emulated import emulated, stepped
+from tests.dataflow.step.emulated import emulated, stepped
 from tests.sql.corpus import QUERIES
 from tests.sql.grammar import Grammar
 from tests.sql.oracle import TABLES, changes, comparable
@@ -161,9 +162,11 @@ def test_a_step_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothi
     other.refresh()
     other.close()
     write(client, 3, 2, 4)
-    place = Place(client.url, {}, parallel=2)
     program = other.program()
-    with program.open(client) as running, StepPlan(program, running, place, stands=False) as step:
+    with (
+        Ports.of_step(program, client.engine) as ports,
+        StepPlan(program, ports, client.url, {}, 2, stands=False) as step,
+    ):
         stored = emulated(step.tasks(2), random.Random(1))
         assert {*stored} == {"v", "o"}
         view.refresh()
@@ -213,8 +216,8 @@ def test_a_step_looks_up_few_keys_and_reads_no_more(client: persist.Client) -> N
     few.write([((2, 39_999), 1, 1), ((3, 40_000), 1, 1)], seal=2).result()
     many.write([((7, "7"), 1, -1)], seal=2).result()
     with (
-        by_tasks.program().open(client) as running,
-        StepPlan(by_tasks.program(), running, Place(client.url, {}, 3)) as step,
+        Ports.of_step(by_tasks.program(), client.engine) as ports,
+        StepPlan(by_tasks.program(), ports, client.url, {}, 3) as step,
     ):
         read = step.bytes
     saved = stepped(by_tasks, partitions=2, looks_up=True)
@@ -237,7 +240,7 @@ def test_a_join_reads_nothing_of_the_side_that_changes_alone(client: persist.Cli
     facts.write([((7, 7), 1, -1), ((7, 8), 1, 1), ((20_001, 9), 1, 1)], seal=2).result()
     names.seal(2).result()
     program = by_tasks.program()
-    with program.open(client) as running, StepPlan(program, running, Place(client.url, {}, 3)) as step:
+    with Ports.of_step(program, client.engine) as ports, StepPlan(program, ports, client.url, {}, 3) as step:
         contents = step.bytes - step.changed_bytes
     # Facts with the key of a fact that changed were read before; they are most of what there is.
     saved = stepped(by_tasks, partitions=2, looks_up=True)

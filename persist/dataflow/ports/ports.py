@@ -1,0 +1,140 @@
+"""The sources and outputs of a program, opened at one time: for operators that run, and for a step that has none."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import pyarrow as pa
+
+from persist.dataflow.errors import SourceLost
+from persist.dataflow.operators.operators import EntryOperator, Position, SinkOperator
+from persist.dataflow.plan.draft import Draft
+from persist.dataflow.plan.origin import fingerprint
+from persist.dataflow.plan.plan import Persist, Plan, Source
+from persist.dataflow.ports.inputs import Gate
+from persist.dataflow.ports.kept import KeptLinear
+from persist.dataflow.ports.sinks import Outputs
+from persist.dataflow.ports.sources import SourceReader
+from persist.dataflow.updates.words import Domain
+from persist.engine import Engine, destroy, loaded
+from persist.errors import CollectionNotFound
+
+OPEN_ATTEMPTS = 5
+
+
+class Ports:
+    """All sources and outputs of a program; close it, or use it in a `with`.
+
+    Args:
+        plan: as it is run.
+        sources: that it reads, each with its columns and the gate that it is let in by.
+        replace: the program has changed.
+        jump: pass over times at which it failed.
+
+    Attributes:
+        sources: each with the time as of which it begins; all the same one.
+        outputs: each with how far it is.
+
+    Raises:
+        what `Program.open` raises of collections.
+    """
+
+    def __init__(
+        self,
+        program: Draft,
+        engine: Engine,
+        plan: Plan,
+        sources: Sequence[tuple[Source, pa.Schema, Gate]],
+        sinks: Sequence[SinkOperator],
+        kept: Mapping[str, KeptLinear],
+        domain: Domain,
+        *,
+        replace: bool = False,
+        jump: bool = False,
+    ) -> None:
+        self._program, self._engine, self._plan, self._domain = program, engine, plan, domain
+        self._replaces = replace
+        self.sources: list[SourceReader] = []
+        self.outputs = Outputs(
+            engine,
+            program.name,
+            [(sink, program.output(sink.collection), program.definition(sink.collection)) for sink in sinks],
+            kept,
+            {sink.collection: fingerprint(program.plan, sink.collection) for sink in sinks},
+            domain,
+            replace=replace,
+            jump=jump,
+        )
+        try:
+            for attempt in reversed(range(OPEN_ATTEMPTS)):
+                if self._started(sources, is_last=not attempt):
+                    break
+            if replace:
+                self._drop_unused(kept)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def of_step(cls, program: Draft, engine: Engine) -> "Ports":
+        """Open a program for one step that reads its sources, and writes its outputs, without operators that run."""
+        plan, domain = program.plan.without_unused(), Domain()
+        sources, sinks = [], []
+        for node in plan.nodes.values():
+            match node.operator:
+                case Source() as source:
+                    gate = Gate(EntryOperator(Position(node.title, [], 1, 0)), len(node.schema), 1)
+                    sources.append((source, node.schema, gate))
+                case Persist(collection, keys):
+                    sinks.append(SinkOperator(Position(node.title, [], 1, 0), node.schema, collection, keys))
+        return cls(program, engine, plan, sources, sinks, {}, domain)
+
+    def _drop_unused(self, kept: Mapping[str, KeptLinear]) -> None:
+        """Of a changed program: destroy the hidden collections that it does not use any more."""
+        for name in self._program.every_kept(self._engine):
+            if name not in kept:
+                with suppress(CollectionNotFound):
+                    destroy(loaded(self._engine, name)).result()
+
+    def _started(self, sources: Sequence[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
+        """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
+
+        Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
+        return False, to begin again where they are now.
+        """
+        resume_at = self.outputs.resume_at
+        self.sources = [
+            SourceReader(
+                self._engine,
+                self._program.holders(source.collection),
+                source,
+                schema,
+                gate,
+                self._domain,
+                renews=self._replaces,
+                makes_holds=self._program.makes_holds(),
+            )
+            for source, schema, gate in sources
+        ]
+        try:
+            begin = self.outputs.begin_at(self.sources, self._plan, resume_at)
+            for source in self.sources:
+                source.start(begin)
+        except SourceLost:
+            self.close()
+            self.outputs.refresh()
+            if is_last or self.outputs.resume_at == resume_at:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stop reading; idempotent."""
+        for source in self.sources:
+            source.close()
+        self.sources = []
+
+    def __enter__(self) -> "Ports":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,194 @@
+"""Steps and open handles: at every time a view holds what DuckDB computes anew, whichever of the two refreshes it."""
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.dataflow import OperatorFailed, WouldRecompute
+from persist.errors import InvalidUsage
+from tests.sql.grammar import Grammar
+from tests.sql.oracle import changes
+from tests.sql.two_ways import QUIET, check_in_turns, steps_that_always_pay
+
+KINDS = {
+    "sums and counts": "SELECT a, count(*) AS n, sum(b) AS s, count(b) AS c FROM t GROUP BY a",
+    "sums of floats": "SELECT a, sum(f) AS s, avg(f) AS m, count(*) AS n FROM t GROUP BY a",
+    "sums without a group": "SELECT count(*) AS n, sum(m) AS s, count(m) AS c FROM t WHERE b > 1",
+    "least and greatest": "SELECT a, min(b) AS l, max(f) AS g, count(*) AS n FROM t GROUP BY a",
+    "the place of the least": "SELECT a, arg_min(s, f) AS l, arg_max(d, m) AS g FROM t GROUP BY a",
+    "first rows": "SELECT a, b, s FROM t ORDER BY f DESC, a LIMIT 4",
+    "first rows of groups": "SELECT DISTINCT ON (a) a, b, m FROM t ORDER BY a, m",
+    "distinct": "SELECT DISTINCT a, b FROM t",
+    "distinct in an aggregate": "SELECT a, count(DISTINCT b) AS n FROM t GROUP BY a",
+    "windows": "SELECT a, m, row_number() OVER w AS r, sum(b) OVER w FROM t WINDOW w AS (PARTITION BY a ORDER BY m)",
+    "joins": "SELECT u.b, count(*) AS n, sum(t.b) AS s FROM t JOIN u USING (a) GROUP BY u.b",
+    "left joins": "SELECT t.a, t.b, u.s FROM t LEFT JOIN u ON t.a = u.a AND t.b = u.b",
+    "full joins": "SELECT t.a, u.a AS o, t.b, u.s FROM t FULL JOIN u ON t.a = u.a",
+    "semi joins": "SELECT a, b FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.a = t.a AND u.b > 1)",
+    "anti joins": "SELECT a, b FROM t WHERE NOT EXISTS (SELECT 1 FROM u WHERE u.a = t.a AND u.b > 1)",
+    "not in": "SELECT a, b FROM t WHERE b NOT IN (SELECT b FROM u WHERE u.a > 2)",
+    "union": "SELECT a, b FROM t UNION SELECT a, b FROM u",
+    "union all": "SELECT a, b FROM t UNION ALL SELECT a, b FROM u",
+    "except": "SELECT a, b FROM t EXCEPT ALL SELECT a, b FROM u",
+    "intersect": "SELECT a, b FROM t INTERSECT SELECT a, b FROM u",
+    "scalar subqueries": "SELECT a, b FROM t WHERE b > (SELECT avg(b) FROM u)",
+    "recursion": "WITH RECURSIVE r AS (SELECT a FROM u UNION SELECT a + 1 FROM r WHERE a < 6) SELECT a FROM r",
+}  # fmt: skip
+
+
+@pytest.mark.thorough(except_every=4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_and_open_handles_in_turns_have_the_answers_of_duckdb(kind: str) -> None:
+    ways = check_in_turns(KINDS[kind], changes(len(kind), steps=6, size=5), seed=len(kind))
+    assert ("step" in ways) == (kind != "recursion")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("block", range(10))
+def test_random_queries_refreshed_in_turns_have_the_answers_of_duckdb(block: int) -> None:
+    stepped = sum(tried(seed) for seed in range(1000 + 20 * block, 1020 + 20 * block))
+    assert stepped >= 8, "most random queries were refused, or took no step"
+
+
+def tried(seed: int) -> bool:
+    """Check the query of a seed; return whether there was one of which a step was taken."""
+    try:
+        return "step" in check_in_turns(Grammar(seed).query(), changes(seed, steps=5, size=4), seed)
+    except InvalidUsage:
+        return False
+    except Exception as error:
+        if "duckdb" in type(error).__module__:
+            return False
+        raise
+
+
+JOINED = "SELECT g, count(*) AS n, sum(amount) AS total FROM facts JOIN dims USING (d) GROUP BY g"
+FACTS = 60_000
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    """Yield a client of facts and dimensions that have been sealed to 1."""
+    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
+        facts = opened.create_or_load("facts", key={"id": int}, value={"d": int, "amount": int})
+        dims = opened.create_or_load("dims", key={"d": int}, value={"g": int})
+        ids = range(FACTS)
+        rows = {"id": ids, "d": [n * 7 % 1000 for n in ids], "amount": [n % 100 for n in ids]}
+        facts.write(pa.table({name: pa.array(values) for name, values in rows.items()}), time=0, seal=1).result()
+        dims.write([((d, d % 50), 0, 1) for d in range(1000)], seal=1).result()
+        yield opened
+
+
+def change(client: persist.Client, time: int, *ids: int) -> None:
+    """Raise the amounts of some facts."""
+    facts = client.load("facts")
+    rows = [((n, (n * 7 % 1000, n % 100 + time - 1)), time, -1) for n in ids]
+    facts.write([*rows, *(((n, (d, amount + 1)), time, 1) for (n, (d, amount)), _, _ in rows)], seal=time + 1)
+    client.load("dims").seal(time + 1).result()
+
+
+def totals(client: persist.Client) -> dict[int, tuple[int, int]]:
+    """Return what the view of all facts and dimensions has to hold."""
+    table = client.load("facts").snapshot().to_arrow()
+    g, amounts = table["d"].to_numpy() % 50, table["amount"].to_numpy()
+    return {n: (int((g == n).sum()), int(amounts[g == n].sum())) for n in range(50)}
+
+
+def held(view: persist.View) -> dict[int, tuple[int, int]]:
+    return {row["g"]: (row["n"], int(row["total"])) for row in view.snapshot().to_arrow().to_pylist()}
+
+
+def test_a_new_handle_takes_a_step_that_reads_what_has_to_do_with_what_changed(client: persist.Client) -> None:
+    client.create_view("totals", JOINED).refresh()
+    change(client, 1, 5, 700)
+    view = client.view("totals")
+    with steps_that_always_pay():
+        explained = view.explain_refresh()
+        view.refresh()
+    assert not view.is_open
+    assert held(view) == totals(client)
+    assert explained.startswith("by a step of ")
+    assert "of what touched keys hold" in explained
+    assert "read facts: " in explained
+    assert "nothing of the past" in explained  # The view tells what the groups were.
+    assert "read dims: 0 bytes of changes, and of the past what touched keys hold, by d" in explained
+
+
+def test_a_handle_opens_its_state_once_its_steps_have_taken_as_long(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.dataflow.step.choosing.OPEN_S", 0.16)
+    client.create_view("totals", JOINED).refresh()
+    view, is_open = client.view("totals"), []
+    for time in range(1, 7):
+        change(client, time, 8)
+        view.refresh()
+        is_open.append(view.is_open)
+        assert held(view) == totals(client)
+    assert is_open == sorted(is_open)
+    assert (is_open[0], is_open[-1]) == (False, True)
+    assert "this handle has its state" in view.explain_refresh()
+
+
+def test_a_refresh_that_only_seals_opens_no_state(client: persist.Client) -> None:
+    client.create_view("totals", JOINED).refresh()
+    for collection in ("facts", "dims"):
+        client.load(collection).seal(5).result()
+    view = client.view("totals")
+    with steps_that_always_pay():
+        assert view.refresh() == persist.Antichain(5)
+    assert not view.is_open
+    assert held(view) == totals(client)
+    for _ in range(5):  # To look time and again is cheaper with state.
+        assert view.refresh() == persist.Antichain(5)
+    assert view.is_open
+
+
+def test_a_refresh_that_must_not_recompute_names_the_operator_that_would(client: persist.Client) -> None:
+    view = client.create_view("first", "SELECT id, amount FROM facts ORDER BY amount DESC, id LIMIT 3")
+    with pytest.raises(WouldRecompute, match="an output begins"):
+        view.refresh(policy="incremental")
+    view.refresh()
+    view.close()
+    change(client, 1, 99)
+    with pytest.raises(WouldRecompute, match=r"%\d+ reduce\[by .*top.* needs all of read facts"):
+        view.refresh(policy="incremental")
+    assert view.upper == persist.Antichain(1)
+    view.open_state()
+    change(client, 2, 99)
+    view.refresh(policy="incremental")  # It has its state, and recomputes nothing.
+    assert view.upper == persist.Antichain(3)
+    with pytest.raises(InvalidUsage, match="is not a way to refresh"):
+        view.refresh(policy="full")  # type: ignore[arg-type]
+
+
+def test_a_row_that_a_step_fails_on_is_named_and_the_view_stays(client: persist.Client) -> None:
+    view = client.create_view("v", "SELECT id, (amount * 1000000)::INTEGER AS n FROM facts")
+    view.refresh()
+    view.close()
+    client.load("facts").write([((FACTS, (1, 5000)), 1, 1)], seal=2).result()
+    with steps_that_always_pay(), pytest.raises(OperatorFailed, match=str(FACTS)):
+        view.refresh()
+    assert view.upper == persist.Antichain(1)
+    client.load("facts").write([((FACTS, (1, 5000)), 2, -1)], seal=3).result()
+    with steps_that_always_pay():
+        view.refresh()
+    assert view.upper == persist.Antichain(3)
+
+
+def test_several_clients_that_step_a_view_at_once_write_it_once(client: persist.Client) -> None:
+    client.create_view("totals", JOINED).refresh()
+    with steps_that_always_pay(), ThreadPoolExecutor(3) as threads:
+        clients = [persist.open(client.url, settings=QUIET) for _ in range(3)]
+        for time in range(1, 5):
+            change(client, time, 3)
+            for refresh in [threads.submit(each.view("totals").refresh, policy="incremental") for each in clients]:
+                assert refresh.result() == persist.Antichain(time + 1)
+            assert held(client.view("totals")) == totals(client)
+        for each in clients:
+            each.close()
+    assert client.fsck().problems == ()

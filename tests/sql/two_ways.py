@@ -1,0 +1,82 @@
+"""A query as a view that steps and open handles refresh in random turns, against the same query in DuckDB."""
+
+import random
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import persist
+from persist import View
+from persist.sql.types import to_arrow
+from tests.sql.oracle import TABLES, Changes, Duck, Row, comparable
+
+QUIET = persist.Settings(background=False)
+
+
+@contextmanager
+def steps_that_always_pay() -> Iterator[None]:
+    """Let a handle without state take steps whatever they read: the tables of tests are small."""
+    with pytest.MonkeyPatch.context() as constants:
+        constants.setattr("persist.dataflow.step.choosing.OPEN_S", 1e12)
+        yield
+
+
+def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
+    """Raise AssertionError unless a view has DuckDB's answer at every time; return who refreshed it each time.
+
+    Some refreshes take in several times. Between them inputs may be compacted, and handles opened and closed.
+    """
+    chance, ways = random.Random(seed), list[str]()
+    wants: list[Counter[Row]] = []
+    with steps_that_always_pay(), persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
+        duck, state = Duck(TABLES), {name: Counter[Row]() for name in TABLES}
+        tables = {
+            name: client.create_or_load(name, key={column: to_arrow(kind) for column, kind in columns})
+            for name, columns in TABLES.items()
+        }
+        for time, batch in enumerate(steps):
+            for name, table in tables.items():
+                for row, diff in batch.get(name, ()):
+                    state[name][row] += diff
+                duck.set(name, state[name])
+                table.write([((row, None), time, diff) for row, diff in batch.get(name, ())], seal=time + 1).result()
+            wants.append(duck.answer(sql))
+            if time == 0:
+                view = client.create_view("v", sql)
+            elif chance.random() < 0.3:
+                continue
+            wanted = "step" if len(ways) == 1 else chance.choice(["step", "step", "state", "as it is"])
+            ways.append(refreshed(view, wanted))
+            begun = view.since.time or 0
+            for as_of in range(begun, time + 1):
+                have = contents(view, as_of)
+                assert have == wants[as_of], (
+                    f"as of {as_of}, refreshed by {ways}\n{sql}\n"
+                    f"DuckDB: {wants[as_of] - have}\nthis:   {have - wants[as_of]}"
+                )
+        duck.close()
+        assert client.fsck().problems == ()
+    return ways
+
+
+def refreshed(view: View, wanted: str) -> str:
+    """Refresh a view by a step, with state, or as it is; return which of the two it was."""
+    if wanted == "step":
+        view.close()
+    if wanted == "state":
+        view.open_state()
+    else:
+        view.refresh()
+    return "state" if view.is_open else "step"
+
+
+def contents(view: View, as_of: int) -> Counter[Row]:
+    table = view.snapshot(as_of, form="diff").to_arrow()
+    columns = [table[name].to_pylist() for name, _ in view.definition.columns]
+    found: Counter[Row] = Counter()
+    for record, diff in zip(zip(*columns, strict=True), table["_diff"].to_pylist(), strict=True):
+        found[tuple(map(comparable, record))] += diff
+    return Counter({record: count for record, count in found.items() if count})
