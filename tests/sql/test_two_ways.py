@@ -48,6 +48,7 @@ def test_steps_and_open_handles_in_turns_have_the_answers_of_duckdb(kind: str) -
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::persist.sql.UnboundedState")
 @pytest.mark.parametrize("block", range(10))
 def test_random_queries_refreshed_in_turns_have_the_answers_of_duckdb(block: int) -> None:
     stepped = sum(tried(seed) for seed in range(1000 + 20 * block, 1020 + 20 * block))
