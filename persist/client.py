@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,8 +38,8 @@ from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.names import check_free_name
 from persist.notify import Notify
-from persist.query import AsOf, QueryResult
-from persist.read import JointListen
+from persist.query import AsOf, Outcome, QueryResult
+from persist.read import ArrowResult, JointListen
 from persist.replica import LAST
 from persist.settings import Location, Settings
 from persist.shown import html_table
@@ -320,24 +321,41 @@ class Client(Described):
 
         return View(self, made_view(self.engine, name, sql, key, given_options(memory_budget, spill_folder)))
 
-    def sql(self, query: str, *, as_of: AsOf = None, files: bool = False) -> QueryResult:
+    def sql(
+        self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None
+    ) -> ArrowResult:
         """Return the answer of a query by DuckDB over the collections, all of them at one point of the log.
 
         Read it with `to_arrow()`, `to_pandas()`, `to_polars()` or `to_batches()`. Needs the package duckdb (extra
         `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded.
 
+        A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO or MERGE INTO. It is done
+        when this returns, and its answer is one row: the `collection`, the `rows` that it touched, the `seqno` of the
+        commit, and the `time` that the commit gave to the changes; NULL if you gave it, or if nothing changed.
+
         Args:
-            query: one that begins with SELECT, FROM or WITH; collections are its tables.
+            query: one that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
             as_of: a time for all collections, or a dict of times by name, where "" stands for all others; the latest
                 sealed one of each if it is left out.
             files: let the query read files and URLs, too, with your rights. Without it, it reads collections alone, and
                 DuckDB loads no extension.
+            time: of what a statement changes; that of its commit if it is left out.
 
         Raises:
-            InvalidUsage: DuckDB is not installed, or refuses the query.
+            InvalidUsage: DuckDB is not installed, or refuses the query; or what is given belongs to the other kind.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
+            KeyedCollection: a statement would change a keyed collection, which takes events.
+            ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")
+        from persist.sql import execute, is_statement
+
+        if is_statement(query):
+            if as_of is not None or files:
+                raise InvalidUsage("a statement that changes a collection takes neither as_of= nor files=")
+            return Outcome(asdict(execute(self.engine, query, time)))
+        if time is not None:
+            raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
         return QueryResult(self.engine, query, as_of, files=files)
 
     def view(

@@ -1,4 +1,4 @@
-"""Queries of DuckDB over collections, each as of one time, all at one point of the log."""
+"""Queries of DuckDB over collections, each as of one time, all at one point of the log; and what statements did."""
 
 import json
 import re
@@ -99,6 +99,25 @@ class QueryResult(ArrowResult):
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"
+
+
+class Outcome(ArrowResult):
+    """What a statement has done, as one row."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        types = {"collection": pa.string(), "rows": pa.int64(), "seqno": pa.int64(), "time": pa.int64()}
+        self._table = pa.table({name: pa.array([row[name]], kind) for name, kind in types.items()})
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns `collection`, `rows`, `seqno` and `time`."""
+        return self._table.schema
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing that is to be let go of."""
+
+    def _tables(self) -> Generator[pa.Table, None, None]:
+        yield self._table
 
 
 def _at_once(
