@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 
 import persist
-from persist.timeline import NOW
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 DIGITS_MAX = 30  # Longer ones are no times, and Python converts no very long ones.
@@ -30,6 +29,8 @@ def written_time_of(text: str) -> int | str:
     Raises:
         InvalidUsage: it is neither.
     """
+    from persist.timeline import NOW  # Here, because it loads what the help of a command does without.
+
     found = time_of(text)
     if isinstance(found, str) and text != NOW and not re.match(r"[0-9]{4}-", text):
         raise persist.InvalidUsage(
@@ -40,6 +41,6 @@ def written_time_of(text: str) -> int | str:
 
 def times_of(collection: "persist.Collection") -> Callable[[int], str]:
     """Return how times of a collection are told to people: the number, and the moment where it is one."""
-    from persist.timeline import shown_time  # Here, because it loads what the help of a command does without.
+    from persist.timeline import shown_time  # Here for the same reason.
 
     return partial(shown_time, timeline=collection.timeline)

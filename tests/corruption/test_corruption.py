@@ -65,7 +65,7 @@ def test_the_location_holds_every_kind_of_blob_and_can_be_read() -> None:
     assert resolved, "and others have become updates"
     assert "" not in waiting | resolved
     assert CLEAN.read >= waiting | resolved
-    assert {name for name, _ in TRUTH} == {"compacted", "few", "keyed", "kinds", "many", "renamed"}
+    assert {name for name, _ in TRUTH} == {"compacted", "few", "keyed", "kinds", "many", "renamed", "stamped"}
     assert len(TRUTH["many", 36]) == 2000
     assert len(TRUTH["few", 20]) > 5
     with persist.open(blob_with(ONE), mode="read") as client:

@@ -60,7 +60,6 @@ UPDATES = "id long, status string, amount double, _time long, _diff long"
 @pytest.mark.parametrize(
     ("schema", "rows", "options", "message"),
     [
-        (ROWS, [(1, "x", 1.0)], {}, "persist.SchemaMismatch: "),
         (
             ROWS,
             [(1, "x", 1.0)],

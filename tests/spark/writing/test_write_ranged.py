@@ -163,7 +163,7 @@ def test_overwriting_writes_the_difference_and_keeps_history(spark: SparkSession
         changed = client.load("orders").changes(14, 15).to_arrow()
     assert changed.num_rows == 99 + 2 + 2  # The keys 0 to 99, of which 1 is not there; 3000 and 3001; two new records.
     assert blobs(location) >= {part.blob for part in parts(location) if part.blob}
-    overwrite(way, frame, location, seal=20)  # No difference at all.
+    overwrite(way, frame, location, time=15, seal=20)  # No difference at all.
     with persist.open(location, mode="read") as client:
         assert client.load("orders").changes(15, 20).to_arrow().num_rows == 0
 
