@@ -244,7 +244,7 @@ def test_the_command_line_shows_moments(tmp_path: Any, capsys: pytest.CaptureFix
     with persist.open(tmp_path) as client:
         client.create_or_load("clicks", key={"k": pa.int64()}, timeline="ms").seal(NOON).result()
     assert main(["ls", str(tmp_path)]) == 0
-    assert f"{NOON_MS} (2026-11-21T12:00:00Z)" in capsys.readouterr().out
+    assert " 2026-11-21T12:00:00Z " in capsys.readouterr().out
 
 
 def test_holds_show_moments(client: persist.Client, clicks: persist.Collection) -> None:

@@ -598,7 +598,7 @@ def test_spark_follows_what_is_written_while_it_runs(
     ("options", "message"),
     [
         ({"collection": "orders"}, 'a stream has no form by default: use .option("form", "changes")'),
-        ({**CHANGES, "form": "diff"}, "option form='diff' is none of 'rows', 'changes', 'upserts'"),
+        ({**CHANGES, "form": "diff"}, "option form='diff' is none of 'rows', 'changes', 'transitions', 'upserts'"),
         ({**CHANGES, "as_of": 3, "from": 3}, "Leave one of them out"),
         ({**CHANGES, "from": 4}, "persist.AsOfCompacted: changes from 4 on cannot be told from what came before"),
         ({**CHANGES, "as_of": 4}, "persist.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
