@@ -731,7 +731,6 @@ def test_metrics_tell_what_a_client_did(blob: MemoryBlob) -> None:
         assert "commits" not in reader.metrics().as_dict()
 
 
-@pytest.mark.xfail(reason="a dropped client is kept by the callback of its last failed write; close() ends its thread")
 def test_a_client_dropped_after_failed_writes_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
     blob = UnreliableBlob(MemoryBlob())

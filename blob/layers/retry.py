@@ -268,10 +268,15 @@ class RetryBlob(BlobLayer):
         is_news = self._told_s is None or now_s - self._told_s >= TOLD_EVERY_S
         if is_news and now_s + failures.backoff.bound_s - failures.began_s > TOLD_AFTER_S < self._policy.deadline_s:
             self._told_s = now_s
+            # As text: a handler that keeps records would keep an error's traceback, and with it the whole client.
             logger.warning(
                 "%s of %r at %s is tried again for up to %g s: %s",
-                failures.operation, failures.key, self.url, self._policy.deadline_s, failures.last,
-            )  # fmt: skip
+                failures.operation,
+                failures.key,
+                self.url,
+                self._policy.deadline_s,
+                str(failures.last),
+            )
 
     def _gave_up(self, failures: "_Failures") -> PersistError:
         """Return what a call fails with in the end, and count it."""
