@@ -3,7 +3,6 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -38,7 +37,7 @@ from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.names import check_free_name
 from persist.notify import Notify
-from persist.query import AsOf, Outcome, QueryResult
+from persist.query import AsOf, Outcome, QueryResult, execute, is_statement
 from persist.read import ArrowResult, JointListen
 from persist.replica import LAST
 from persist.settings import Location, Settings
@@ -348,12 +347,10 @@ class Client(Described):
             ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")
-        from persist.sql import execute, is_statement
-
         if is_statement(query):
             if as_of is not None or files:
                 raise InvalidUsage("a statement that changes a collection takes neither as_of= nor files=")
-            return Outcome(asdict(execute(self.engine, query, time)))
+            return Outcome(execute(self.engine, query, time))
         if time is not None:
             raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
         return QueryResult(self.engine, query, as_of, files=files)

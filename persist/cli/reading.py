@@ -173,7 +173,7 @@ def sql(
 ) -> int:
     """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, DELETE, INSERT, MERGE INTO."""
     from persist.cli.rows_out import format_of, write_rows
-    from persist.sql import execute, is_statement
+    from persist.query import execute, is_statement
 
     if is_statement(query):
         if as_of or files or limit is not None or format or output:

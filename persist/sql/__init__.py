@@ -2,14 +2,13 @@
 
 Promise to those above: what a view holds at a time is what its query gives on its inputs at that time, by DuckDB's
 semantics; its definition is stored with it, and needs no DuckDB; views that read each other move in one commit.
-A statement (`execute`) changes one collection in one commit, on exactly the contents that it has read.
+Statements that change collections, and queries that are answered once, are in `persist.query`.
 """
 
 from persist.sql.apply import Change, ViewsPlan, Wanted, plan_views
 from persist.sql.definition import Definition
 from persist.sql.lower import answer
 from persist.sql.reasons import UnboundedState
-from persist.sql.statements import Changed, execute, is_statement
 from persist.sql.view import (
     LiveView,
     OnView,
@@ -23,14 +22,11 @@ from persist.sql.view import (
 
 __all__ = [
     "Change",
-    "Changed",
     "UnboundedState",
     "ViewsPlan",
     "ViewsTogether",
     "Wanted",
     "answer",
-    "execute",
-    "is_statement",
     "open_together",
     "plan_views",
 ]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persist.errors import InvalidUsage
+from persist.query import quoted
 from persist.sql.types import Unreadable, of_name, to_duckdb
 
 Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
@@ -182,10 +183,6 @@ def loaded_duckdb() -> Any:
             "pip install 'duckdb>=2.0,<2.1'. Views that exist are refreshed with any version, or none."
         )
     return duckdb
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _explained(found: dict[str, Any], sql: str) -> str:

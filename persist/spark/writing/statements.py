@@ -6,9 +6,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from persist.engine import open_engine
+from persist.query import Changed, execute
 from persist.settings import Location
 from persist.spark.data_source import register
-from persist.sql import Changed, execute
 from persist.timeline import Moment
 
 
@@ -29,7 +29,7 @@ def sql(
     Args:
         time: of the changes, which is sealed with them; that of the commit if it is left out.
 
-    Raises: as `persist.sql.execute`.
+    Raises: as `persist.query.execute`.
     """
     register(spark)
     with open_engine(location, storage_options) as engine:

@@ -1,4 +1,4 @@
-"""Queries of DuckDB over collections, each as of one time, all at one point of the log; and what statements did."""
+"""Queries of DuckDB over collections, each as of one time, all at one point of the log."""
 
 import json
 import re
@@ -11,19 +11,12 @@ import pyarrow as pa
 from persist.codecs import did_you_mean
 from persist.engine import CollectionHandle, Engine, loaded, snapshot
 from persist.errors import InvalidUsage, PersistError
+from persist.query.tables import DUCKDB, SEALED_OFF, collection_of, register, why_refused
 from persist.read import ArrowResult, Snapshot, required
 from persist.timeline import Moment
 
 BATCH_ROWS = 100_000
 
-# A query may be somebody else's text: it gets the collections, and none of what its user may read besides.
-_SEALED_OFF = {
-    "enable_external_access": "false",
-    "autoload_known_extensions": "false",
-    "autoinstall_known_extensions": "false",
-    "python_enable_replacements": "false",
-    "lock_configuration": "true",
-}
 _WITH_FILES = {"python_enable_replacements": "false"}
 
 AsOf = int | Moment | Mapping[str, int | Moment] | None
@@ -48,18 +41,19 @@ class QueryResult(ArrowResult):
             InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
         """
-        duckdb = required("duckdb>=2.0,<2.1")
+        duckdb = required(DUCKDB)
         self.sql = sql
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
         self._names = engine.names("")
         self._failed: list[PersistError] = []
         self._stack = ExitStack()
         with ExitStack() as opening:
-            self._connection = opening.enter_context(duckdb.connect(config=_WITH_FILES if files else _SEALED_OFF))
-            read = _collections_in(_tables_of(sql, self._connection), self._names)
+            self._connection = opening.enter_context(duckdb.connect(config=_WITH_FILES if files else SEALED_OFF))
+            tables = _tables_of(sql, self._connection)
+            read = {table: name for table in tables if (name := collection_of(table, self._names)) is not None}
             for table, (handle, time) in _at_once(engine, read, as_of).items():
                 result = opening.enter_context(snapshot(handle, time, timeout_s=0.0))
-                _register(self._connection, *table, _dataset(result, self._failed))
+                register(self._connection, table, _dataset(result, self._failed))
             try:
                 self._schema = self._connection.sql(sql).to_arrow_reader(1).schema
             except self._refusals as error:
@@ -94,35 +88,16 @@ class QueryResult(ArrowResult):
                 "URLs with your rights"
             ) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
-        why = re.sub(r'\s*Did you mean "[^"]*"\?', "", str(error).partition("\n\nLINE ")[0]).rstrip(" .!\n")
+        why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
         raise InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {self._names}") from error
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"
 
 
-class Outcome(ArrowResult):
-    """What a statement has done, as one row."""
-
-    def __init__(self, row: Mapping[str, Any]) -> None:
-        types = {"collection": pa.string(), "rows": pa.int64(), "seqno": pa.int64(), "time": pa.int64()}
-        self._table = pa.table({name: pa.array([row[name]], kind) for name, kind in types.items()})
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns `collection`, `rows`, `seqno` and `time`."""
-        return self._table.schema
-
-    def close(self) -> None:
-        """Do nothing: it holds nothing that is to be let go of."""
-
-    def _tables(self) -> Generator[pa.Table, None, None]:
-        yield self._table
-
-
 def _at_once(
-    engine: Engine, read: Mapping[tuple[str, str], str], as_of: AsOf
-) -> dict[tuple[str, str], tuple[CollectionHandle, int]]:
+    engine: Engine, read: Mapping[tuple[str, ...], str], as_of: AsOf
+) -> dict[tuple[str, ...], tuple[CollectionHandle, int]]:
     """Return for each table its collection and the time to read it at, all in one state of the location."""
     times = as_of if isinstance(as_of, Mapping) else {"": as_of}
     for name in times:
@@ -138,8 +113,8 @@ def _at_once(
     return bound
 
 
-def _tables_of(query: str, connection: Any) -> list[tuple[str, str]]:
-    """Return schema and name of each table that a query reads, each once; its own subqueries with a name, too.
+def _tables_of(query: str, connection: Any) -> list[tuple[str, ...]]:
+    """Return each table that a query reads once, as its schema, if it has one, and name; named subqueries, too.
 
     Raises:
         InvalidUsage: it is not one query.
@@ -149,28 +124,17 @@ def _tables_of(query: str, connection: Any) -> list[tuple[str, str]]:
     if parsed["error"] or len(parsed["statements"]) != 1:
         why = parsed.get("error_message", f"there are {len(parsed.get('statements', ()))} of them")
         raise InvalidUsage(f"this is not one query that begins with SELECT, FROM or WITH: {why}")
-    tables: dict[tuple[str, str], None] = {}
+    tables: dict[tuple[str, ...], None] = {}
     left: list[Any] = [parsed]
     while left:
         node = left.pop()
         if isinstance(node, dict):
             if node.get("type") == "BASE_TABLE":
-                tables[node["schema_name"], node["table_name"]] = None
+                tables[tuple(part for part in (node["schema_name"], node["table_name"]) if part)] = None
             left += node.values()
         elif isinstance(node, list):
             left += node
     return [*tables]
-
-
-def _collections_in(tables: Sequence[tuple[str, str]], names: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return the collections that tables of a query are: names are told apart by case only if they must be."""
-    collections = {}
-    for table in tables:
-        wanted = ".".join(part for part in table if part)
-        alike = [wanted] if wanted in names else [name for name in names if name.lower() == wanted.lower()]
-        if len(alike) == 1:
-            collections[table] = alike[0]
-    return collections
 
 
 def _dataset(result: Snapshot, failed: list[PersistError]) -> Any:
@@ -185,13 +149,3 @@ def _dataset(result: Snapshot, failed: list[PersistError]) -> Any:
             raise
 
     return ResultDataset(result.schema, narrowed)
-
-
-def _register(connection: Any, schema: str, table: str, dataset: Any) -> None:
-    if not schema:
-        connection.register(table, dataset)
-        return
-    connection.register(f"{schema}.{table}", dataset)
-    quoted = [name.replace('"', '""') for name in (schema, table)]
-    connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted[0]}"')
-    connection.execute(f'CREATE VIEW "{quoted[0]}"."{quoted[1]}" AS FROM "{quoted[0]}.{quoted[1]}"')

@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.sql import execute
+from persist.query import execute
 
 QUIET = persist.Settings(background=False)
 

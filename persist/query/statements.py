@@ -7,6 +7,7 @@ again on what is there then; with a time given, it is refused. Cost: reading the
 """
 
 import re
+from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ import pyarrow.types as pat
 from persist.codecs import did_you_mean
 from persist.engine import CollectionHandle, Engine, loaded, rewrite, snapshot
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
-from persist.sql.duck import loaded_duckdb, quoted
+from persist.query.tables import DUCKDB, SEALED_OFF, collection_of, path_of, quoted, register, why_refused
+from persist.read import ArrowResult, required
 from persist.state import CollectionState
 from persist.timeline import Moment
 
@@ -28,13 +30,6 @@ _STATEMENT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _PART = re.compile(r'"((?:[^"]|"")+)"|([^\s."]+)')
-_SEALED_OFF = {
-    "enable_external_access": "false",
-    "autoload_known_extensions": "false",
-    "autoinstall_known_extensions": "false",
-    "python_enable_replacements": "false",
-    "lock_configuration": "true",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +49,25 @@ class Changed:
     time: int | None
 
 
+class Outcome(ArrowResult):
+    """What a statement has done, as one row."""
+
+    def __init__(self, changed: Changed) -> None:
+        types = {"collection": pa.string(), "rows": pa.int64(), "seqno": pa.int64(), "time": pa.int64()}
+        self._table = pa.table({name: pa.array([getattr(changed, name)], kind) for name, kind in types.items()})
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns `collection`, `rows`, `seqno` and `time`, as of `Changed`."""
+        return self._table.schema
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing that is to be let go of."""
+
+    def _tables(self) -> Generator[pa.Table, None, None]:
+        yield self._table
+
+
 def is_statement(sql: str) -> bool:
     """Return whether a text begins like a statement that changes a collection."""
     return isinstance(sql, str) and _STATEMENT.match(sql) is not None
@@ -71,7 +85,7 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
         KeyedCollection: it would change a keyed collection, which takes events.
         UpdatesBeyondUpper: somebody has written to the collection what is not sealed.
     """
-    duckdb = loaded_duckdb()
+    duckdb = required(DUCKDB)
     engine.writer("sql")
     found = _STATEMENT.match(sql) if isinstance(sql, str) else None
     if found is None:
@@ -81,7 +95,7 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
         )
     parts = tuple((part[1] or "").replace('""', '"') or part[2] for part in _PART.finditer(found[1]))
     names = engine.names("")
-    handle = loaded(engine, _named(engine, parts, names))
+    handle = loaded(engine, _named(parts, names))
     if handle.contents().view is not None:
         raise InvalidUsage(
             f"{handle.name!r} is a view: it holds what its query gives, and no statement changes it. Change the "
@@ -91,31 +105,32 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
 
     def changed(contents: CollectionState) -> pa.Table | None:
         nonlocal count
-        with ExitStack() as stack, duckdb.connect(config=_SEALED_OFF) as connection:
+        with ExitStack() as stack, duckdb.connect(config=SEALED_OFF) as connection:
             try:
                 _fill(connection, parts, handle, contents, stack)
                 for name in names:
                     if name != handle.name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sql, re.IGNORECASE):
                         with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
                             others = stack.enter_context(snapshot(loaded(engine, name), timeout_s=0.0))
-                            _register(connection, name, others.dataset())
+                            register(connection, name.split(".") if name.count(".") == 1 else [name], others.dataset())
                 count = _carried_out(connection, sql)
                 return _contents_of(connection, parts, handle) if count else None
             except duckdb.Error as error:
-                why = str(error).partition("\n\nLINE ")[0].rstrip(" .!\n")
-                raise InvalidUsage(f"DuckDB refuses the statement: {why}. The collections are {names}") from error
+                raise InvalidUsage(
+                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {names}"
+                ) from error
 
     committed = rewrite(handle, changed, time).committed()
     return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
 
 
-def _named(engine: Engine, parts: tuple[str, ...], names: list[str]) -> str:
-    wanted = ".".join(parts)
-    alike = [wanted] if wanted in names else [name for name in names if name.lower() == wanted.lower()]
-    if len(alike) != 1 or len(parts) > 2:
+def _named(parts: tuple[str, ...], names: list[str]) -> str:
+    name = collection_of(parts, names)
+    if name is None or len(parts) > 2:
+        wanted = ".".join(parts)
         hint = did_you_mean(wanted, names) or ":"
         raise InvalidUsage(f"the statement changes {wanted!r}, which is no collection here{hint} there are {names}")
-    return alike[0]
+    return name
 
 
 def _fill(
@@ -132,9 +147,9 @@ def _fill(
     if len(parts) > 1:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(parts[0])}")
     connection.register("the contents", dataset)
-    connection.execute(f'CREATE TABLE {_table(parts)} AS FROM "the contents"')
+    connection.execute(f'CREATE TABLE {path_of(parts)} AS FROM "the contents"')
     connection.unregister("the contents")
-    kept = connection.sql(f"FROM {_table(parts)} LIMIT 0").to_arrow_table().schema
+    kept = connection.sql(f"FROM {path_of(parts)} LIMIT 0").to_arrow_table().schema
     for field, back in zip(schema, kept, strict=True):
         if not _is_same(field.type, back.type):
             raise InvalidUsage(
@@ -153,14 +168,6 @@ def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
     return bool(kind == back)
 
 
-def _register(connection: Any, name: str, dataset: Any) -> None:
-    connection.register(name, dataset)
-    schema, dot, table = name.rpartition(".")
-    if dot and "." not in schema:
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
-        connection.execute(f"CREATE VIEW {_table((schema, table))} AS FROM {quoted(name)}")
-
-
 def _carried_out(connection: Any, sql: str) -> int:
     """Run the statement; return how many rows it touched."""
     statements = connection.extract_statements(sql)
@@ -175,9 +182,5 @@ def _carried_out(connection: Any, sql: str) -> int:
 
 def _contents_of(connection: Any, parts: tuple[str, ...], handle: CollectionHandle) -> pa.Table:
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
-    table = connection.sql(f"FROM {_table(parts)}").to_arrow_table()
+    table = connection.sql(f"FROM {path_of(parts)}").to_arrow_table()
     return table.cast(pa.schema([field.with_nullable(True) for field in schema]))
-
-
-def _table(parts: tuple[str, ...]) -> str:
-    return ".".join(map(quoted, parts))
