@@ -90,13 +90,9 @@ class Estimate:
     note: str
 
     def __str__(self) -> str:
-        how = {"changes": "what has changed", "touched": "what touched keys hold", "everything": "everything"}[
-            self.reads
-        ]
         place = "here" if self.where == "here" else "by tasks"
-        return (
-            f"{self.way} {place}, of {how}: about {self.bytes:,} bytes to read and {self.seconds:,.1f} s ({self.note})"
-        )
+        takes = f"about {self.bytes:,} bytes to read and {self.seconds:,.1f} s ({self.note})"
+        return f"{self.way} {place}, of {READ[self.reads]}: {takes}"
 
 
 def estimates(work: Work) -> tuple[Estimate, ...]:
