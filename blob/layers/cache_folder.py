@@ -141,15 +141,22 @@ class BoundedFolder:
         with self._lock:
             self.bytes += size
             self._until_scan -= size
-            is_due = self._until_scan <= 0 or self.bytes > self.bytes_max
-        if is_due and self._scanning.acquire(blocking=False):
+        # Whoever has scanned looks again for what others wrote meanwhile: these did not wait for it.
+        while self._is_scan_due() and self._scanning.acquire(blocking=False):
             try:
                 self._make_room()
             finally:
                 self._scanning.release()
 
+    def _is_scan_due(self) -> bool:
+        with self._lock:
+            return self._until_scan <= 0 or self.bytes > self.bytes_max
+
     def _make_room(self) -> None:
         """Count what is there, whoever wrote it, and remove what was used longest ago if it is too much."""
+        with self._lock:
+            before = self.bytes
+            self._until_scan = self.bytes_max // 16
         entries = self._entries()
         total, evictions = sum(size for _, size, _ in entries), 0
         if total > self.bytes_max:
@@ -161,9 +168,8 @@ class BoundedFolder:
                     os.unlink(path)
                     evictions += 1
         with self._lock:
-            self.bytes = total
+            self.bytes += total - before  # What was written since may not be among the entries.
             self.evictions += evictions
-            self._until_scan = self.bytes_max // 16
 
     def _entries(self) -> list[tuple[int, int, str]]:
         """Return time of last use, bytes and path of each entry; remove temporary files that were left behind."""

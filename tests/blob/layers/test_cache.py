@@ -22,11 +22,12 @@ from persist.blob import (
     InvalidUsage,
     MemoryBlob,
     MeteredBlob,
+    SystemClock,
     Unavailable,
     UnreliableBlob,
 )
 from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES
-from persist.blob.layers.cache_folder import FILE_SHARE_MAX, PAUSE_S
+from persist.blob.layers.cache_folder import FILE_SHARE_MAX, PAUSE_S, BoundedFolder
 from persist.blob.protocol import TEMPORARY_AGE_MAX_S
 from persist.log import is_immutable
 from tests.clocks import ImpatientClock
@@ -627,3 +628,23 @@ def test_many_threads_and_little_room_give_right_answers(store: MeteredBlob, tmp
         list(pool.map(read, range(8)))
     assert cached.counts().memory_bytes <= 15_000
     assert cached._fetches == {}
+
+
+def test_a_file_that_is_written_while_another_thread_makes_room_is_within_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, remove = BoundedFolder(tmp_path, 1000, SystemClock()), os.unlink
+    late = threading.Thread(target=lambda: folder.write(folder.path("f" * 32, "rows"), [bytes(500)]))
+
+    def unlink(path: str) -> None:
+        if ".tmp-" not in path and late.ident is None:
+            late.start()
+            late.join(10)
+        remove(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    for number in range(11):
+        assert folder.write(folder.path(f"{number:032x}", "rows"), [bytes(100)])
+
+    assert not late.is_alive()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == folder.bytes <= 1000
