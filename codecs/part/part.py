@@ -79,6 +79,7 @@ NO_STATS = msgspec.Raw(b"{}")
 _MESSAGE_PREFIX = struct.Struct("<Ii")  # The mark of an Arrow IPC message, and the length of its header.
 
 T = TypeVar("T")
+Content = bytes  # Where a field is called `bytes`, that name is the field's: Python 3.14 looks annotations up late.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Time = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX)]
 Scalar = None | bool | int | str  # A flat value as `scalars` writes it.
@@ -117,7 +118,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """
 
     blob: str = ""
-    inline: bytes = b""
+    inline: Content = b""
     bytes: Count
     rows: Count
     memory: Count

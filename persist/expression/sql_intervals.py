@@ -152,7 +152,9 @@ def between(later: Array, earlier: Array) -> Array:
 
 
 def as_micros(value: Array) -> Ints:
-    """Return dates or timestamps as microseconds since 1970; NULL as 0."""
+    """Return dates or timestamps as microseconds since 1970, rounded down; NULL as 0."""
+    if pat.is_timestamp(value.type) and value.type.unit == "ns":
+        return _split_nanos(value)[0]
     stamps = pc.cast(value, pa.timestamp("us", value.type.tz) if pat.is_timestamp(value.type) else pa.timestamp("us"))
     micros: Ints = pc.cast(stamps, pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     return micros
@@ -168,6 +170,8 @@ def shifted(value: Array, intervals: Array, sign: int, kind: pa.DataType) -> Arr
     if pat.is_time(value.type):
         of_day = value.cast(pa.time64("us")).cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         return pa.array((of_day + micros) % DAY_US, mask=null).cast(pa.time64("us")).cast(kind)
+    # Below a microsecond nothing is added. DuckDB keeps what is there since 2.0.1, and said TIMESTAMP of it before.
+    keeps_nanos = pat.is_timestamp(kind) and kind.unit == "ns"
     stamps = as_micros(value)
     day, rest = stamps // DAY_US, stamps % DAY_US
     if months.any():
@@ -175,7 +179,17 @@ def shifted(value: Array, intervals: Array, sign: int, kind: pa.DataType) -> Arr
     day = day + days
     if (np.abs(day) > _STAMP_MAX // DAY_US - 1).any():
         raise ValueError("a moment plus an interval is beyond what a timestamp can be")
-    return pa.array(plus_checked(day * DAY_US + rest, micros), mask=null).cast(pa.timestamp("us")).cast(kind)
+    moments = plus_checked(day * DAY_US + rest, micros)
+    if keeps_nanos:
+        nanos = _split_nanos(value)[1]
+        return pa.array(plus_checked(times_checked(moments, np.int64(1000)), nanos), mask=null).cast(kind)
+    return pa.array(moments, mask=null).cast(pa.timestamp("us")).cast(kind)
+
+
+def _split_nanos(value: Array) -> tuple[Ints, Ints]:
+    """Return timestamps as microseconds since 1970, rounded down, and the nanoseconds beyond; NULL as 0."""
+    nanos: Ints = value.cast(pa.timestamp("ns")).cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return nanos // 1000, nanos % 1000
 
 
 def _months_later(day: Ints, months: Ints) -> Ints:

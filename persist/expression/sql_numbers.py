@@ -112,6 +112,8 @@ def remainder(one: Array, other: Array, kind: pa.DataType) -> Array:
     if pat.is_decimal(kind):
         return _of_wholes(lambda a, b: (abs(a) % abs(b)) * (-1 if a < 0 else 1), one, other, kind)
     one, other = as_kind(one, kind), _without_zero(other, kind)
+    if pat.is_signed_integer(kind):  # The least number has no quotient by -1, but a remainder.
+        other = pc.if_else(pc.equal(other, pa.scalar(-1, kind)), pa.scalar(1, kind), other)
     return pc.subtract(one, pc.multiply(pc.divide_checked(one, other), other))
 
 

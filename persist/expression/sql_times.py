@@ -153,7 +153,7 @@ def plus_days(date: Array, days: Array, sign: int, kind: pa.DataType) -> Array:
     count = days.cast(pa.int32())
     number = date.cast(pa.int32())
     day_numbers = pc.add_checked(number, count) if sign > 0 else pc.subtract_checked(number, count)
-    if pc.any(pc.greater_equal(pc.abs(day_numbers), 2**31 - 1)).as_py():
+    if pc.any(pc.greater_equal(pc.abs(day_numbers.cast(pa.int64())), 2**31 - 1)).as_py():
         raise ValueError("a date is out of the range of dates")
     return day_numbers.cast(pa.date32()).cast(kind)
 

@@ -299,8 +299,8 @@ _JOIN = (
     f"{_RUNS} join_type conditions condition expressions mark_index mark_types left_projection_map right_projection_map"
 )
 _MEMBERS = {
-    "LOGICAL_GET": f"{_RUNS} column_indexes extra_info function_data has_serialize names qname returned_types "
-    "source_ordinality table_filters_by_projection",
+    "LOGICAL_GET": f"{_RUNS} column_indexes extra_info function_data has_serialize names positional_arguments qname "
+    "returned_types source_ordinality table_filters_by_projection",
     "LOGICAL_PROJECTION": f"{_RUNS} expressions",
     "LOGICAL_FILTER": f"{_RUNS} expressions projection_map",
     "LOGICAL_CROSS_PRODUCT": _RUNS,

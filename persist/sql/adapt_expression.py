@@ -73,6 +73,7 @@ _KNOWN = (
     *("type", "value", "aggregate_type", "filter", "state_export", "end", "end_expr", "exclude_clause", "orders"),
     *("partitions", "sql_range_order_type", "start", "start_expr", "arg_orders", "distinct", "ignore_nulls"),
     *("filter_expr", "order_bys", "input", "lower", "upper", "lower_inclusive", "upper_inclusive", "try_cast"),
+    "positional_arguments",  # How many of the children are; the others, which have names, are in a member of their own.
 )
 
 

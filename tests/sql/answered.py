@@ -93,6 +93,8 @@ class Oracle:
         """Return what DuckDB answers, of the expressions that it can bind."""
         asked = []
         for name, sql in self.sheet.expressions:
+            if name == "epoch_ms" and "TIMESTAMP_NS" in self.sheet.types:
+                continue  # DuckDB 2.0.1 has lost it: "Unimplemented type for cast (INT64 -> INT64)".
             try:
                 kind = str(self.duck.execute(f"DESCRIBE SELECT {sql} AS x FROM t").fetchall()[0][1])
             except duckdb.Error:
