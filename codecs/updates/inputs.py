@@ -53,13 +53,13 @@ def opened(data: Any) -> Any:
     """
     if isinstance(data, (TableStream, pa.Table, pa.RecordBatch, Mapping, str, bytes)):
         return data
+    if isinstance(data, (list, tuple)):
+        return _streamed(data) if data and _is_table(data[0]) else data
     if _is_arrow(data):
         return data if _is_in_memory(data) else TableStream(lambda schema: _batches(data, schema))
     for method in ("to_batches", "collect_batches"):  # Of a Dataset or Scanner of PyArrow; of a LazyFrame of Polars.
         if hasattr(data, method):
             return _streamed(getattr(data, method)())
-    if isinstance(data, (list, tuple)):
-        return _streamed(data) if data and _is_table(data[0]) else data
     if not isinstance(data, Iterable):
         return data
     if isinstance(data, GeneratorType) and data.gi_frame is None:

@@ -393,9 +393,10 @@ class CollectionHandle:
         Raises:
             InvalidUsage: see `Timeline.check_meant`.
         """
-        is_column = isinstance(given, str) and given != NOW and not begins_with_a_day(given)
-        if self.timeline is None or given is None or isinstance(given, Antichain) or is_column:
+        if given is None or self.timeline is None or isinstance(given, Antichain):
             return
+        if isinstance(given, str) and given != NOW and not begins_with_a_day(given):
+            return  # It is the name of a column.
         time = self.exact_time(what, given) if given == NOW else self.as_bound(what, given)
         wall_ms, is_number = self.engine.clock.wall_ms(), not is_moment(given)
         self.timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
@@ -403,8 +404,10 @@ class CollectionHandle:
     def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
         """Refuse writes whose first or last time nobody is likely to mean; of a stream only the first is known."""
         timeline = self.timeline
-        for step in steps if timeline is not None else ():
-            if isinstance(step, Write) and timeline is not None and not step.at_commit:
+        if timeline is None:
+            return
+        for step in steps:
+            if isinstance(step, Write) and not step.at_commit:
                 ends = [step.time_min, *([] if step.time_max is None else [step.time_max])]
                 for time in ends:
                     try:
