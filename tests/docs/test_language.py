@@ -11,11 +11,6 @@ from tests.docs.test_pages import PROSE, name_of
 SENTENCE_WORDS_MAX = 40
 PARAGRAPH_WORDS_MAX = 120
 CODE = re.compile(r"^```(?s:.*?)^```|^    .*", re.MULTILINE)
-# Pages that are still to be shortened. Only ever take one away.
-TO_SHORTEN = {
-    "docs/internals/design.md",
-    "docs/internals/format.md",
-}
 # A full stop and what closes with it, before a space and the beginning of another sentence.
 END = re.compile(r"(?<=[.!?])[)*\"”]*\s+(?=[\"“(*\[`_]*[A-Z0-9`])")
 WORD = re.compile(r"\w")
@@ -47,10 +42,7 @@ def test_no_sentence_and_no_paragraph_is_too_long(path: Path) -> None:
         for text in texts
         if words(text) > limit
     ]
-    if name_of(path) in TO_SHORTEN:
-        assert too_long, "take this page off the list"
-    else:
-        assert not too_long, "\n\n".join(too_long)
+    assert not too_long, "\n\n".join(too_long)
 
 
 def test_long_sentences_and_paragraphs_are_found() -> None:
