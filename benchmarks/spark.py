@@ -205,7 +205,7 @@ def streams(work: Workspace) -> list[Row]:
             with persist.open(str(folder / "copy"), settings=QUIET) as client:
                 client.create_or_load(COLLECTION, key={"id": pa.int64()}, value={"v": pa.int64()})
             reader = spark.readStream.format("persist").options(
-                **{"collection": COLLECTION, "form": "changes", "from": 0, "maxTimesPerTrigger": 1}
+                collection=COLLECTION, form="changes", start=0, max_times_per_trigger=1
             )
             writer = reader.load(source).writeStream.format("persist").option("collection", COLLECTION)
             _run(writer.option("checkpointLocation", str(folder / "checkpoint")), str(folder / "copy"), count)

@@ -33,7 +33,7 @@ class QueryMismatch(Conflict):
             return (
                 f"{what} is the first that this collection sees of the query: its checkpoint belongs to another "
                 "location or collection, or the collection was made anew. Nothing was written. Start the query with a "
-                f'new checkpointLocation; or, if it is to go on here, with the option firstBatch="{self.batch}".'
+                f'new checkpointLocation; or, if it is to go on here, with the option first_batch="{self.batch}".'
             )
         if self.run is not None:
             return (

@@ -52,27 +52,27 @@ RowsByKey = Literal["transitions", "upserts"]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What to follow, and from where on: one of as_of and lower is set. A time may be "latest", or a timestamp.
+    """What to follow, and from where on: one of as_of and start is set. A time may be "latest", or a timestamp.
 
     Attributes:
         as_of: begin with the contents as of this time.
-        lower: begin without contents, with the updates at this time and later.
+        start: begin without contents, with the updates at this time and later.
         columns: those wanted; None for all.
         rows_by_key: make rows by key of what is read: "transitions"; or "upserts", which are of a keyed collection,
             tombstones among them. None for records and updates.
         hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
-        slices: into how many slices a micro-batch is cut, at most; None for what fits into memory.
-        wait_s: how long as_of may stay unsealed; None for no limit.
+        partitions: into how many slices a micro-batch is cut, at most; None for what fits into memory.
+        timeout_s: how long as_of may stay unsealed; None for no limit.
         storage: options of the store.
     """
 
     location: str
     collection: str
     as_of: int | str | None = "latest"
-    lower: int | str | None = None
+    start: int | str | None = None
     columns: tuple[str, ...] | None = None
     rows_by_key: RowsByKey | None = None
     hold: str | None = None
-    slices: int | None = None
-    wait_s: float | None = None
+    partitions: int | None = None
+    timeout_s: float | None = None
     storage: Mapping[str, Any] = field(default_factory=dict)

@@ -76,12 +76,12 @@ class StreamSource:
     def end_here(self) -> None:
         """From now on, go no further than what is sealed at this moment; if as_of is to be waited for, after that."""
         options = self._options
-        if options.wait_s is not None and options.as_of == "latest":
+        if options.timeout_s is not None and options.as_of == "latest":
             # The latest sealed time is not waited for, but who says how long to wait means the first one.
-            self._follower.wait_for(lambda: self._known if self._known.upper > 0 else None, options.wait_s)
+            self._follower.wait_for(lambda: self._known if self._known.upper > 0 else None, options.timeout_s)
             self._handle.sealed(None, 0.0)
-        elif options.wait_s is not None and options.as_of is not None:
-            self._handle.sealed(options.as_of, options.wait_s)
+        elif options.timeout_s is not None and options.as_of is not None:
+            self._handle.sealed(options.as_of, options.timeout_s)
         self._last = self._handle.contents().upper
 
     def newest(self) -> Offset | None:
@@ -177,7 +177,7 @@ class StreamSource:
         """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
         hold = self._options.hold or self._drawn
         check_free(hold, self._handle.contents())
-        if self._options.lower is None:
+        if self._options.start is None:
             as_of = self._as_of()
             if as_of is None:
                 return None
@@ -191,9 +191,9 @@ class StreamSource:
 
     def _lower(self) -> int | None:
         """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
-        contents, given = self._known, self._options.lower
+        contents, given = self._known, self._options.start
         assert given is not None
-        lower = self._sealed(contents).time if given == "latest" else self._handle.as_bound("from", given)
+        lower = self._sealed(contents).time if given == "latest" else self._handle.as_bound("start", given)
         if lower is not None:
             check_changes_readable(contents, lower)
         return lower
@@ -215,9 +215,9 @@ class StreamSource:
             time = as_of if as_of is not None else _last_time(contents, self._sealed(contents))
             check_readable(contents, time)
             return time
-        wait_s = self._options.wait_s
-        if wait_s is not None and self._clock.monotonic_s() - self._opened_s >= wait_s:
-            raise AsOfNotSealed(as_of, self._known.upper, wait_s)
+        timeout_s = self._options.timeout_s
+        if timeout_s is not None and self._clock.monotonic_s() - self._opened_s >= timeout_s:
+            raise AsOfNotSealed(as_of, self._known.upper, timeout_s)
         return None
 
     def _more(self, at: Position) -> CollectionState | None:
@@ -250,7 +250,7 @@ class StreamSource:
             check_changes_readable(contents, lower)
             scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted, raw=raw)
         scan.check_columns()
-        slices = scan.slices(self._options.slices) if self._options.slices else scan.slices_within(SLICE_BYTES)
+        slices = scan.slices(self._options.partitions) if self._options.partitions else scan.slices_within(SLICE_BYTES)
         events: Transitions | UpsertEvents | None = None
         if raw:
             events = UpsertEvents(scan.schema, form_in(contents, scan.schema, resolves=False))

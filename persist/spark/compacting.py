@@ -42,7 +42,7 @@ def compact(
     collection: str | None = None,
     *,
     only_due: bool = False,
-    slices: int | None = None,
+    partitions: int | None = None,
     storage_options: dict[str, Any] | None = None,
     settings: Settings | None = None,
 ) -> CompactionReport:
@@ -55,8 +55,8 @@ def compact(
         location: a folder that all workers see, or a URL.
         collection: its name, None for all that there are.
         only_due: do only what is worth it by now.
-        slices: into how many tasks each piece of work is cut, as far as the keys of its parts are known; None for as
-            many as there will be parts of 64 MiB. More make smaller parts.
+        partitions: into how many tasks each piece of work is cut, as far as the keys of its parts are known; None for
+            as many as there will be parts of 64 MiB. More make smaller parts.
         storage_options: for the store, as in `persist.open`.
         settings: as in `persist.open`; tasks use them, too.
 
@@ -69,7 +69,7 @@ def compact(
         Of several collections, all have their turn; what went wrong first is raised then.
     """
     where = seen_by_all(location)
-    check_whole("slices", slices, 1, SLICES_MAX)
+    check_whole("partitions", partitions, 1, SLICES_MAX)
     if settings is not None and not isinstance(settings, Settings):
         raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(memory_budget=…)")
     check_workers(spark)
@@ -79,7 +79,7 @@ def compact(
         stop = threading.Event()
         place = TaskStore(where, dict(storage_options or {}), settings)
         writer = engine.writer("compact")
-        maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, slices)
+        maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, partitions)
         compactor = writer.compactor_of(maker, stop)
         if collection is not None:
             return _compacted(engine, compactor, collection, full=not only_due)
@@ -115,20 +115,20 @@ class SparkPartMaker:
         place: TaskStore,
         here: LocalPartMaker,
         next_seqno: Callable[[], int],
-        slices: int | None,
+        partitions: int | None,
     ) -> None:
         """Make one.
 
         Args:
             here: does what is not worth a task.
             next_seqno: gives the next seqno of the log, as of not long ago.
-            slices: see `compact`.
+            partitions: see `compact`.
         """
         self._spark = spark
         self._place = place
         self._here = here
         self._next_seqno = next_seqno
-        self._slices = slices
+        self._partitions = partitions
         self._part_bytes = place.settings.tuning.part_bytes
 
     def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
@@ -158,10 +158,10 @@ class SparkPartMaker:
         self._here.discard(parts)
 
     def _is_for_here(self, size: int) -> bool:
-        return size < (HERE_BYTES if self._slices is None else LEVEL_BYTES)
+        return size < (HERE_BYTES if self._partitions is None else LEVEL_BYTES)
 
     def _unit(self, size: int, otherwise: int) -> int:
-        return max(1, otherwise if self._slices is None else size // self._slices)
+        return max(1, otherwise if self._partitions is None else size // self._partitions)
 
     def _answers(self, jobs: Sequence[Job | Look]) -> list[Answer]:
         """Have jobs done; return their answers, in order, or raise the first of those that are errors."""

@@ -136,8 +136,15 @@ _COLUMNS = Kind("a,b or a JSON list", _names)
 _SECONDS = Kind("seconds", lambda name, text: number(name, text, float, 0, 1e9))
 _TIME_OR_COLUMN = Kind("time, timestamp or column", _time_or_column)
 _FRONTIER = Kind('time, timestamp or "end"', _frontier)
-# How our dataclasses call what is called otherwise in Spark.
-_FIELDS = {"from": "lower", "wait": "wait_s", "lateCollection": "late_collection", "firstBatch": "first_batch"}
+# What other programs call what is called otherwise here.
+_MEANT = {
+    "from": "start",
+    "to": "until",
+    "end": "until",
+    "slices": "partitions",
+    "wait": "timeout_s",
+    "timestampasof": "as_of",
+}
 _READS: tuple[Use, ...] = ("read", "stream")
 _WRITES: tuple[Use, ...] = ("write", "streaming write")
 
@@ -147,18 +154,18 @@ OPTIONS = (
     Option("form", ("stream",), _one_of("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
     Option("as_of", ("read",), _time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
     Option("as_of", ("stream",), _time(TIME_MAX), "latest", "begin with the contents as of a time, which are one micro-batch, then follow what changes after it"),
-    Option("from", ("read",), _time(TIME_MAX), None, "for `changes`, `transitions` and `upserts`: the first time, inclusive"),
-    Option("from", ("stream",), _time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
+    Option("start", ("read",), _time(TIME_MAX), None, "for `changes`, `transitions` and `upserts`: the first time, inclusive"),
+    Option("start", ("stream",), _time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
     Option("until", ("read",), _time(TIME_MAX + 1), None, "for `changes`, `transitions` and `upserts`: the last time, exclusive"),
     Option("times", _READS, _one_of("int", "timestamp"), "int", "how `changes` and `transitions` show `_time`; `timestamp` needs a timeline"),
     Option("columns", _READS, _COLUMNS, None, "the columns wanted: a Python data source is not told which columns a query uses. Not for `upserts`"),
     Option("seqno", ("read",), _whole(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
     Option("schema", ("read",), _whole(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
-    Option("slices", _READS, _whole(1, 100_000), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
-    Option("wait", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed, if it is not"),
-    Option("wait", ("stream",), _SECONDS, None, "how long the query may run without `as_of` being sealed; without it for ever, and not at all with `Trigger.AvailableNow`"),
-    Option("maxUpdatesPerTrigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it, because a micro-batch holds all updates of its times"),
-    Option("maxTimesPerTrigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
+    Option("partitions", _READS, _whole(1, PARTITIONS_MAX), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
+    Option("timeout_s", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed, if it is not"),
+    Option("timeout_s", ("stream",), _SECONDS, None, "how long the query may run without `as_of` being sealed; without it for ever, and not at all with `Trigger.AvailableNow`"),
+    Option("max_updates_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it, because a micro-batch holds all updates of its times"),
+    Option("max_times_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
     Option("hold", ("stream",), _HOLD, None, "the permanent hold that keeps history for the query, also while it is stopped; without it a name is drawn. It stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: nothing is kept and nothing is written to the location"),
     Option("mode", _WRITES, _one_of("append", "upsert"), "append", "`upsert`: rows are events for a keyed collection"),
     Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; overwriting, the time of the difference. By default that of the commit, which seals after it"),
@@ -168,9 +175,9 @@ OPTIONS = (
     Option("watermark", ("streaming write",), _whole(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
     Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
     Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
-    Option("late", _WRITES, _one_of("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `lateCollection`. For `write` only with mode `upsert`"),
-    Option("lateCollection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
-    Option("firstBatch", ("streaming write",), _whole(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
+    Option("late", _WRITES, _one_of("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
+    Option("late_collection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
+    Option("first_batch", ("streaming write",), _whole(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
 )  # fmt: skip
 
 
@@ -202,11 +209,11 @@ def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
 
 def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
     known = [option for option in OPTIONS if not {*uses}.isdisjoint(option.uses)]
-    names = {option.name.lower(): option.name for option in known}
-    unknown = sorted(options.keys() - names.keys())
+    names = {option.name for option in known}
+    unknown = sorted(options.keys() - names)
     if not unknown:
         return
-    close = [names[match] for name in unknown for match in get_close_matches(name, names, 1, 0.6)]
+    close = [match for name in unknown for match in _meant(name, names)]
     hint = f"Did you mean {', '.join(map(repr, close))}? " if close else ""
     doing = {"read": "reading", "stream": "a stream from", "write": "writing", "streaming write": "streaming to"}
     meanings = "; ".join(f"{option.name}: {option.meaning}" for option in known)
@@ -214,6 +221,12 @@ def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
         f'option {", ".join(map(repr, unknown))} is not an option for {doing[uses[0]]} format("persist"). {hint}'
         f"There are: {meanings}; and {STORAGE}… for the store."
     )
+
+
+def _meant(name: str, names: set[str]) -> list[str]:
+    """Return the option that somebody probably means who gives an unknown one."""
+    other = _MEANT.get(name)
+    return [other] if other in names else get_close_matches(name, names, 1, 0.6)
 
 
 @dataclass(frozen=True)
@@ -234,9 +247,9 @@ def _parsed(given: Mapping[str, str], use: Use) -> _Parsed:
     location, storage, texts = given_options(given, use)
     values: dict[str, Any] = {"location": location, "storage": storage}
     for option in OPTIONS:
-        text = texts.get(option.name.lower(), option.default)
+        text = texts.get(option.name, option.default)
         if use in option.uses and text is not None:
-            values[_FIELDS.get(option.name, option.name)] = option.kind.parse(option.name, text)
+            values[option.name] = option.kind.parse(option.name, text)
     return _Parsed(texts, values)
 
 
@@ -268,14 +281,14 @@ class ReadOptions:
     collection: str
     form: Form = "rows"
     as_of: int | str | None = None
-    lower: int | str = 0
+    start: int | str = 0
     until: int | str = 0
     times: Times = "int"
     columns: tuple[str, ...] | None = None
     seqno: int | None = None
     schema: int | None = None
-    slices: int | None = None
-    wait_s: float = READ_TIMEOUT_S
+    partitions: int | None = None
+    timeout_s: float = READ_TIMEOUT_S
     storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -287,7 +300,7 @@ class ReadOptions:
         """
         options = _parsed(given, "read")
         form = options.values["form"]
-        of_contents = {"from", "until", "times"}
+        of_contents = {"start", "until", "times"}
         unfit = {
             "rows": of_contents,
             "diff": of_contents,
@@ -296,8 +309,10 @@ class ReadOptions:
             "upserts": {"as_of", "columns", "times"},
         }
         options.refuse(unfit[form], f"form={form!r}")
-        if form in OF_TIMES and not {"from", "until"} <= options.texts.keys():
-            raise InvalidUsage(f'form="{form}" needs the options from and until: the updates with from <= time < until')
+        if form in OF_TIMES and not {"start", "until"} <= options.texts.keys():
+            raise InvalidUsage(
+                f'form="{form}" needs the options start and until: the updates with start <= time < until'
+            )
         as_of = options.values["as_of"]
         return cls(**options.values | {"as_of": None if as_of == "latest" else as_of})
 
@@ -311,7 +326,7 @@ class ReadOptions:
 class StreamOptions(SourceOptions):
     """What to follow, what a row of the stream is, and how much a micro-batch may hold.
 
-    Where a query is, is in its checkpoint: as_of and lower mean something only when it first starts.
+    Where a query is, is in its checkpoint: as_of and start mean something only when it first starts.
     """
 
     form: Form
@@ -330,14 +345,14 @@ class StreamOptions(SourceOptions):
                 "grows"
             )
         options.refuse({"columns", "times"} if form == "upserts" else set(), f'form="{form}"')
-        if {"as_of", "from"} <= options.texts.keys():
+        if {"as_of", "start"} <= options.texts.keys():
             raise InvalidUsage(
-                "as_of and from were given, and a stream begins in one way: with the contents as of a time (as_of), or "
-                "with the changes from a time on (from). Leave one of them out."
+                "as_of and start were given, and a stream begins in one way: with the contents as of a time (as_of), or "
+                "with the changes from a time on (start). Leave one of them out."
             )
-        if "lower" in values:
+        if "start" in values:
             values["as_of"] = None
-        limits = BatchLimits(values.pop("maxUpdatesPerTrigger", None), values.pop("maxTimesPerTrigger", None))
+        limits = BatchLimits(values.pop("max_updates_per_trigger", None), values.pop("max_times_per_trigger", None))
         rows_by_key = form if form in ("transitions", "upserts") else None
         return cls(**values, rows_by_key=rows_by_key, limits=limits)
 
@@ -345,8 +360,8 @@ class StreamOptions(SourceOptions):
 def is_only_for_streams(given: Mapping[str, str]) -> bool:
     """Tell whether options make sense for a stream and in no way for a batch, which always has an end."""
     names = {name.lower() for name in given}
-    is_endless = "until" not in names and ("from" in names or given.get("form") in OF_TIMES)
-    return is_endless or not names.isdisjoint(("maxupdatespertrigger", "maxtimespertrigger", "hold"))
+    is_endless = "until" not in names and ("start" in names or given.get("form") in OF_TIMES)
+    return is_endless or not names.isdisjoint(("max_updates_per_trigger", "max_times_per_trigger", "hold"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ def followed(options: SourceOptions, ends: list[Any], batches: int, limits: Batc
 
 
 def test_each_update_is_read_once_across_restarts(location: str) -> None:
-    options = SourceOptions(location=location, collection="c", as_of=None, lower=0, hold="mine")
+    options = SourceOptions(location=location, collection="c", as_of=None, start=0, hold="mine")
     ends: list[Any] = []
     found = followed(options, ends, 3, ONE_TIME) + followed(options, ends, 2, ONE_TIME)
     found += followed(options, ends, 1, NO_LIMITS)
@@ -62,7 +62,7 @@ def test_each_update_is_read_once_across_restarts(location: str) -> None:
 
 
 def test_a_repeated_micro_batch_holds_the_same_though_more_was_written_and_compacted(location: str) -> None:
-    options = SourceOptions(location=location, collection="c", as_of=None, lower=4, hold="mine")
+    options = SourceOptions(location=location, collection="c", as_of=None, start=4, hold="mine")
     source = StreamSource(options)
     start = source.beginning()
     end = source.next_offset(start, BatchLimits(updates=3))

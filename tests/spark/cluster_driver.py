@@ -207,13 +207,13 @@ def read_stalling(spark: SparkSession, location: str, storage: Storage, *, folde
             stall(folder)
             yield batch.slice(1)
 
-    frame = spark.read.format("persist").options(**options(storage, slices=4)).load(location)
+    frame = spark.read.format("persist").options(**options(storage, partitions=4)).load(location)
     return [list(row) for row in frame.mapInArrow(passed_on, "k long, v string").collect()]
 
 
 def compact(spark: SparkSession, location: str, storage: Storage) -> dict[str, Any]:
     """Compact the collection, in three tasks for each piece of work."""
-    report = persist.spark.compact(spark, location, "c", slices=3, storage_options=storage)
+    report = persist.spark.compact(spark, location, "c", partitions=3, storage_options=storage)
     return {"keyframes": report.keyframes, "parts_written": report.parts_written}
 
 

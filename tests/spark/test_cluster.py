@@ -128,8 +128,8 @@ def test_a_cluster_writes_reads_and_compacts_as_one_process_does(
             assert contents(place) == before
         for form, asked in (
             ("rows", {}),
-            ("diff", {"as_of": 0, "slices": 3}),
-            ("changes", {"from": 1, "until": 3}),
+            ("diff", {"as_of": 0, "partitions": 3}),
+            ("changes", {"start": 1, "until": 3}),
         ):
             found = driver.call("read", **arguments(place), form=form, **asked)
             assert sorted(map(tuple, found)) == before[form], (form, compacted)

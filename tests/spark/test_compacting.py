@@ -154,7 +154,7 @@ def test_a_number_of_slices_is_the_number_of_tasks(
     monkeypatch.setattr(maintenance.SparkPartMaker, "_done", counting)
     before = contents(location)
     # What lives in the log becomes one part: so little is not worth a task.
-    assert compact(spark, location, slices=3, settings=large).parts_written == 1 + 3
+    assert compact(spark, location, partitions=3, settings=large).parts_written == 1 + 3
     assert asked == [3]
     assert contents(location) == before
     assert compact(spark, filled(tmp_path / "small"), settings=large).parts_written == 1 + 1
@@ -175,7 +175,7 @@ def test_all_collections_are_compacted_and_one_that_cannot_be_read_keeps_no_othe
     before = state(location, "broken")
     stored = {key for key in parts(location) if before.id in key}
     with pytest.raises(persist.CorruptBlob) as failed:
-        compact(spark, location, None, slices=2)
+        compact(spark, location, None, partitions=2)
     assert failed.value.key == broken.blob
     assert "'broken'" in failed.value.__notes__[0]
     assert state(location, "broken") == before
@@ -195,7 +195,7 @@ def test_a_part_that_is_missing_is_named_and_the_parts_of_the_other_tasks_are_de
     Path(location, first.blob).unlink()
     stored = parts(location)
     with pytest.raises(MissingBlob) as failed:
-        compact(spark, location, slices=4, settings=persist.Settings(background=False))
+        compact(spark, location, partitions=4, settings=persist.Settings(background=False))
     assert failed.value.key == first.blob
     assert state(location) == before
     assert parts(location) == stored
@@ -230,7 +230,7 @@ def test_of_two_compactors_one_throws_away_what_its_tasks_made(
         put(*arguments)
 
     monkeypatch.setattr(Compactor, "_put", late)
-    assert compact(spark, location, slices=2).superseded == 1
+    assert compact(spark, location, partitions=2).superseded == 1
     assert contents(location) == before
     assert parts(location) - stored <= {part.blob for part in state(location).parts}
 
@@ -245,7 +245,7 @@ def test_a_store_that_tasks_cannot_reach_fails_the_job_with_the_reason_and_chang
     settings = persist.Settings(background=False, tuning=Tuning(retry=retry))
     monkeypatch.setattr(maintenance, "TaskStore", lambda *_: TaskStore("s3://nowhere/at/all", elsewhere, settings))
     with pytest.raises(PySparkException, match=r"persist\.Unavailable: .*127\.0\.0\.1:9"):
-        compact(spark, location, slices=2)
+        compact(spark, location, partitions=2)
     assert state(location) == before
     assert parts(location) == stored
 
@@ -273,8 +273,8 @@ def test_uploads_that_were_declared_void_meanwhile_are_not_committed(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"slices": 0}, "slices=0 is not a whole number"),
-        ({"slices": True}, "slices=True is not"),
+        ({"partitions": 0}, "partitions=0 is not a whole number"),
+        ({"partitions": True}, "partitions=True is not"),
         ({"location": MemoryBlob()}, "not one that other processes can open"),
         ({"location": "memory://x"}, "not one that other processes can open"),
         ({"collection": "nobody"}, "nobody"),

@@ -32,14 +32,14 @@ def test_a_client_of_spark_connect_writes_reads_and_compacts(client: Driver, tmp
                 report = client.call("compact", location=location, storage=storage)
                 assert report["keyframes"] == [1]
                 assert report["parts_written"] >= 3, "as many tasks did it"
-            found = client.call("read", location=location, storage=storage, slices=3)
+            found = client.call("read", location=location, storage=storage, partitions=3)
             assert sorted(map(tuple, found)) == expected
             native = client.call("snapshot", location=location, storage=storage, form="rows")
             assert sorted(map(tuple, native)) == expected
             assert "Spark's own scan" in client.call("route", location=location, storage=storage)
         [[count]] = client.call("query", location=location, storage=storage, sql="SELECT count(*) FROM c(0)")
         assert count == 6000
-        changes = client.call("read", location=location, storage=storage, form="changes", **{"from": 1, "until": 2})
+        changes = client.call("read", location=location, storage=storage, form="changes", start=1, until=2)
         assert sorted(map(tuple, changes)) == sorted(
             tuple(row.values()) for row in c.changes(1, 2).to_arrow().to_pylist()
         )
@@ -55,7 +55,7 @@ def test_a_client_of_spark_connect_steps_a_view(client: Driver, tmp_path: Path) 
         c = other.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
         c.write([((k, str(k)), 0, 1) for k in range(2000)], seal=1).result()
         view = other.create_view("v", "SELECT k % 10 AS ends, count(*) AS n FROM c GROUP BY ALL")
-        assert client.call("step", location=location, storage=storage, where="spark") == "recompute"
+        assert client.call("step", location=location, storage=storage, where="tasks") == "step"
         c.write([((7, "7"), 1, -1)], seal=2).result()
-        assert client.call("step", location=location, storage=storage, where="spark") == "spark"
+        assert client.call("step", location=location, storage=storage, where="tasks") == "step"
         assert sorted(view.snapshot().rows()) == [(n, 200 - (n == 7)) for n in range(10)]

@@ -23,7 +23,7 @@ def logging_session(spark: SparkSession) -> SparkSession:
 
 def test_rows_bytes_slices_and_pruned_parts_are_logged(logging_session: SparkSession, location: str) -> None:
     spark = logging_session
-    rows = spark.read.format("persist").options(collection="orders", as_of=9, slices=2).load(location)
+    rows = spark.read.format("persist").options(collection="orders", as_of=9, partitions=2).load(location)
     assert rows.where("id < 1000").count() == 1000
     messages = [row.msg for row in spark.tvf.python_worker_logs().select("msg").collect()]
     [planned] = [message for message in messages if message.startswith("planned")]

@@ -80,7 +80,7 @@ def test_a_timestamp_is_no_time_where_there_is_no_timeline(spark: SparkSession, 
         persist.spark.write(frame.withColumn("_time", F.lit(NOON)), path, "plain")
     with pytest.raises(PySparkException, match="'plain' has none: its times are numbers"):
         changes = spark.read.format("persist").options(collection="plain", form="changes", until=0, times="timestamp")
-        changes.option("from", 0).load(path)
+        changes.option("start", 0).load(path)
     with pytest.raises(persist.SchemaMismatch, match="without a time zone"):
         persist.spark.write(frame.withColumn("_time", F.lit(NOON).cast("timestamp_ntz")), path, "ms")
 
@@ -115,7 +115,7 @@ def test_a_stream_of_timestamps_goes_to_a_collection_with_another_unit(
     with persist.open(path) as client:
         client.load("ms").write([(1, None)], time=NOON, seal="2026-11-22").result()
     stream = spark.readStream.format("persist").options(collection="ms", form="changes", times="timestamp")
-    frame = stream.option("from", "2026-11-21").load(path)
+    frame = stream.option("start", "2026-11-21").load(path)
     assert isinstance(frame.schema["_time"].dataType, TimestampType)
     writer = frame.writeStream.format("persist").option("collection", "ns")
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start(path)

@@ -40,10 +40,24 @@ def test_defaults_are_values_that_their_options_take() -> None:
 def test_an_option_that_is_misspelt_is_answered_with_the_one_that_was_meant() -> None:
     with pytest.raises(InvalidUsage, match=r"option 'asof' is not an option for reading .* Did you mean 'as_of'\?"):
         given_options({**PLACE, "asof": "3"}, "read")
-    with pytest.raises(InvalidUsage, match=r"Did you mean 'maxTimesPerTrigger'\?"):
-        given_options({**PLACE, "maxTimePerTrigger": "3"}, "stream")
+    with pytest.raises(InvalidUsage, match=r"Did you mean 'max_times_per_trigger'\?"):
+        given_options({**PLACE, "max_time_per_trigger": "3"}, "stream")
     with pytest.raises(InvalidUsage, match=r"'quux' is not an option for writing format\(\"persist\"\)\. There are: "):
         given_options({**PLACE, "quux": "3"}, "write")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("from", "start"), ("slices", "partitions"), ("wait", "timeout_s"), ("to", "until"), ("timestampAsOf", "as_of")],
+)
+def test_what_other_programs_call_an_option_is_refused_with_the_name_that_it_has_here(given: str, meant: str) -> None:
+    with pytest.raises(InvalidUsage, match=rf"option '{given.lower()}' is not an .* Did you mean '{meant}'\?"):
+        ReadOptions.of({**PLACE, "form": "changes", given: "3"})
+
+
+def test_options_are_words_of_python_and_are_taken_in_any_case() -> None:
+    assert all(option.name.isidentifier() and option.name == option.name.lower() for option in OPTIONS)
+    assert ReadOptions.of({**PLACE, "AS_OF": "7", "Timeout_S": "2", "PARTITIONS": "3"}).partitions == 3
 
 
 def test_options_of_spark_itself_are_taken_where_spark_gives_them() -> None:
@@ -69,9 +83,9 @@ def test_time_is_a_number_a_moment_or_a_column(options: dict[str, str], time: ob
 
 def test_what_is_not_given_has_the_default_of_the_table() -> None:
     read = ReadOptions.of(PLACE)
-    assert (read.form, read.as_of, read.times, read.wait_s, read.storage) == ("rows", None, "int", 0.0, {})
-    stream = StreamOptions.of({**PLACE, "form": "changes", "from": "3", "storage.endpoint_url": "x"})
-    assert (stream.as_of, stream.lower, stream.hold, stream.storage) == (None, 3, None, {"endpoint_url": "x"})
+    assert (read.form, read.as_of, read.times, read.timeout_s, read.storage) == ("rows", None, "int", 0.0, {})
+    stream = StreamOptions.of({**PLACE, "form": "changes", "start": "3", "storage.endpoint_url": "x"})
+    assert (stream.as_of, stream.start, stream.hold, stream.storage) == (None, 3, None, {"endpoint_url": "x"})
 
 
 def test_a_value_that_is_none_of_those_allowed_is_named_with_them() -> None:

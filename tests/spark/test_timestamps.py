@@ -85,7 +85,7 @@ def test_every_way_of_reading_a_collection_keeps_its_timestamps(session: SparkSe
     check(source.load(path))
     check(source.option("form", "diff").load(path))
     changes = session.read.format("persist").option("collection", "times").option("form", "changes")
-    check(changes.option("from", 0).option("until", 3).load(path))
+    check(changes.option("start", 0).option("until", 3).load(path))
     for native in (True, False):
         check(persist.spark.snapshot(session, path, "times", native=native))
         check(persist.spark.snapshot(session, path, "times", as_of=0, native=native), keys=(1,))
@@ -118,11 +118,11 @@ def streamed(session: SparkSession, path: str, checkpoint: Path, **options: Any)
 
 @pytest.mark.thorough
 def test_streams_keep_timestamps_on_their_way_out_and_in(session: SparkSession, path: str, tmp_path: Path) -> None:
-    for frame in streamed(session, path, tmp_path / "read", form="changes", **{"from": 0}):
+    for frame in streamed(session, path, tmp_path / "read", form="changes", start=0):
         check(frame)
     with persist.open(path, settings=QUIET) as client:
         client.create_or_load("copy", key={"k": pa.int64()}, value=VALUE)
-    stream = session.readStream.format("persist").options(collection="times", form="changes", **{"from": 0}).load(path)
+    stream = session.readStream.format("persist").options(collection="times", form="changes", start=0).load(path)
     query = (
         stream.writeStream.format("persist")
         .options(collection="copy", checkpointLocation=str(tmp_path / "write"))

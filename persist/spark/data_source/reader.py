@@ -72,7 +72,7 @@ class PersistReader(DataSourceReader):
             both = own if pushed is None else pushed if own is None else own & pushed
             scan = replace(result.scan, filter=both).pruned()
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
-            slices = scan.slices(options.slices or scan.task_count(PARALLEL_DEFAULT))
+            slices = scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))
             _log(result, scan, len(slices))
         return [Slice(part, address, events) for part in slices]
 
@@ -103,13 +103,13 @@ def planned(
     if names is not None and options.form != "transitions":
         wanted = tuple(name for name in names if name not in ("_time", "_diff"))
     if options.form == "upserts":
-        return engine_upserts(handle, options.lower, options.until, schema=options.schema, timeout_s=options.wait_s)
+        return engine_upserts(handle, options.start, options.until, schema=options.schema, timeout_s=options.timeout_s)
     if options.form == "changes" or options.form == "transitions":
         form: ChangesForm = "transitions" if options.form == "transitions" else "updates"
-        reading: dict[str, Any] = {"schema": options.schema, "timeout_s": options.wait_s, "form": form}
-        return engine_changes(handle, options.lower, options.until, columns=wanted, **reading)
+        reading: dict[str, Any] = {"schema": options.schema, "timeout_s": options.timeout_s, "form": form}
+        return engine_changes(handle, options.start, options.until, columns=wanted, **reading)
     return engine_snapshot(
-        handle, options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.wait_s
+        handle, options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.timeout_s
     )
 
 
@@ -130,7 +130,7 @@ def _at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
         if then.id != handle.id:
             raise CollectionNotFound(options.collection, engine.url, ())
         if options.form in OF_TIMES:
-            engine_changes(then, options.lower, options.until, timeout_s=0)
+            engine_changes(then, options.start, options.until, timeout_s=0)
             return options
         return options.with_latest(engine_snapshot(then, options.as_of, timeout_s=0).as_of)
 

@@ -173,7 +173,7 @@ def _chosen(handle: CollectionHandle, options: ReadOptions) -> int | None:
     What is not sealed yet is waited for when it is read, and not at all if this is for a stream.
     """
     try:
-        result = planned(handle, replace(options, wait_s=0), None)
+        result = planned(handle, replace(options, timeout_s=0), None)
     except AsOfNotSealed:
         return None
     return result.as_of if isinstance(result, Snapshot) else None
@@ -269,7 +269,7 @@ def _can_do_without(spark: SparkSession, schema: StructType, query: Query, name:
         return False
 
 
-def pruned(spark: SparkSession, path: str, collection: str, query: Query, **options: Any) -> DataFrame:
+def pruned(spark: SparkSession, location: str, collection: str, query: Query, **options: Any) -> DataFrame:
     """Return query of a collection, of which only the columns are read that the query needs.
 
     Args:
@@ -279,7 +279,7 @@ def pruned(spark: SparkSession, path: str, collection: str, query: Query, **opti
         what loading raises; InvalidUsage: the query does not fit.
     """
 
-    address = CollectionAddress(path, {}, collection)
+    address = CollectionAddress(location, {}, collection)
     frame = read_by_source(spark, address, **options)
     # Where no column is needed, rows are counted: by the first one.
     needed = columns_used(frame, query) or frame.columns[:1]

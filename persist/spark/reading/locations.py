@@ -141,14 +141,14 @@ class SparkLocation(Closes):
         snapshot = engine_snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
         return plan(self.spark, snapshot, *self._read(rows, snapshot), native)
 
-    def changes(self, collection: str, lower: Any, until: Any, **reading: Unpack[ChangesReading]) -> DataFrame:
-        """Return the updates with `lower <= time < until`; arguments and errors as of `Collection.changes`."""
-        return self.plan_changes(collection, lower, until, **reading).frame(self.spark)
+    def changes(self, collection: str, start: Any, until: Any, **reading: Unpack[ChangesReading]) -> DataFrame:
+        """Return the updates with `start <= time < until`; arguments and errors as of `Collection.changes`."""
+        return self.plan_changes(collection, start, until, **reading).frame(self.spark)
 
     def plan_changes(
         self,
         collection: str,
-        lower: Any,
+        start: Any,
         until: Any,
         *,
         columns: Sequence[str] | None = None,
@@ -160,8 +160,8 @@ class SparkLocation(Closes):
         """Return what `changes` would read, and how: print it; arguments and errors as of `plan`."""
         rows, then = self._load(collection)
         if then is not None:
-            engine_changes(then, lower, until, timeout_s=0)
-        changes = engine_changes(rows, lower, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
+            engine_changes(then, start, until, timeout_s=0)
+        changes = engine_changes(rows, start, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
         return plan_changes(self.spark, changes, *self._read(rows, changes), native)
 
     def _read(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
@@ -193,11 +193,11 @@ class SparkLocation(Closes):
         return f"<SparkLocation {self.url}{pinned}>"
 
 
-def location(spark: SparkSession, path: str, *, storage_options: Mapping[str, Any] | None = None) -> SparkLocation:
+def location(spark: SparkSession, location: str, *, storage_options: Mapping[str, Any] | None = None) -> SparkLocation:
     """Open a location for a Spark session. Close it, or use it in a `with`.
 
     Args:
-        path: a folder or URL that the driver and all executors can reach.
+        location: a folder or URL that the driver and all executors can reach.
         storage_options: as in `persist.open`; they travel to the tasks.
 
     Raises:
@@ -205,12 +205,12 @@ def location(spark: SparkSession, path: str, *, storage_options: Mapping[str, An
     """
     _check_session(spark)
     storage = dict(storage_options or {})
-    return SparkLocation(spark, open_engine(path, storage, OpenOptions(settings=LEASING)), storage)
+    return SparkLocation(spark, open_engine(location, storage, OpenOptions(settings=LEASING)), storage)
 
 
 def snapshot(
     spark: SparkSession,
-    path: str,
+    location: str,
     collection: str,
     *,
     storage_options: Mapping[str, Any] | None = None,
@@ -221,43 +221,43 @@ def snapshot(
     No lease keeps what it reads: it is there for `Settings.grace_s` after it fell out of use. For DataFrames that are
     to live longer, open a `location`.
     """
-    with _reading(spark, path, storage_options) as here:
+    with _reading(spark, location, storage_options) as here:
         return here.snapshot(collection, **reading)
 
 
 def explain(
     spark: SparkSession,
-    path: str,
+    location: str,
     collection: str,
     *,
     storage_options: Mapping[str, Any] | None = None,
     **reading: Unpack[SnapshotReading],
 ) -> str:
     """Return, as text, what `snapshot` would read, by which way, and why."""
-    with _reading(spark, path, storage_options) as here:
+    with _reading(spark, location, storage_options) as here:
         return str(here.plan(collection, **reading))
 
 
 def changes(
     spark: SparkSession,
-    path: str,
+    location: str,
     collection: str,
-    lower: Any,
+    start: Any,
     until: Any,
     *,
     storage_options: Mapping[str, Any] | None = None,
     **reading: Unpack[ChangesReading],
 ) -> DataFrame:
-    """Return the updates with `lower <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
-    with _reading(spark, path, storage_options) as here:
-        return here.changes(collection, lower, until, **reading)
+    """Return the updates with `start <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
+    with _reading(spark, location, storage_options) as here:
+        return here.changes(collection, start, until, **reading)
 
 
 @contextmanager
-def _reading(spark: SparkSession, path: str, storage_options: Mapping[str, Any] | None) -> Iterator[SparkLocation]:
+def _reading(spark: SparkSession, location: str, storage_options: Mapping[str, Any] | None) -> Iterator[SparkLocation]:
     _check_session(spark)
     storage = dict(storage_options or {})
-    with read_engine(path, storage) as engine:
+    with read_engine(location, storage) as engine:
         yield SparkLocation(spark, engine, storage)
 
 

@@ -335,7 +335,7 @@ class PlannedChanges:
         scan = self.changes.scan
         if self.route.kind == "source":
             times = None if self.changes.moments is None else "timestamp"
-            interval = {"from": scan.time_lower, "until": scan.time_upper}
+            interval = {"start": scan.time_lower, "until": scan.time_upper}
             return _by_source(spark, scan, self.address, form="changes", times=times, **interval)
         schema = spark_schema(self.changes.schema)
         frames = []

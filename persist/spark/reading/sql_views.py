@@ -36,7 +36,7 @@ from persist.state import CollectionState
 
 def create_views(
     spark: SparkSession,
-    path: str,
+    location: str,
     *,
     collections: Sequence[str] | None = None,
     prefix: str = "",
@@ -67,13 +67,13 @@ def create_views(
         raise InvalidUsage(f"schemas={schemas!r:.100} is no dict of versions by name: give {{'orders': 3}}")
     if isinstance(collections, str):
         raise InvalidUsage(f"collections={collections!r} is one name: give a list of names, [{collections!r}]")
-    with read_engine(path, storage) as engine:
+    with read_engine(location, storage) as engine:
         seqno = engine.seqno
         if seqno < 0:
             raise InvalidUsage(f"there is nothing at {engine.url}: is the path right?")
     made: list[str] = []
     failed: list[InvalidUsage] = []
-    with read_engine(path, storage, seqno) as engine:
+    with read_engine(location, storage, seqno) as engine:
         here = SparkLocation(spark, engine, storage)
         known = engine.names()
         wanted = known if collections is None else list(collections)

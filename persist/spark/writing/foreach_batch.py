@@ -65,7 +65,7 @@ def foreach_batch_writer(
         writes: for each collection's name a function from the batch to what is written of it: plain rows, or updates
             with `_time` and `_diff`, in all of them alike. If there are several, the batch is cached meanwhile.
         seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
-            is `lateCollection`) for streaming writes.
+            is `late_collection`) for streaming writes.
         query_id: names the query; None takes the id that Spark gives it. Needed if one query uses several such
             functions for one collection, and under Spark Connect, which does not tell; there, two runs of a query at
             the same time are not noticed.

@@ -42,7 +42,7 @@ def python_rows(table: pa.Table) -> list[tuple[Any, ...]]:
 def test_a_snapshot_is_the_same_as_in_python(
     spark: SparkSession, location: str, as_of: int | str, form: Any, slices: int
 ) -> None:
-    found = read(spark, location, as_of=as_of, form=form, slices=slices)
+    found = read(spark, location, as_of=as_of, form=form, partitions=slices)
     with persist.open(location, mode="read") as client:
         time = None if as_of == "latest" else int(as_of)
         assert rows(found) == python_rows(client.load("orders").snapshot(time, form=form).to_arrow())
@@ -51,13 +51,13 @@ def test_a_snapshot_is_the_same_as_in_python(
 @pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(("lower", "until"), [(0, 13), (10, 11), (11, 13), (5, 5)])
 def test_changes_are_the_same_as_in_python(spark: SparkSession, location: str, lower: int, until: int) -> None:
-    found = read(spark, location, form="changes", **{"from": lower, "until": until})
+    found = read(spark, location, form="changes", start=lower, until=until)
     with persist.open(location, mode="read") as client:
         assert rows(found) == python_rows(client.load("orders").changes(lower, until).to_arrow())
 
 
 def test_transitions_are_the_same_as_in_python(spark: SparkSession, location: str) -> None:
-    options = {"form": "transitions", "from": 0, "until": 13, "slices": 3}
+    options = {"form": "transitions", "start": 0, "until": 13, "partitions": 3}
     with persist.open(location, mode="read") as client:
         found = client.load("orders").changes(0, 13, form="transitions").to_arrow()
         assert rows(read(spark, location, **options)) == python_rows(found)
@@ -76,7 +76,7 @@ def test_transitions_are_the_same_as_in_python(spark: SparkSession, location: st
 def test_the_schema_is_the_collections(spark: SparkSession, location: str) -> None:
     assert read(spark, location).dtypes == [("id", "bigint"), ("status", "string"), ("amount", "double")]
     assert read(spark, location, form="diff").columns == ["id", "status", "amount", "_diff"]
-    changes = read(spark, location, form="changes", **{"from": 0, "until": 1})
+    changes = read(spark, location, form="changes", start=0, until=1)
     assert changes.columns == ["id", "status", "amount", "_time", "_diff"]
 
 
@@ -91,7 +91,7 @@ def test_columns_can_be_selected_by_option_and_by_schema(spark: SparkSession, lo
 
 
 def test_each_key_is_read_by_one_task(spark: SparkSession, location: str) -> None:
-    found = read(spark, location, form="diff", slices=4).withColumn("task", F.spark_partition_id())
+    found = read(spark, location, form="diff", partitions=4).withColumn("task", F.spark_partition_id())
     tasks = found.groupBy("id").agg(F.countDistinct("task").alias("tasks"))
     assert tasks.where("tasks > 1").count() == 0
     assert found.select("task").distinct().count() == 4
@@ -144,7 +144,7 @@ def test_pushed_filters_change_nothing_but_speed(spark: SparkSession, location: 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("condition", DIFF_FILTERS)
-@pytest.mark.parametrize("options", [{"form": "diff"}, {"form": "changes", "from": 0, "until": 13}])
+@pytest.mark.parametrize("options", [{"form": "diff"}, {"form": "changes", "start": 0, "until": 13}])
 def test_filters_on_sums_of_diffs_are_not_applied_to_summands(
     spark: SparkSession, location: str, condition: str, options: dict[str, Any]
 ) -> None:
@@ -262,4 +262,4 @@ def test_a_compacted_collection_is_the_same_as_in_python_before_and_after_its_ke
         }
         assert "backwards" in str(orders.snapshot(2).explain())
     for (as_of, form), found in expected.items():
-        assert rows(read(spark, location, as_of=as_of, form=form, slices=3)) == found
+        assert rows(read(spark, location, as_of=as_of, form=form, partitions=3)) == found

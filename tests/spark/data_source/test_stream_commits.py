@@ -207,10 +207,10 @@ def test_a_checkpoint_of_another_location_is_noticed(location: str, tmp_path_fac
         client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
     with pytest.raises(persist.QueryMismatch, match="its checkpoint belongs to another location") as caught:
         Query(other).batch(3, plain(3))
-    assert 'firstBatch="3"' in str(caught.value)
+    assert 'first_batch="3"' in str(caught.value)
     assert (updates(other), is_clean(other)) == ([], True)
-    Query(other, firstBatch=3).batch(3, plain(3))
-    Query(other, firstBatch=3).batch(4, plain(4))
+    Query(other, first_batch=3).batch(3, plain(3))
+    Query(other, first_batch=3).batch(4, plain(4))
     assert updates(other) == [(0, 3), (1, 4)]
 
 

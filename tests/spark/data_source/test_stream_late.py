@@ -93,7 +93,7 @@ def test_the_data_source_adds_late_events_to_a_collection_by_the_same_commit(
     with pytest.raises(PySparkException, match="go together"):
         writer.save(location)
     for _ in range(2):
-        writer.option("lateCollection", "c late").save(location)
+        writer.option("late_collection", "c late").save(location)
     assert rows(location) == {(1, 100, "a", None): 1, (2, 101, "in time", None): 1}
     assert rows(location, "c late") == COLLECTED
     with persist.open(location, mode="read") as client:
@@ -110,12 +110,12 @@ def feed(spark: SparkSession, tmp_path: Path) -> Feed:
 def test_a_query_collects_what_is_late_once(spark: SparkSession, location: str, tmp_path: Path) -> None:
     given, checkpoint = feed(spark, tmp_path), tmp_path / "checkpoint"
     for _ in range(2):
-        run(given.frame, location, checkpoint, mode="upsert", late="collect", lateCollection="c late")
+        run(given.frame, location, checkpoint, mode="upsert", late="collect", late_collection="c late")
         forget(checkpoint, 0)
     assert rows(location, "c late") == COLLECTED
     assert rows(location) == {(1, 100, "a", None): 1, (2, 101, "in time", None): 1}
     given.add({"k": 9, "at": 3, "v": "late again", "_time": 9})
-    run(given.frame, location, checkpoint, mode="upsert", late="collect", lateCollection="c late")
+    run(given.frame, location, checkpoint, mode="upsert", late="collect", late_collection="c late")
     assert rows(location, "c late").total() == 4
 
 
@@ -129,7 +129,7 @@ def test_a_query_drops_what_is_below_the_late_bound_too(spark: SparkSession, loc
 def test_rows_without_times_may_be_late_by_their_watermark(spark: SparkSession, location: str, tmp_path: Path) -> None:
     given = Feed(spark, tmp_path, "k long, at long, v string, gone boolean")
     given.add({"k": 2, "at": 101, "v": "b"}, {"k": 3, "at": 7, "v": "late"})
-    run(given.frame, location, tmp_path / "checkpoint", mode="upsert", late="collect", lateCollection="c late")
+    run(given.frame, location, tmp_path / "checkpoint", mode="upsert", late="collect", late_collection="c late")
     assert rows(location) == {(1, 100, "a", None): 1, (2, 101, "b", None): 1}
     assert [row[-1] for row in rows(location, "c late")] == ["late"]
 
@@ -161,5 +161,5 @@ def test_what_collects_late_updates_of_a_plain_collection_is_refused(
     with pytest.raises(PySparkException, match="goes with events for a keyed collection"):
         run(
             feed(spark, tmp_path).frame.select("k", "v", "_time"), location, tmp_path / "checkpoint",
-            collection="plain", late="collect", lateCollection="c late",
+            collection="plain", late="collect", late_collection="c late",
         )  # fmt: skip

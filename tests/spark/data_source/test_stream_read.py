@@ -137,9 +137,9 @@ def permanent(orders: persist.Collection) -> dict[str, int]:
 def test_all_micro_batches_together_are_the_history_within_limits(
     orders: persist.Collection, path: str, updates: int | None, times: int | None
 ) -> None:
-    limits = {"maxUpdatesPerTrigger": updates, "maxTimesPerTrigger": times}
+    limits = {"max_updates_per_trigger": updates, "max_times_per_trigger": times}
     given = {name: value for name, value in limits.items() if value is not None}
-    with Query(path, {**CHANGES, "from": 0, **given}) as query:
+    with Query(path, {**CHANGES, "start": 0, **given}) as query:
         batches = query.all()
     assert [update for batch in batches for update in listed(batch)] != []
     assert sorted(update for batch in batches for update in listed(batch)) == history(orders, 0, 60)
@@ -157,7 +157,7 @@ def test_all_micro_batches_together_are_the_history_within_limits(
 
 
 def test_what_was_compacted_into_large_parts_is_cut_at_the_same_times(orders: persist.Collection, path: str) -> None:
-    given = {**CHANGES, "from": 0, "maxUpdatesPerTrigger": 25, "maxTimesPerTrigger": 3}
+    given = {**CHANGES, "start": 0, "max_updates_per_trigger": 25, "max_times_per_trigger": 3}
     with Query(path, given) as query:
         query.all()
     orders.compact()
@@ -169,7 +169,7 @@ def test_what_was_compacted_into_large_parts_is_cut_at_the_same_times(orders: pe
 
 def test_a_stream_begins_with_contents_and_goes_on_with_changes(orders: persist.Collection, path: str) -> None:
     for as_of in (20, 59, "latest"):
-        with Query(path, {**CHANGES, "as_of": as_of, "maxUpdatesPerTrigger": 1}) as query:
+        with Query(path, {**CHANGES, "as_of": as_of, "max_updates_per_trigger": 1}) as query:
             first, *rest = query.all()
         time = 59 if as_of == "latest" else int(as_of)
         assert listed(first) == contents(orders, time)
@@ -181,14 +181,14 @@ def test_columns_are_chosen_and_updates_do_not_depend_on_how_they_are_cut(
 ) -> None:
     wanted = sorted((v, time, diff) for _, v, time, diff in history(orders, 0, 60))
     for slices in (1, 7):
-        with Query(path, {**CHANGES, "from": 0, "columns": "v", "slices": slices}) as query:
+        with Query(path, {**CHANGES, "start": 0, "columns": "v", "partitions": slices}) as query:
             (batch,) = query.all()
         assert batch.column_names == ["v", "_time", "_diff"]
         assert listed(batch) == wanted
 
 
 def test_a_stopped_query_goes_on_after_compaction_and_without_loss(orders: persist.Collection, path: str) -> None:
-    with Query(path, {**CHANGES, "from": 0, "maxTimesPerTrigger": 4}) as query:
+    with Query(path, {**CHANGES, "start": 0, "max_times_per_trigger": 4}) as query:
         read = [listed(query.next()) for _ in range(3)]
     held = permanent(orders)
     # The third micro-batch is not committed: what it holds can be read again.
@@ -240,7 +240,7 @@ def test_an_idle_query_holds_nothing_but_its_permanent_hold(orders: persist.Coll
 
 
 def test_a_stream_ends_with_the_collection(orders: persist.Collection, path: str) -> None:
-    with Query(path, {**CHANGES, "from": 50}) as query:
+    with Query(path, {**CHANGES, "start": 50}) as query:
         query.next()
         orders.write([((99, "last"), 70, 1)], seal=persist.Antichain()).result()
         assert [listed(batch) for batch in query.all()] == [[(99, "last", 70, 1)]]
@@ -255,12 +255,12 @@ def test_a_stream_ends_with_the_collection(orders: persist.Collection, path: str
         assert listed(first) == contents(orders, 70)
         assert [listed(batch) for batch in rest] == [[]]
         assert later.ends[-1]["upper"] == "complete"
-    with Query(path, {**CHANGES, "from": "latest"}) as later:
+    with Query(path, {**CHANGES, "start": "latest"}) as later:
         assert [listed(batch) for batch in later.all()] == [[]]
 
 
 def test_a_stream_waits_for_what_is_not_sealed_yet(orders: persist.Collection, path: str) -> None:
-    options: list[dict[str, Any]] = [{"as_of": 62}, {"from": 62}, {"from": "latest"}]
+    options: list[dict[str, Any]] = [{"as_of": 62}, {"start": 62}, {"start": "latest"}]
     queries = [Query(path, {**CHANGES, **each}) for each in options]
     assert [[listed(b) for b in query.all()] for query in queries] == [[], [[]], [[]]]
     updates: list[Any] = [((99, "late"), time, 1) for time in (61, 62, 63)]
@@ -285,7 +285,7 @@ def test_a_collection_without_anything_sealed_can_be_followed(path: str) -> None
 
 def test_what_cannot_be_read_is_not_written_down_as_a_beginning(orders: persist.Collection, path: str) -> None:
     orders.allow_compaction(70).result()  # Since may pass upper.
-    for options in (CHANGES, {**CHANGES, "from": "latest"}, {**CHANGES, "from": 70}):
+    for options in (CHANGES, {**CHANGES, "start": "latest"}, {**CHANGES, "start": 70}):
         with Query(path, options) as query, pytest.raises(persist.AsOfCompacted, match=r"since=Antichain\(70\)"):
             query.next()
         assert query.ends == []
@@ -293,7 +293,7 @@ def test_what_cannot_be_read_is_not_written_down_as_a_beginning(orders: persist.
 
 
 def test_with_available_now_a_query_ends_where_it_was_when_it_started(orders: persist.Collection, path: str) -> None:
-    for options in ({"from": 0, "maxTimesPerTrigger": 9}, {"as_of": "latest"}, {"from": "latest"}):
+    for options in ({"start": 0, "max_times_per_trigger": 9}, {"as_of": "latest"}, {"start": "latest"}):
         with Query(path, {**CHANGES, **options}) as query:
             query.reader.prepareForTriggerAvailableNow()
             upper = orders.upper.time
@@ -305,7 +305,7 @@ def test_with_available_now_a_query_ends_where_it_was_when_it_started(orders: pe
         query.reader.prepareForTriggerAvailableNow()
         assert query.all() == []
     with (
-        Query(path, {**CHANGES, "as_of": 99, "wait": 0.01}) as query,
+        Query(path, {**CHANGES, "as_of": 99, "timeout_s": 0.01}) as query,
         pytest.raises(persist.AsOfNotSealed, match=r"waiting 0\.01 s"),
     ):
         query.reader.prepareForTriggerAvailableNow()
@@ -317,11 +317,11 @@ def test_with_available_now_a_query_that_may_wait_waits_for_the_first_seal(path:
         late.write([((1, "a"), 4, 1)]).result()
         options = {"collection": "late", "form": "changes"}
         with (
-            Query(path, {**options, "wait": 0}) as query,
+            Query(path, {**options, "timeout_s": 0}) as query,
             pytest.raises(persist.AsOfNotSealed, match=r"1 update at time 4: sealing to 5 makes"),
         ):
             query.reader.prepareForTriggerAvailableNow()
-        with Query(path, {**options, "wait": 60}) as query, ThreadPoolExecutor(1) as pool:
+        with Query(path, {**options, "timeout_s": 60}) as query, ThreadPoolExecutor(1) as pool:
             preparing = pool.submit(query.reader.prepareForTriggerAvailableNow)
             with pytest.raises(TimeoutError):
                 preparing.result(0.3)
@@ -351,8 +351,8 @@ def test_times_may_be_timestamps(path: str) -> None:
         times = [line.time_of(noon + timedelta(seconds=k)) for k in range(4)]
         clicks.write([((k, "x"), time, 1) for k, time in enumerate(times)], seal=times[-1] + 1).result()
         for options, first in (
-            ({"from": "2026-11-21 12:00:01.0004"}, [2, 3]),
-            ({"from": "2026-11-21T14:00:02+02:00"}, [2, 3]),
+            ({"start": "2026-11-21 12:00:01.0004"}, [2, 3]),
+            ({"start": "2026-11-21T14:00:02+02:00"}, [2, 3]),
             ({"as_of": "2026-11-21T12:00:01.9999Z"}, [0, 1]),
         ):
             with Query(path, {**CHANGES, **options}) as query:
@@ -374,10 +374,10 @@ def test_a_batch_is_read_as_of_a_timestamp(path: str) -> None:
         client.create_or_load("plain", key={"k": pa.int64()}).seal(1).result()
     assert read(as_of="2026-11-21T13:59:59.9Z") == [0, 1]
     assert read(as_of="2026-11-21 13:00:00") == read(as_of="2026-11-21T14:00+01:00", form="diff") == [0, 1]
-    assert read(form="changes", **{"from": "2026-11-21 12:00:00.1", "until": "2026-11-21 14:00"}) == [1]
-    assert read(form="changes", **{"from": "2026-11-21 12:00", "until": "2026-11-21 14:00:00.1"}) == [0, 1, 2]
+    assert read(form="changes", start="2026-11-21 12:00:00.1", until="2026-11-21 14:00") == [1]
+    assert read(form="changes", start="2026-11-21 12:00", until="2026-11-21 14:00:00.1") == [0, 1, 2]
     with pytest.raises(persist.AsOfNotSealed):
-        read(as_of="2026-11-22", wait="0")
+        read(as_of="2026-11-22", timeout_s="0")
     with pytest.raises(persist.InvalidUsage, match="write it as 2026-11-21T12:00:00Z"):
         read(as_of="2026-21-11")
     with pytest.raises(persist.InvalidUsage, match="the collection 'plain' has no timeline"):
@@ -388,7 +388,7 @@ def test_a_batch_is_read_as_of_a_timestamp(path: str) -> None:
 def test_a_hold_that_somebody_moved_or_removed_stops_the_query(
     orders: persist.Collection, path: str, moved_to: int | None
 ) -> None:
-    with Query(path, {**CHANGES, "from": 0, "maxTimesPerTrigger": 4, "hold": "mine"}) as query:
+    with Query(path, {**CHANGES, "start": 0, "max_times_per_trigger": 4, "hold": "mine"}) as query:
         query.next()
         query.next()
         hold = orders.hold(name="mine")
@@ -411,7 +411,7 @@ def test_a_hold_that_somebody_moved_or_removed_stops_the_query(
 
 
 def test_a_removed_hold_can_be_made_again_until_its_history_is_gone(orders: persist.Collection, path: str) -> None:
-    with Query(path, {**CHANGES, "from": 0, "maxTimesPerTrigger": 4}) as query:
+    with Query(path, {**CHANGES, "start": 0, "max_times_per_trigger": 4}) as query:
         query.next()
     time = query.ends[-1]["upper"] - 1
     orders.hold(name=query.hold).release()
@@ -426,10 +426,10 @@ def test_a_removed_hold_can_be_made_again_until_its_history_is_gone(orders: pers
 
 
 def test_two_queries_with_one_checkpoint_notice_each_other(orders: persist.Collection, path: str) -> None:
-    with Query(path, {**CHANGES, "from": 0, "maxTimesPerTrigger": 4}) as query:
+    with Query(path, {**CHANGES, "start": 0, "max_times_per_trigger": 4}) as query:
         query.next()
         query.next()
-        with Query(path, {**CHANGES, "maxTimesPerTrigger": 4}, query.ends) as copy:
+        with Query(path, {**CHANGES, "max_times_per_trigger": 4}, query.ends) as copy:
             assert copy.next() is not None
             with pytest.raises(persist.HoldMoved, match="was expected to be at") as caught:
                 query.next()
@@ -448,7 +448,7 @@ def test_a_hold_of_another_query_is_not_taken(orders: persist.Collection, path: 
 def test_without_a_hold_nothing_is_written_and_nothing_is_kept(orders: persist.Collection, path: str) -> None:
     orders.compact()
     before = {entry.key for entry in FileBlob(path).list("")}
-    with Query(path, {**CHANGES, "from": 0, "maxTimesPerTrigger": 4, "hold": "none"}) as query:
+    with Query(path, {**CHANGES, "start": 0, "max_times_per_trigger": 4, "hold": "none"}) as query:
         query.next()
         query.next()
     assert {entry.key for entry in FileBlob(path).list("")} == before
@@ -466,7 +466,7 @@ def test_history_that_goes_while_a_query_without_a_hold_runs_stops_it(
     if is_stored:  # In blobs, which the query claims as soon as it reads some.
         orders.compact()
         assert not any(part.inline for part in orders.handle.contents().parts)
-    with Query(path, {**CHANGES, "from": 0, "maxTimesPerTrigger": 4, "hold": "none"}) as query:
+    with Query(path, {**CHANGES, "start": 0, "max_times_per_trigger": 4, "hold": "none"}) as query:
         for _ in range(begun):
             query.next()
         orders.allow_compaction(40).result()
@@ -485,7 +485,7 @@ def test_a_store_that_cannot_be_written_is_followed_without_a_hold(orders: persi
 
 
 def test_a_checkpoint_of_something_else_is_refused(orders: persist.Collection, path: str, tmp_path: Path) -> None:
-    with Query(path, {**CHANGES, "from": 0, "maxTimesPerTrigger": 9}) as query:
+    with Query(path, {**CHANGES, "start": 0, "max_times_per_trigger": 9}) as query:
         query.next()
     other = str(tmp_path / "other")
     with persist.open(other) as client:
@@ -552,7 +552,7 @@ def test_spark_stops_and_goes_on_where_it_was(
 ) -> None:
     """A micro-batch fails, its history is compacted as far as the hold allows, and all of it is read again."""
     before = history(orders, 0, 60)
-    sink, options = Rows(), {**CHANGES, "from": 0, "maxUpdatesPerTrigger": 90}
+    sink, options = Rows(), {**CHANGES, "start": 0, "max_updates_per_trigger": 90}
     sink.fails_at = 1
     with pytest.raises(StreamingQueryException, match="told to fail"):
         run(spark, path, options, sink, tmp_path / "checkpoint")
@@ -599,15 +599,18 @@ def test_spark_follows_what_is_written_while_it_runs(
     [
         ({"collection": "orders"}, 'a stream has no form by default: use .option("form", "changes")'),
         ({**CHANGES, "form": "diff"}, "option form='diff' is none of 'rows', 'changes', 'transitions', 'upserts'"),
-        ({**CHANGES, "as_of": 3, "from": 3}, "Leave one of them out"),
-        ({**CHANGES, "from": 4}, "persist.AsOfCompacted: changes from 4 on cannot be told from what came before"),
+        ({**CHANGES, "as_of": 3, "start": 3}, "Leave one of them out"),
+        ({**CHANGES, "start": 4}, "persist.AsOfCompacted: changes from 4 on cannot be told from what came before"),
         ({**CHANGES, "as_of": 4}, "persist.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
-        ({**CHANGES, "as_of": 99, "wait": 0}, "persist.AsOfNotSealed: as_of=99 is not before upper=Antichain(60)"),
-        ({**CHANGES, "from": "2026-11-21"}, "the collection 'orders' has no timeline"),
-        ({**CHANGES, "from": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),
-        ({**CHANGES, "maxTimesPerTrigger": 0}, "option maxTimesPerTrigger='0' is not a number from 1 to"),
-        ({**CHANGES, "maxTimePerTrigger": 1}, "maxTimesPerTrigger: at most so many different times in a micro-batch"),
-        ({**CHANGES, "from": 9, "until": 12}, "option 'until' is not an option for a stream from"),
+        ({**CHANGES, "as_of": 99, "timeout_s": 0}, "persist.AsOfNotSealed: as_of=99 is not before upper=Antichain(60)"),
+        ({**CHANGES, "start": "2026-11-21"}, "the collection 'orders' has no timeline"),
+        ({**CHANGES, "start": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),
+        ({**CHANGES, "max_times_per_trigger": 0}, "option max_times_per_trigger='0' is not a number from 1 to"),
+        (
+            {**CHANGES, "max_time_per_trigger": 1},
+            "max_times_per_trigger: at most so many different times in a micro-batch",
+        ),
+        ({**CHANGES, "start": 9, "until": 12}, "option 'until' is not an option for a stream from"),
         ({**CHANGES, "hold": "a/b"}, "hold name 'a/b' is not allowed"),
         ({**CHANGES, "columns": "k,color"}, "persist.SchemaMismatch: columns ['k', 'color']"),
         ({**CHANGES, "collection": "nope"}, "persist.CollectionNotFound: no collection 'nope' at"),
@@ -629,7 +632,7 @@ def test_spark_shows_what_is_wrong_with_an_option(spark: SparkSession, orders: p
     orders.allow_compaction(5).result()
     for options, message in (
         ({"collection": "orders"}, "persist.InvalidUsage: a stream has no form by default"),
-        ({**CHANGES, "from": 4}, "persist.AsOfCompacted: changes from 4 on cannot be told"),
+        ({**CHANGES, "start": 4}, "persist.AsOfCompacted: changes from 4 on cannot be told"),
     ):
         stream = spark.readStream.format("persist").options(**options).load(path)
         with pytest.raises(Exception, match=message) as caught:

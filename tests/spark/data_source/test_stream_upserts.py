@@ -74,7 +74,7 @@ def test_a_stream_gives_what_upserts_gives_however_often_it_stops(
     ends: list[dict[str, Any]] = []
     for seed in range(4):
         feed(collection, seed, 5 * seed, ordered=form == "ordered")
-        with Query(path, {**UPSERTS, "from": 0, "maxTimesPerTrigger": 2}, ends) as query:
+        with Query(path, {**UPSERTS, "start": 0, "max_times_per_trigger": 2}, ends) as query:
             if ends:  # What was read last is read again, and is the same, however it is stored meanwhile.
                 assert rows(query.read(len(ends) - 1)) == again
             for table in query.all():
@@ -134,7 +134,7 @@ def test_only_a_keyed_collection_of_one_value_for_a_key_has_such_a_stream(client
         Query(path, {**UPSERTS, "collection": "plain"})
     keyed(client)
     with pytest.raises(persist.InvalidUsage, match='columns does not go with form="upserts"'):
-        Query(path, {**UPSERTS, "columns": "v", "from": 0})
+        Query(path, {**UPSERTS, "columns": "v", "start": 0})
 
 
 @pytest.mark.thorough
@@ -145,7 +145,7 @@ def test_a_keyed_copy_by_two_streams_has_the_same_changes_whatever_spark_forgets
     target = str(tmp_path / "copy")
     with persist.open(target) as other:
         keyed(other, **FORMS["ordered"])
-    reading = spark.readStream.format("persist").options(**UPSERTS, maxTimesPerTrigger=3).option("from", 0)
+    reading = spark.readStream.format("persist").options(**UPSERTS, max_times_per_trigger=3).option("start", 0)
     for seed in range(2):
         feed(collection, seed, 5 * seed, ordered=True)
         run(reading.load(path), target, checkpoint, mode="upsert")

@@ -195,7 +195,7 @@ def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_pat
     with persist.open(path, settings=QUIET) as client:
         rows = client.create_or_load("rows", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.int64()})
         rows.write([((1, (1, 1)), 0, 1)], seal=1).result()
-        with Query(path, {"collection": "rows", "form": "changes", "from": 0}, []) as query:
+        with Query(path, {"collection": "rows", "form": "changes", "start": 0}, []) as query:
             first = query.next()
             assert first is not None
             assert first.num_rows == 1
@@ -208,7 +208,7 @@ def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_pat
             rows.write([((3, (3, 3)), 2, 1)], seal=3).result()
             with pytest.raises(persist.SchemaMismatch, match=r"'a' of schema version 1 is gone.*begins again"):
                 query.next()
-        again = PersistDataSource({"path": path, "collection": "rows", "form": "changes", "from": "0"})
+        again = PersistDataSource({"path": path, "collection": "rows", "form": "changes", "start": "0"})
         assert again.schema().fieldNames() == ["k", "b", "c", "_time", "_diff"]
 
 

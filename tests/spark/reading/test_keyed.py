@@ -170,7 +170,7 @@ def test_upserts_go_to_a_watermark_table_and_back(spark: SparkSession, tmp_path:
         keyed = persist.Keyed(order_by=["at"], tombstone="gone")
         client.create_or_load("copy", key={"id": pa.int64()}, value=VALUE, keyed=keyed)
     source = spark.read.format("persist").option("collection", "rows").option("form", "upserts")
-    events = source.option("from", 0).option("until", 10).option("slices", 3).load(path)
+    events = source.option("start", 0).option("until", 10).option("partitions", 3).load(path)
     assert bag(events.collect()) == bag(truth)
     assert events.schema["at"].nullable
     table = str(tmp_path / "table")
@@ -179,7 +179,7 @@ def test_upserts_go_to_a_watermark_table_and_back(spark: SparkSession, tmp_path:
     with persist.open(path, mode="read") as client:
         assert client.load("copy").changes(0, 10).to_arrow() == client.load("rows").changes(0, 10).to_arrow()
     for name, value in (("columns", "at"), ("as_of", "3"), ("times", "timestamp")):
-        given = {"collection": "rows", "form": "upserts", "from": 0, "until": 10, name: value}
+        given = {"collection": "rows", "form": "upserts", "start": 0, "until": 10, name: value}
         with pytest.raises(PySparkException, match=f"option {name} does not go with form='upserts'"):
             spark.read.format("persist").options(**given).load(path)
     latest = events.groupBy("id").agg(F.max_by(F.struct("at", "state", "gone", "left"), F.struct("at", "_time")))

@@ -100,10 +100,10 @@ def test_reads_at_one_seqno_belong_together(spark: SparkSession, tmp_path: Path)
             return reader.load(path)
 
         assert read("a", seqno=seqno).count() == read("b", seqno=seqno).count() == 2
-        assert read("a", seqno=seqno, form="changes", **{"from": 1, "until": 2}).collect() == [(1, 1, 1)]
+        assert read("a", seqno=seqno, form="changes", start=1, until=2).collect() == [(1, 1, 1)]
         refused: list[tuple[dict[str, Any], str]] = [
             ({"seqno": seqno, "as_of": 2}, "AsOfNotSealed"),
-            ({"seqno": seqno, "form": "changes", "from": 0, "until": 3}, "AsOfNotSealed"),
+            ({"seqno": seqno, "form": "changes", "start": 0, "until": 3}, "AsOfNotSealed"),
             ({"seqno": 999}, "is not in the log"),
             ({"seqno": "x"}, "option seqno='x' is not a number"),
         ]

@@ -38,7 +38,7 @@ def test_the_data_source_takes_tags_for_times(spark: SparkSession, location: str
     reader = spark.read.format("persist").option("collection", "rows")
     assert reader.option("as_of", "quarter-end").load(location).count() == 2
     changes = spark.read.format("persist").option("collection", "rows").option("form", "changes")
-    assert changes.option("from", 2).option("until", 4).load(location).count() == 2
+    assert changes.option("start", 2).option("until", 4).load(location).count() == 2
     with pytest.raises(PySparkException, match="'half-time' is no time, no moment, and no tag of this collection"):
         reader.option("as_of", "half-time").load(location).count()
 

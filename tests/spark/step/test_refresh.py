@@ -281,7 +281,7 @@ def test_a_streaming_query_drives_refreshes(spark: SparkSession, client: persist
         persist.spark.write(come, folder, "sent", seal=number + 1, token=f"batch {number}")
         ways.append(persist.spark.refresh(counts, batch.sparkSession, where="tasks").reads)
 
-    options = {"collection": "orders", "form": "changes", "from": "10"}
+    options = {"collection": "orders", "form": "changes", "start": "10"}
     stream = spark.readStream.format("persist").options(**options).load(folder)
     writer = stream.writeStream.foreachBatch(passed_on).option("checkpointLocation", str(tmp_path / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
