@@ -1,7 +1,9 @@
 """Collections in Spark: a data source, `format("persist")`, and functions for what a data source cannot do.
 
-Spark finds the source by itself, through the package `pyspark_persist`; where that package cannot be seen (an editable
-install, away from the checkout), the functions here tell it to the session that they are given, and so does
+Spark finds the source by itself, through the package `pyspark_persist`. A JVM that was started by another Python, or
+before this library was installed, cannot. So importing this package registers the source with the session that is
+active, and tells a JVM that is still to be started which Python the driver runs (`PYSPARK_DRIVER_PYTHON`, unless the
+environment names one). The functions here register the source with the session that they are given, and so does
 `register(spark)`.
 
 | | |

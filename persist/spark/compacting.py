@@ -28,9 +28,9 @@ from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.read import SLICES_MAX, Scan
 from persist.settings import Settings
 from persist.sink import Answer, Job, Look, TaskStore, answered, cut, encoded_bytes, grouped, result_bytes
+from persist.spark.data_source import prepared
 from persist.spark.options import check_whole, seen_by_all
 from persist.spark.tasks import surfaced_errors
-from persist.spark.workers import check_workers
 
 HERE_BYTES = 4 << 20
 JOBS_MAX = 1000  # Of one Spark job: their descriptions go to all of its tasks.
@@ -72,7 +72,7 @@ def compact(
     check_whole("partitions", partitions, 1, SLICES_MAX)
     if settings is not None and not isinstance(settings, Settings):
         raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(memory_budget=…)")
-    check_workers(spark)
+    prepared(spark)
     # What happens here is all for this call: nothing else is compacted or collected meanwhile.
     settings = replace(settings or Settings(), background=False)
     with open_engine(where, storage_options, OpenOptions(settings=settings)) as engine:

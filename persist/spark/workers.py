@@ -1,9 +1,10 @@
 """Which Python Spark's workers run: another one than the driver's fails late, and says something else.
 
 Without `PYSPARK_PYTHON` workers run the first `python3` on the path, which need not be the driver's, nor have this
-library. PySpark then complains of a data source that it cannot find, or of pickles. So this is asked once for each
-session: of the Python itself where workers run on this machine, and by a job of one task elsewhere. Spark Connect tells
-neither.
+library. PySpark then complains of a data source that it cannot find, or of pickles. Workers of a local master run on
+this machine, so they are made to run the driver's Python, unless somebody has chosen another one. What was chosen, and
+what workers run elsewhere, is asked once for each session: of the Python itself where workers run on this machine, and
+by a job of one task elsewhere. Spark Connect tells neither.
 """
 
 import os
@@ -15,6 +16,7 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -23,6 +25,24 @@ from persist.version import __version__
 
 _ASKED = "import sys; print(*sys.version_info[:2], sep='.'); from persist.version import __version__ as v; print(v)"
 _TIMEOUT_S = 60
+_WORKERS, _DRIVER = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"
+_BY_DEFAULT = "python3"  # What PySpark has workers run if nobody says anything.
+
+
+def name_driver() -> None:
+    """Tell a JVM that is still to be started which Python the driver runs, unless the environment says it already.
+
+    The JVM looks for data sources by this Python. It has no other way to know it than this variable.
+    """
+    if not {_WORKERS, _DRIVER} & os.environ.keys():
+        os.environ[_DRIVER] = sys.executable
+
+
+def choose_local_workers(context: SparkContext) -> None:
+    """Have workers on this machine run the driver's Python, unless somebody has chosen another one."""
+    is_chosen = context.pythonExec != _BY_DEFAULT or _WORKERS in os.environ
+    if context.master.startswith("local") and not is_chosen:
+        context.pythonExec = sys.executable
 
 
 def check_workers(spark: SparkSession) -> None:
@@ -31,6 +51,7 @@ def check_workers(spark: SparkSession) -> None:
         context = spark.sparkContext
     except (PySparkException, AttributeError):  # Spark Connect has none.
         return
+    choose_local_workers(context)
     if context.master.startswith("local"):
         _check_here(context.pythonExec, sys.executable)
     else:

@@ -1,8 +1,9 @@
-"""The data source is known wherever our own functions use it, also where PySpark cannot find it by itself."""
+"""`format("persist")` is known wherever `persist.spark` was imported, whatever Python the path names first."""
 
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,18 +25,15 @@ spark = (
 )
 new = spark.createDataFrame([(1, "b"), (3, "c")], "k long, v string")
 
+alone = spark.newSession().read.format("persist").option("collection", "c").load(path)
+print("before any function", alone.count())
+
 def overwritten(spark):
     rows = spark.createDataFrame([(1, "b"), (3, "c")], "k long, v string")
     persist.spark.write(rows, path, "c", mode="overwrite", time=1, seal=2)
     return persist.spark.snapshot(spark, path, "c", native=False)
 
-def after_a_function(spark):
-    persist.spark.location(spark, path)
-    return spark.read.format("persist").option("collection", "c").load(path)
-
 for name, read in {
-    "the format after a function": after_a_function,
-    "the format alone": lambda spark: spark.read.format("persist").option("collection", "c").load(path),
     "snapshot": lambda spark: persist.spark.snapshot(spark, path, "c", native=False),
     "changes": lambda spark: persist.spark.changes(spark, path, "c", 0, 1, native=False),
     "pruned": lambda spark: persist.spark.pruned(spark, path, "c", lambda rows: rows.groupBy("v").count()),
@@ -48,24 +46,59 @@ for name, read in {
 """
 
 
-@pytest.mark.thorough
-@pytest.mark.spark
-def test_functions_that_fall_back_to_the_data_source_need_no_registration(tmp_path: Path) -> None:
-    """In an editable install, away from the checkout; each in a session that has registered nothing."""
-    path = str(tmp_path / "location")
+LATER = """
+import sys
+from pyspark.sql import SparkSession
+
+path = sys.argv[1]
+spark = (
+    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.log.level", "OFF")
+    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC").getOrCreate()
+)
+import persist.spark
+
+print(spark.read.format("persist").option("collection", "c").load(path).count())
+print(spark.sparkContext.pythonExec == sys.executable)
+"""
+
+
+def run_away_from_the_checkout(script: str, folder: Path) -> list[str]:
+    """Run a job where the first `python3` on the path has nothing, in an editable install; return its lines."""
+    path = str(folder / "location")
     with persist.open(path) as client:
         c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
         c.write([((1, "a"), 0, 1), ((2, "a"), 0, 1)], seal=1).result()
-    python = Path(sys.executable)
-    environ = {**clean_environ(python), "PYSPARK_DRIVER_PYTHON": str(python), "HOME": os.environ.get("HOME", "/")}
+    venv.create(folder / "other", symlinks=True)
+    environ = clean_environ(Path(sys.executable))
+    del environ["PYSPARK_PYTHON"]
+    paths = f"{folder / 'other' / 'bin'}{os.pathsep}{environ['PATH']}"
+    environ |= {"PATH": paths, "HOME": os.environ.get("HOME", "/")}
     done = subprocess.run(
-        [str(python), "-c", SCRIPT, path], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "ignore", "-c", script, path],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    assert done.stdout.splitlines() == [
-        "the format after a function 2",
-        "the format alone DATA_SOURCE_NOT_FOUND",
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.thorough
+@pytest.mark.spark
+def test_the_format_and_functions_that_use_it_need_no_registration(tmp_path: Path) -> None:
+    assert run_away_from_the_checkout(SCRIPT, tmp_path) == [
+        "before any function 2",
         "snapshot 2",
         "changes 2",
         "pruned 1",
         "overwrite 2",
-    ], done.stderr[-3000:]
+    ]
+
+
+@pytest.mark.thorough
+@pytest.mark.spark
+def test_a_session_that_was_there_before_the_import_knows_the_format(tmp_path: Path) -> None:
+    assert run_away_from_the_checkout(LATER, tmp_path) == ["2", "True"]

@@ -4,7 +4,15 @@ Promises: the rows are those that Python reads; all of a write is in one record,
 again count once; every micro-batch is one commit, exactly once.
 """
 
-from persist.spark.data_source.source import PersistDataSource, columns_used, prepared, pruned, read_by_source, register
+from persist.spark.data_source.source import (
+    PersistDataSource,
+    columns_used,
+    introduce,
+    prepared,
+    pruned,
+    read_by_source,
+    register,
+)
 from persist.spark.data_source.writers import DataFrameWrite, difference, present_time
 
 __all__ = [
@@ -18,3 +26,5 @@ __all__ = [
     "read_by_source",
     "register",
 ]
+
+introduce()  # Who imports this wants format("persist") to work.

@@ -15,10 +15,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
@@ -50,7 +52,7 @@ from persist.spark.options import (
 )
 from persist.spark.tasks import surfaced_errors
 from persist.spark.types import spark_schema
-from persist.spark.workers import check_workers
+from persist.spark.workers import check_workers, choose_local_workers, name_driver
 from persist.upsert import DELETED
 
 _EXTRA: Mapping[str, tuple[str, ...]] = {
@@ -148,11 +150,20 @@ class PersistDataSource(DataSource):
 def prepared(spark: SparkSession) -> None:
     """Check what workers run, and let the session know `format("persist")`, whose users call our functions as well.
 
-    PySpark finds the data source by itself only where `pyspark_persist` is beside other packages: not in an editable
-    install, away from the checkout.
+    PySpark finds the data source by itself only if it was started with a Python that has this library.
     """
     check_workers(spark)
     spark.dataSource.register(PersistDataSource)
+
+
+def introduce() -> None:
+    """Let the active session know `format("persist")`, and sessions of a JVM to come find it by its name."""
+    name_driver()
+    with suppress(PySparkException, Py4JError):  # An import does not fail for a session that ends meanwhile.
+        if (spark := SparkSession.getActiveSession()) is not None:
+            with suppress(PySparkException, AttributeError):  # Spark Connect has no context.
+                choose_local_workers(spark.sparkContext)
+            spark.dataSource.register(PersistDataSource)
 
 
 def read_by_source(spark: SparkSession, address: CollectionAddress, **options: Any) -> DataFrame:
@@ -205,13 +216,12 @@ def register(
     Raises:
         InvalidUsage: the name cannot be one, or is "persist"; or what goes with it is missing.
     """
-    check_workers(spark)
+    prepared(spark)
     if name is None:
         if location is not None or collection is not None or options or storage_options:
             raise InvalidUsage(
                 'register(spark, …) with a location or options needs a name: register(spark, "orders", …)'
             )
-        spark.dataSource.register(PersistDataSource)
         return
     if not _NAME.fullmatch(name) or name.lower() == "persist":
         raise InvalidUsage(f"{name!r} cannot be the name of a source: use letters, digits and _, and not 'persist'")

@@ -18,10 +18,10 @@ from persist.engine import as_of_join as engine_as_of_join
 from persist.errors import CollectionNotFound
 from persist.read import BATCH_ROWS_MAX
 from persist.sink import gathered
+from persist.spark.data_source import prepared
 from persist.spark.options import seen_by_all
 from persist.spark.tasks import surfaced_errors
 from persist.spark.types import as_spark_expects, quoted, spark_schema, utc_arrow_schema
-from persist.spark.workers import check_workers
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def as_of_join(
         What tasks find (`AsOfNotSealed`, `AsOfCompacted`, `NegativeMultiplicity`) comes as Spark's errors, with ours in
         their message.
     """
-    check_workers(df.sparkSession)
+    prepared(df.sparkSession)
     names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
     wanted = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
     plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, wanted, timeout_s)

@@ -30,6 +30,7 @@ from persist.sink import (
     seal_done,
     writing,
 )
+from persist.spark.data_source import prepared
 from persist.spark.events import Replanning, packed, planned, rows_of
 from persist.spark.options import write_options
 from persist.spark.tasks import surfaced_errors
@@ -94,6 +95,7 @@ def upsert(
     check_one_of("late", late, get_args(Late))
     options = write_options(location, collection, time, seal, token, partitions, storage_options)
     collects = late == "collect"
+    prepared(df.sparkSession)
     work = planned(options, df.schema, machine, collects=collects)
     with writing(options.location, options.storage) as engine:
         if work.is_done:
