@@ -1,4 +1,4 @@
-"""Dataflows in memory: 900k facts joined with 100k dimensions and counted in 10k groups; and graphs.
+"""Dataflows in memory: 900k facts joined with 100k dimensions and counted in 10k groups; and degrees of a graph.
 
 A change is one new fact, at a time of its own. Times of single changes are medians of many, so that the garbage of the
 peers does not count. The peer of dictionaries loads a thirtieth, because it takes a minute for more.
@@ -18,7 +18,7 @@ import pyarrow as pa
 from benchmarks.dictionaries import JoinAndCount
 from benchmarks.harness import Measure, Row, Side, duration
 from benchmarks.workspace import Workspace
-from examples.dataflow import EDGES, reachable
+from examples.dataflow import EDGES
 from persist.dataflow import Captured, Program, Running, Stream
 
 FACTS, DIMENSIONS, GROUPS, CHANGES = 900_000, 100_000, 10_000, 200
@@ -144,36 +144,8 @@ def state(work: Workspace) -> list[Row]:
     return [Row("join and count: one change, by facts", "-", "flat or logarithmic", "; ".join(found))]
 
 
-def graphs(work: Workspace) -> list[Row]:
-    """Reachability under changes of one edge, and the distribution of degrees under rounds of changes."""
-    nodes, count = int(10_000 * work.scale), int(50_000 * work.scale)
-    chance = np.random.default_rng(5)
-    edges = chance.integers(0, nodes, (count, 2))
-    program = Program("reach")
-    stream, roots = program.input("edges", key=EDGES), program.input("roots", key={"node": pa.int64()})
-    reachable(stream, roots).capture()
-    taken = []
-    with program.open() as running:
-        running["roots"].insert([((0, None), 0, 1)])
-        running["roots"].close()
-        running["edges"].insert(updates({"source": edges[:, 0], "target": edges[:, 1]}, 0))
-        running["edges"].advance_to(1)
-        load = _timed(running.step)
-        for at in range(1, 101):
-            row = int(chance.integers(0, count))
-            new = chance.integers(0, nodes, 2)
-            (a, b), (c, d) = edges[row].tolist(), new.tolist()
-            edges[row] = new
-            running["edges"].insert([(((a, b), None), at, -1), (((c, d), None), at, 1)])
-            running["edges"].advance_to(at + 1)
-            taken.append(_timed(running.step))
-    mine = (
-        f"load {duration(load)}; mean {duration(statistics.mean(taken))}, median {duration(statistics.median(taken))}"
-    )
-    return [Row(f"reachability, {nodes:,} nodes, {count:,} edges: an edge moved", "-", "-", mine), _degrees(work)]
-
-
-def _degrees(work: Workspace, batch: int = 10_000) -> Row:
+def degrees(work: Workspace, batch: int = 10_000) -> Row:
+    """Return the distribution of the degrees of a graph under rounds of changes."""
     nodes, count = int(100_000 * work.scale), int(1_000_000 * work.scale)
     chance = np.random.default_rng(7)
     edges = chance.integers(0, nodes, (count, 2))

@@ -6,7 +6,7 @@ recomputation, while what they are given is inserted and taken away.
 
 import pyarrow as pa
 
-from persist.dataflow import Program, Stream, col, lit, when
+from persist.dataflow import Program, Scope, Stream, col, lit, when
 
 EDGES = {"source": pa.int64(), "target": pa.int64()}
 
@@ -60,15 +60,25 @@ def components(edges: Stream) -> Stream:
     return edges.distinct().iterate(body, name="components")
 
 
+def connected(edges: Stream) -> Stream:
+    """Return for each node the least node that is connected with it, over edges in both directions (node, label)."""
+    return _least_label(edges + edges.map(source=col("target"), target=col("source")))
+
+
 def _least_label(edges: Stream) -> Stream:
+    """Return for each node the least node from which edges lead to it, or itself (columns node, label).
+
+    Labels enter late, those of twice as many digits 64 iterations later. By then the lesser ones have spread, so a
+    greater one goes no further than its own node. If all labels entered at once, each node would learn many of them.
+    """
     nodes = edges.map(node=col("source")) + edges.map(node=col("target"))
     own = nodes.distinct().map(node=col("node"), label=col("node"))
-
-    def body(labels: Stream) -> Stream:
-        passed = labels.join(edges, {"node": "source"}).map(node=col("target"), label=col("label"))
-        return (passed + own).group_by("node").agg(label=col("label").min())
-
-    return own.iterate(body, name="labels")
+    scope: Scope = edges.scope("labels")
+    passed = scope.variable("passed", schema={"node": pa.int64(), "label": pa.int64()})
+    entered = scope.enter_at(own, col("label").bit_length() * 64)
+    labels = (passed + entered).group_by("node").agg(label=col("label").min())
+    passed.set(labels.join(edges, {"node": "source"}).map(node=col("target"), label=col("label")))
+    return scope.leave(labels)
 
 
 def page_rank(edges: Stream, rounds: int = 8, surfers: int = 1000) -> Stream:

@@ -39,6 +39,7 @@ from persist.dataflow.running.running import Options, Running
 from persist.dataflow.stream import Stream
 from persist.engine import Engine, OnEngine, destroy, engine_of, loaded, take_hold
 from persist.errors import CollectionNotFound, HoldNotFound
+from persist.expression import Expression
 from persist.names import check_name
 from persist.timeline import Moment
 
@@ -200,6 +201,21 @@ class Scope:
     def enter(self, stream: Stream) -> Stream:
         """Return a stream of an enclosing scope inside this one; of this one as it is."""
         return stream.entered(self.number)
+
+    def enter_at(self, stream: Stream, expression: Expression) -> Stream:
+        """Return a stream of the scope around inside this one, where each record is there from an iteration on.
+
+        What comes late finds what came before it settled. Labels that spread, say, are few if the least ones enter
+        first: where a lesser label is, a greater one never spreads. (`propagate_at` of differential dataflow's graph
+        algorithms.) The numbers only order: an iteration in which nothing changes is skipped.
+
+        Args:
+            expression: a whole number, 0 or greater, for each record.
+
+        Raises:
+            OperatorFailed: when it runs, if a number is negative or NULL.
+        """
+        return stream.entered_at(self.number, expression)
 
     def variable(self, name: str, initial: Stream | None = None, *, schema: Columns | None = None) -> "Looped":
         """Return a collection that is initial (or empty) in the first iteration, and then what it is `set` to.

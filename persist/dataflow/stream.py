@@ -52,7 +52,8 @@ from persist.dataflow.plan.types import (
     joined_schema,
     pick,
 )
-from persist.expression import Aggregate, Col, Lit, Term, col, lit, term_of
+from persist.dataflow.updates.words import is_interned
+from persist.expression import Aggregate, Col, Expression, Lit, Term, col, columns_of, lit, term_of
 from persist.names import check_name
 
 
@@ -236,6 +237,10 @@ class Stream(LinearMethods["Stream"]):
 
     # Iteration.
 
+    def scope(self, name: str = "scope", *, limit: int = 1000) -> Any:
+        """Return a new `Scope` of iteration where this stream is."""
+        return self.program.scope(name, limit=limit, inside=self.node.scope)
+
     def iterate(self, body: Callable[["Stream"], "Stream"], *, limit: int = 1000, name: str = "") -> "Stream":
         """Return the fixed point of body, from this collection on.
 
@@ -344,6 +349,34 @@ class Stream(LinearMethods["Stream"]):
             number = self.program.plan.add(Enter(), (stream.number,), self.schema, inner_scope).number
             stream = Stream(self.program, number)
         return stream
+
+    def entered_at(self, scope: int, expression: Expression) -> "Stream":
+        """Return this stream inside a scope that is directly in its own, each record from an iteration on.
+
+        Raises:
+            InvalidUsage: the scope is another one, or the expression does not give whole numbers, or reads the time.
+        """
+        if self.program.plan.scopes[scope].parent != self.node.scope:
+            raise InvalidUsage(
+                f"enter_at: {self.node.title} is not in the scope around {self.program.plan.scopes[scope].name!r}; "
+                "enter the scopes in between first"
+            )
+        rounds = "_round"
+        while rounds in self.columns:
+            rounds += "_"
+        if TIME in columns_of(term_of(expression)):
+            raise InvalidUsage(
+                f"enter_at: {expression} reads {TIME}. A record has to be taken away where it entered, so use its own "
+                "columns"
+            )
+        numbered = self.extend(**{rounds: expression})
+        kind = numbered.schema.field(rounds).type
+        if not pa.types.is_integer(kind) or is_interned(kind):
+            raise InvalidUsage(
+                f"enter_at: {expression} gives {kind}, and an iteration is a whole number of up to 63 bits: cast it"
+            )
+        number = self.program.plan.add(Enter(rounds), (numbered.number,), self.schema, scope).number
+        return Stream(self.program, number)
 
     def _check_root(self, operator: str) -> None:
         if self.node.scope != ROOT:

@@ -246,6 +246,18 @@ def _floor(value: Value, unit: str | None) -> Value:
     return pc.floor(value) if unit is None else pc.floor_temporal(value, unit=unit)
 
 
+def _bit_length(value: Value) -> Value:
+    if not pat.is_integer(value.type):
+        raise TypeError(f"{value.type} is not a whole number")
+    left = pc.abs_checked(pc.cast(value, pa.int64()))
+    bits = pc.subtract(left, left)
+    for step in (32, 16, 8, 4, 2, 1):
+        is_longer = pc.greater_equal(left, 1 << step)
+        bits = pc.add(bits, pc.if_else(is_longer, step, 0))
+        left = pc.if_else(is_longer, pc.shift_right(left, step), left)
+    return pc.add(bits, left)  # One digit is left, or none.
+
+
 def _slice(value: Value, start: int, stop: int | None) -> Value:
     return pc.utf8_slice_codeunits(value, start, stop)
 
@@ -323,6 +335,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "replace": pc.replace_substring,
     "concat": _concat,
     "part": _part,
+    "bit_length": _bit_length,
     "floor": _floor,
     **SQL_FUNCTIONS,
 }

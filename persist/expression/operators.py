@@ -141,6 +141,10 @@ class Expression:
         """A number rounded down; or a timestamp, to the begin of its day, hour …"""
         return _called("floor", self, options=(unit,))
 
+    def bit_length(self) -> "Expression":
+        """How many binary digits a whole number has, without its sign: 0 for 0, and 3 for 4 to 7."""
+        return _called("bit_length", self)
+
     def count(self) -> "Aggregate":
         """How many records have a value that is not NULL."""
         return Aggregate("count", self.term)

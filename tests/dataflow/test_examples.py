@@ -12,6 +12,7 @@ from examples.dataflow import (
     EDGES,
     bank,
     components,
+    connected,
     distances,
     generations,
     main,
@@ -56,6 +57,11 @@ def within_components(edges: set[Edge]) -> set[Edge]:
     return {(a, b) for a, b in edges if a == b or (b, a) in whole}
 
 
+def least_connected(edges: set[Edge]) -> Iterable[Row]:
+    both = edges | {(b, a) for a, b in edges}
+    return [(node, min(following(both, [node]))) for node, _ in both]
+
+
 def ranked(edges: set[Edge]) -> dict[int, int]:
     nodes = {node for edge in edges for node in edge}
     degrees = Counter(a for a, _ in edges)
@@ -71,6 +77,7 @@ GRAPHS: dict[str, tuple[Callable[[Stream, Stream], Stream], Callable[[set[Edge]]
     "transitive closure": (lambda edges, roots: transitive_closure(edges), paths),
     "distances": (distances, lambda edges: following(edges, [0]).items()),
     "components": (lambda edges, roots: components(edges), within_components),
+    "connected": (lambda edges, roots: connected(edges), lambda edges: set(least_connected(edges))),
     "page rank": (lambda edges, roots: page_rank(edges), lambda edges: ranked(edges).items()),
 }
 

@@ -15,18 +15,30 @@ import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain
-from persist.dataflow.errors import NotConverging
+from persist.dataflow.errors import NotConverging, OperatorFailed
 from persist.dataflow.operators.operators import Operator, Position
 from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Ints, Stash, meet_of
+from persist.dataflow.updates.words import NULL
 
 
 class EnterOperator(Operator):
-    """Brings updates into a scope: they are there from iteration 0 on."""
+    """Brings updates into a scope, from an iteration of each on, or from the first one.
 
-    def __init__(self, at: Position) -> None:
+    Updates of later iterations are given with the others in the first one. Whoever keeps state lets them wait.
+
+    Args:
+        row: the word of the records that says from which iteration on, and that does not enter; None for the first.
+
+    Attributes:
+        last: the latest iteration in which something has entered.
+    """
+
+    def __init__(self, at: Position, row: int | None) -> None:
         super().__init__(at)
         [self._source] = self.inputs
+        self._row = row
+        self.last = 0
 
     @property
     def has_news(self) -> bool:
@@ -38,7 +50,19 @@ class EnterOperator(Operator):
         if given is None or self.rounds[-1] > 0:
             self.out = None
             return
-        self.out = np.concatenate((given[:-1], np.zeros((1, given.shape[1]), np.int64), given[-1:]))
+        if self._row is None:
+            rounds = np.zeros((1, given.shape[1]), np.int64)
+        else:
+            rounds, given = given[self._row : self._row + 1], np.delete(given, self._row, axis=0)
+            if rounds.size:
+                self._check(int(rounds.min()))
+                self.last = max(self.last, int(rounds.max()))
+        self.out = np.concatenate((given[:-1], rounds, given[-1:]))
+
+    def _check(self, least: int) -> None:
+        if least < 0:
+            shown = "NULL" if least == NULL else str(least)
+            raise OperatorFailed(self.title, None, f"a record was to enter at iteration {shown}; the first one is 0")
 
 
 class VariableOperator(Operator):
@@ -104,7 +128,7 @@ class Loop(Operator):
     """A scope: its operators in the order in which they run, and the variables that close its cycles.
 
     Args:
-        limit: of the iterations of a pass.
+        limit: how many iterations there may be after the last in which something enters.
     """
 
     def __init__(self, at: Position, limit: int) -> None:
@@ -131,7 +155,7 @@ class Loop(Operator):
         frontier, outer = self.frontier, self.rounds
         round_ = 0 if any(operator.has_news for operator in enters) else self._next()
         while round_ is not None:
-            if round_ > self._limit:
+            if round_ > self._limit + max((operator.last for operator in enters), default=0):
                 raise NotConverging(self.title, self._limit, sum(operator.rows for operator in variables))
             rounds = (*outer, round_)
             for operator in self.operators:

@@ -182,7 +182,13 @@ class Arrange:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Bring a collection into a scope: it is there from its first iteration on."""
+    """Bring a collection into a scope: it is there from its first iteration on.
+
+    Attributes:
+        at: the column of the input that says from which iteration on instead. It does not enter.
+    """
+
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +406,8 @@ def described(operator: Operator) -> str:
             return f"persist[{collection!r} by {', '.join(keys)}]"
         case Inspect(function):
             return f"inspect[{name_of(function)}]"
+        case Enter(at):
+            return f"enter at {at}" if at else "enter"
     return type(operator).__name__.lower()
 
 

@@ -232,8 +232,9 @@ class Builder:
                 return self._join(node, node.operator, operators)
             case Reduce():
                 return self._reduce(node, node.operator, operators)
-            case Enter():
-                return EnterOperator(at)
+            case Enter(column):
+                names = self.plan.nodes[node.inputs[0]].schema.names
+                return EnterOperator(at, names.index(column) if column else None)
             case Variable():
                 return VariableOperator(at, node.schema)
             case Leave():
