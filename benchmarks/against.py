@@ -150,7 +150,7 @@ def _write(persist: Any, folder: Path) -> Callable[[], float]:
 
         with client:
             seconds = _timed(write)
-            rows.destroy().result()
+            rows.drop().result()
             client.gc()
         return seconds
 

@@ -180,15 +180,15 @@ class Client(Described):
             raise InvalidUsage(f"prefix={prefix!r} is no text: give what the names begin with, such as 'sales.'")
         return Collections(self.engine.names(prefix), self.engine)
 
-    def drop(self, name: str) -> None:
-        """Destroy the collection of that name, durably; see `Collection.destroy`.
+    def drop(self, name: str) -> CommitFuture:
+        """Remove the collection of that name; see `Collection.drop`.
 
         Raises:
             CollectionNotFound: there is none.
             ReadOnly: this client only reads.
         """
         self.engine.writer("drop")
-        self.load(name).destroy().result()
+        return self.load(name).drop()
 
     def load(self, name: str) -> Collection:
         """Return the collection of that name, with the schema it has.
@@ -243,16 +243,15 @@ class Client(Described):
         contents, both = created_or_loaded(self.engine, name, schema, form, retained)
         return Collection(handle_on(self.engine, contents, both, machine))
 
-    def rename(self, name: str, new: str) -> None:
-        """Call the collection of a name by another one, durably; see `Collection.rename`.
+    def rename(self, name: str, new: str) -> CommitFuture:
+        """Call the collection of a name by another one; see `Collection.rename`.
 
         Raises:
             CollectionNotFound: there is none.
-            CollectionExists: the new name is taken.
             ReadOnly: this client only reads.
         """
         self.engine.writer("rename")
-        self.load(name).rename(new).result()
+        return self.load(name).rename(new)
 
     @property
     def about(self) -> About:

@@ -140,10 +140,10 @@ class View(Collection):
         """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""
         self.live.close()
 
-    def destroy(self) -> CommitFuture:
-        """Remove the view; its inputs stay. See `Collection.destroy`."""
+    def drop(self) -> CommitFuture:
+        """Remove the view; its inputs stay. See `Collection.drop`."""
         self.close()
-        return super().destroy()
+        return super().drop()
 
     def __repr__(self) -> str:
         return f"<View {self.name!r}: {self.sql:.100}>"

@@ -21,9 +21,9 @@ COLLECTION_READS = {
     "subscribe", "tags", "timeline", "to_pandas", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
-    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "destroy", "drop_tag", "evolve",
+    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "evolve",
     "follow", "hold", "import_delta", "import_parquet", "overwrite", "rename", "resolve", "retain", "seal", "seal_to",
-    "tag", "transition", "upsert", "write",
+    "tag", "transition", "untag", "upsert", "write",
 }  # fmt: skip
 
 KEY = {"k": pa.int64()}
@@ -113,7 +113,7 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: orders.hold(2, name="mine"),
         lambda: orders.hold(name="consumer"),
         lambda: orders.tag("now-and-then", 2),
-        lambda: orders.drop_tag("now-and-then"),
+        lambda: orders.untag("now-and-then"),
         lambda: orders.retain(3),
         lambda: orders.evolve(add={"note": pa.string()}),
         lambda: orders.describe("all of them"),
@@ -121,7 +121,7 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: client.describe("here"),
         lambda: client.rename("orders", "others"),
         lambda: orders.follow("consumer"),
-        orders.destroy,
+        orders.drop,
     ]
     if callable(compact := getattr(orders, "compact", None)):
         found.append(compact)

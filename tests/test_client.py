@@ -404,7 +404,7 @@ def test_everything_after_close_is_refused(blob: MemoryBlob) -> None:
         lambda: orders.write([((1, "a"), 5, 1)]),
         lambda: orders.seal(5),
         lambda: orders.allow_compaction(1),
-        orders.destroy,
+        orders.drop,
         lambda: orders.snapshot(0),
         lambda: orders.changes(0, 1),
         lambda: orders.listen(0),
@@ -586,7 +586,7 @@ def test_closing_a_listen_ends_a_wait_in_another_thread(orders: persist.Collecti
 def test_a_listen_ends_with_an_error_when_the_collection_is_destroyed(orders: persist.Collection) -> None:
     orders.seal(1).result()
     listen = orders.listen(0)
-    orders.destroy().result()
+    orders.drop().result()
     with pytest.raises(persist.CollectionNotFound, match="'orders'"):
         next(listen)
 
@@ -661,7 +661,7 @@ def test_collections_are_listed_by_name_and_seen_by_others(client: persist.Clien
         client.create_or_load(name, key=KEY)
     with persist.open(blob, mode="read") as reader:
         assert reader.collections() == ["a", "b", "ü"]
-        client.load("a").destroy().result()
+        client.load("a").drop().result()
         assert reader.collections() == ["b", "ü"]
 
 

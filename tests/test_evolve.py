@@ -591,7 +591,7 @@ def test_what_is_no_text_or_no_dict_is_refused_with_what_is_allowed(orders: pers
         with pytest.raises(persist.InvalidUsage, match=r"text|dict"):
             orders.describe(**bad)
     with pytest.raises(persist.InvalidUsage, match="tag name"):
-        orders.drop_tag([])  # type: ignore[arg-type]
+        orders.untag([])  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="metadata"):
         orders.write([((9, (9, "9")), 1, 1)], metadata={"a": "\ud800"})
 

@@ -42,7 +42,7 @@ def test_two_handles_are_equal_if_they_are_on_the_same_collection() -> None:
         orders = one.create_or_load("orders", key=KEY, value=VALUE)
         assert one.load("orders") == other.load("orders") == orders
         assert len({orders, other.load("orders")}) == 1
-        one.drop("orders")
+        one.drop("orders").result()
         again = one.create_or_load("orders", key=KEY, value=VALUE)
         assert again != orders
         assert orders != "orders"
@@ -66,7 +66,7 @@ def test_handles_are_equal_however_the_folder_is_spelled(tmp_path: Path, monkeyp
 def test_a_dropped_collection_is_gone_and_its_name_is_free() -> None:
     with persist.open(persist.MemoryBlob()) as client:
         client.create_or_load("orders", key=KEY, value=VALUE)
-        client.drop("orders")
+        client.drop("orders").result()
         assert client.collections() == []
         with pytest.raises(persist.CollectionNotFound):
             client.drop("orders")
@@ -97,5 +97,5 @@ def test_the_table_of_collections_tells_rows_bytes_since_and_upper() -> None:
         assert first == {"name": "sales.done", "rows": 0, "bytes": 0, "since": 0, "upper": None}
         assert second["bytes"] > 0
         assert {**second, "bytes": 0} == {"name": "sales.orders", "rows": 9, "bytes": 0, "since": 6, "upper": 12}
-        client.drop("sales.done")
+        client.drop("sales.done").result()
         assert client.collections("none.").to_arrow().schema == table.schema

@@ -121,7 +121,7 @@ def test_garbage_is_collected_on_a_full_disk(disk: Path) -> None:
         scratch = client.create_or_load("scratch", key=KEY)
         for time_ in range(4):
             scratch.write(table(time=time_)).result()
-        scratch.destroy().result()
+        scratch.drop().result()
         fill(disk)
         with pytest.raises(StoreFull):
             orders.write([((1, None), 5, 1)]).result()
@@ -153,7 +153,7 @@ def test_without_room_for_a_single_byte_what_the_log_gives_free_is_deleted_first
         orders.write(table(), seal=1).result()
         scratch = client.create_or_load("scratch", key=KEY)
         scratch.write(table(), seal=1).result()
-        scratch.destroy().result()
+        scratch.drop().result()
         small.clock.sleep(4000)
         orders.write(table(10, 5)).result()  # The last thing that the store has dated.
         small.fill()
@@ -173,8 +173,8 @@ def test_a_lease_that_ran_out_is_ended_when_there_is_room_for_it(small: SmallBlo
         other.write(table(), seal=1).result()
         lost = opened(small)  # Never closed in time, like one that was killed.
         held = lost.load("scratch").hold(0)
-        scratch.destroy().result()
-        other.destroy().result()
+        scratch.drop().result()
+        other.drop().result()
         small.clock.sleep(4000)
         small.fill()
 
@@ -219,7 +219,7 @@ def test_maintenance_collects_garbage_though_it_cannot_renew_its_lease(small: Sm
         orders.write(table(), seal=1).result()
         scratch.write(table(), seal=1).result()
         hold = orders.hold(0)
-        scratch.destroy().result()
+        scratch.drop().result()
         small.clock.sleep(4000)
         small.fill()
         with pytest.raises(StoreFull):

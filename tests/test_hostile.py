@@ -255,7 +255,7 @@ def victim(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> V
     gone = client.create_or_load("gone", key=KEY)
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     orders.write(table(0), seal=1).result()
-    gone.destroy().result()
+    gone.drop().result()
     orders.hold(0)
     for time in range(2, 6):
         orders.seal(time).result()
@@ -679,7 +679,7 @@ def life(folder: str, commits: int) -> None:
         PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(kept.id, kept.schema, table(5, 10))
         for time in range(2, commits):
             kept.seal(time).result()
-        gone.destroy().result()
+        gone.drop().result()
 
 
 def test_neighbours_in_a_bucket_do_not_see_each_other(s3_options: dict[str, Any], gate: Gate) -> None:
@@ -693,7 +693,7 @@ def test_neighbours_in_a_bucket_do_not_see_each_other(s3_options: dict[str, Any]
             assert client.collections() == []
             orders = client.create_or_load(f"only in {prefix.replace('/', '-')}", key=KEY, value=VALUE)
             orders.write(table(0), seal=1).result()
-            client.create_or_load("gone", key=KEY).destroy().result()
+            client.create_or_load("gone", key=KEY).drop().result()
             client.gc()
     for prefix in prefixes:
         for call in gate.of(prefix.replace("/", "-").upper()):

@@ -191,7 +191,7 @@ def test_times_come_back_as_timestamps(client: persist.Client, unit: str) -> Non
         for following in (listen, subscription):
             assert next(following).updates.schema.field("_time").type == kind
     # What came out goes in again.
-    line.destroy().result()
+    line.drop().result()
     again = client.create_or_load("again", key={"k": pa.int64()}, timeline=unit)
     again.write(with_time(pa.array([NOON], kind)), seal=date(2026, 11, 22)).result()
     assert again.changes(0, times="timestamp").to_pandas()["_time"].tolist() == [pd.Timestamp(NOON)]

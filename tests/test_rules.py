@@ -300,7 +300,7 @@ def test_rule_8_a_destroyed_name_can_be_used_again_for_a_new_collection(client: 
     old.write([((1, "a"), 0, 1)])
     old.seal(1).result()
     held = old.snapshot(0)
-    old.destroy().result()
+    old.drop().result()
     assert client.collections() == []
     new = client.create_or_load("orders", key={"name": pa.string()}, value=None)
     assert new.id != old.id
@@ -378,7 +378,7 @@ def test_rule_10_no_blob_that_a_state_refers_to_is_deleted(blob: MemoryBlob) -> 
         orders.write(pa.table({"k": range(9000), "v": ["x"] * 9000, "_time": [0] * 9000, "_diff": [1] * 9000}))
         orders.seal(1).result()
         held = orders.snapshot(0)
-        orders.destroy().result()
+        orders.drop().result()
         assert held.to_arrow().num_rows == 9000
         assert metered.counts()["delete"].requests == 0
 
@@ -389,7 +389,7 @@ def test_rule_10_nothing_a_live_reader_may_hold_is_deleted(tmp_path: Path) -> No
         c = reader.create_or_load("c", key=KEY)
         c.write(pa.table({"k": range(50_000), "_time": [0] * 50_000, "_diff": [1] * 50_000}), seal=1).result()
         snapshot = c.snapshot(0)
-        collector.load("c").destroy().result()
+        collector.load("c").drop().result()
         collector.gc()
         assert snapshot.to_arrow().num_rows == 50_000
         reader.close()
@@ -443,7 +443,7 @@ def test_rule_12_a_read_client_writes_nothing_at_all(blob: MemoryBlob, orders: p
             lambda: mine.write([((1, "a"), 5, 1)]),
             lambda: mine.seal(5),
             lambda: mine.allow_compaction(1),
-            mine.destroy,
+            mine.drop,
             reader.multi_write,
             lambda: reader.create_or_load("new", key=KEY, value=VALUE),
         ]

@@ -105,7 +105,7 @@ def write_everything(client: persist.Client) -> None:
         orders.seal(60).result()
     gone = client.create_or_load("gone", key=KEY, value=VALUE)
     gone.write(table(0), seal=1).result()
-    gone.destroy().result()
+    gone.drop().result()
 
 
 def client_like(client: persist.Client, **changed: Any) -> persist.Client:
@@ -147,13 +147,13 @@ def test_the_policies_of_the_manual_are_enough_and_no_line_of_them_is_spare(
     gate.refused.clear()
 
     with persist.open(place.url, storage_options=place.options("COLLECTOR")) as client:
-        client.load("orders").destroy().result()
-        client.load("other").destroy().result()
+        client.load("orders").drop().result()
+        client.load("other").drop().result()
         write_everything(client)
     collect(place)
     with persist.open(place.url, storage_options=place.options("COLLECTOR")) as client:
-        client.load("orders").destroy().result()
-        client.load("other").destroy().result()
+        client.load("orders").drop().result()
+        client.load("other").drop().result()
         fill(client)
     with persist.open(place.url, mode="read", storage_options=place.options("READER")) as client:
         read_everything(client)

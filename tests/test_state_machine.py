@@ -156,7 +156,7 @@ class TwoClients(RuleBasedStateMachine):
     @rule(client=CLIENTS, name=NAMES)
     def destroy(self, client: int, name: str) -> None:
         handle, _ = self.pick(client, name)
-        handle.destroy().result()
+        handle.drop().result()
         with pytest.raises(persist.CollectionNotFound):
             _ = handle.upper
         del self.model[name]

@@ -169,10 +169,10 @@ def test_a_tag_keeps_its_time_readable_until_it_is_dropped(client: persist.Clien
     with reopened(client) as other:
         assert other["orders"].tags() == {"quarter-end": 4}
         assert other["orders"].snapshot("quarter-end").count() == 5
-        other["orders"].drop_tag("quarter-end").result()
+        other["orders"].untag("quarter-end").result()
     assert (orders.tags(), orders.since) == ({}, persist.Antichain(8))
     with pytest.raises(persist.TagNotFound):
-        orders.drop_tag("quarter-end")
+        orders.untag("quarter-end")
 
 
 def test_a_tag_moves_only_when_it_is_told_to(orders: persist.Collection) -> None:
@@ -256,7 +256,7 @@ def test_a_retention_that_holds_would_break_waits_and_says_for_whom(orders: pers
     assert str(orders.retention) == (
         "2 times before upper; since waits at 2 for tag 'quarter-end' at 2, hold 'mailer' at 3"
     )
-    orders.drop_tag("quarter-end").result()
+    orders.untag("quarter-end").result()
     orders.hold(name="mailer").release()
     assert orders.since == persist.Antichain(8)
     assert orders.retention is not None
@@ -273,7 +273,7 @@ def test_a_retention_that_unresolved_events_hold_back_says_so(client: persist.Cl
         "which maintenance does, or resolve()"
     )
     users.resolve()
-    users.drop_tag("start").result()
+    users.untag("start").result()
     assert users.since == persist.Antichain(8)
     assert str(users.retention) == "2 times before upper"
 
@@ -305,14 +305,14 @@ def test_a_handle_has_the_name_that_it_has_by_now(client: persist.Client, orders
         assert theirs.name == "sales.orders"
         with pytest.raises(persist.InvalidUsage, match=r"the collection 'sales.orders' has no timeline"):
             theirs.snapshot("2026-11-21")
-        theirs.destroy().result()
+        theirs.drop().result()
         assert theirs.name == "orders"  # It has none any more: what it was loaded as.
 
 
 def test_a_renamed_collection_is_found_by_its_new_name_only(client: persist.Client, orders: persist.Collection) -> None:
     for n in range(40):  # Across checkpoints, whose objects say the old name.
         orders.seal(20 + n).result()
-    client.rename("orders", "sales.orders")
+    client.rename("orders", "sales.orders").result()
     assert client.collections() == ["sales.orders"]
     assert client["sales.orders"] == orders
     assert orders.snapshot().count() == 10
@@ -320,7 +320,7 @@ def test_a_renamed_collection_is_found_by_its_new_name_only(client: persist.Clie
         assert other["sales.orders"].snapshot().count() == 10
         new = other.create_or_load("orders", key=KEY)
         with pytest.raises(persist.CollectionExists):
-            other.rename("orders", "sales.orders")
+            other.rename("orders", "sales.orders").result()
         with pytest.raises(persist.InvalidUsage, match="path separator"):
             new.rename("a/b")
         for n in range(40):

@@ -29,7 +29,7 @@ SECTIONS = {
     "Look": ("ls", "show", "read", "changes", "diff", "tail", "sql", "log", "ui"),
     "Derive": ("view", "refresh", "apply"),
     "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
-    "Change": ("evolve", "rename", "destroy"),
+    "Change": ("evolve", "rename", "drop"),
     "Exchange": ("export", "import", "serve"),
     "Maintain": ("compact", "gc", "fsck", "bench"),
 }

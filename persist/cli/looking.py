@@ -78,7 +78,7 @@ def holds(
             except persist.CollectionNotFound:
                 if collections:
                     raise
-                continue  # It was destroyed meanwhile.
+                continue  # It was dropped meanwhile.
             for hold in own_holds:
                 until = None if hold.expires_ms is None else _moment(hold.expires_ms)
                 rows.append(

@@ -57,7 +57,7 @@ def tags(at: Place, collection: Name) -> int:
 def untag(at: Place, collection: Name, name: Tag) -> int:
     """Drop a tag; the time that it named may be compacted then."""
     with at.writing() as client:
-        client.load(collection).drop_tag(name).result()
+        client.load(collection).untag(name).result()
         tell_done(at, {"collection": collection, "dropped": name}, f"dropped the tag {name!r} of {collection}")
     return OK
 
@@ -165,13 +165,13 @@ def apply(
     at: Place,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="With a file NAME.sql for each view.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Destroy views that have no file, too.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Drop views that have no file, too.")] = False,
     no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave new views empty for now.")] = False,
     yes: Yes = False,
 ) -> int:
     """Make the views of a location what a folder of queries says: a plan first, then one commit, then one refresh.
 
-    A view whose query has changed is destroyed and made anew, and so are those that read it; this is asked about.
+    A view whose query has changed is dropped and made anew, and so are those that read it; this is asked about.
     A file may begin with `-- key: A, B`. A file in a folder below is the view FOLDER.NAME.
     """
     from persist.sql import plan_views
@@ -181,13 +181,13 @@ def apply(
     with opened as client:
         plan = plan_views(client, wanted, prune=prune)
         changes = [{"view": c.view, "action": c.action, "why": c.why} for c in plan.changes]
-        lost = [c.view for c in plan.changes if c.action in ("replace", "destroy")]
+        lost = [c.view for c in plan.changes if c.action in ("replace", "drop")]
         if not at.as_json:
             print_table(("view", "action", "why"), [(c.view, c.action, c.why) for c in plan.changes])
         if dry_run:
             tell_done(at, {"changes": changes, "seqno": None}, "nothing was done: this is the plan")
             return OK
-        if lost and not yes and not agreed(f"Destroy {', '.join(lost)} at {client.url} with all their history?"):
+        if lost and not yes and not agreed(f"Drop {', '.join(lost)} at {client.url} with all their history?"):
             tell("persist: nothing was done")
             return MISTAKE
         seqno = plan.commit()

@@ -218,7 +218,7 @@ def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]
             "lookup_100_keys_s": lookup_s,
         }
     finally:
-        made.destroy().result()
+        made.drop().result()
 
 
 def print_measures(measures: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Commands that write: create, write, overwrite, delete, seal, destroy."""
+"""Commands that write: create, write, overwrite, delete, seal, drop."""
 
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -311,15 +311,15 @@ def seal(
 
 
 @command
-def destroy(at: Place, collection: Name, yes: Yes = False) -> int:
+def drop(at: Place, collection: Name, yes: Yes = False) -> int:
     """Remove a collection with all its history; asks first."""
     with at.writing() as client:
         loaded = client.load(collection)
-        if not yes and not agreed(f"Destroy {collection!r} at {client.url}, with all its history?"):
-            tell(f"persist: {collection!r} was not destroyed")
+        if not yes and not agreed(f"Drop {collection!r} at {client.url}, with all its history?"):
+            tell(f"persist: {collection!r} was not dropped")
             return MISTAKE
-        seqno = loaded.destroy().result()
-        tell_done(at, {"destroyed": collection, "seqno": seqno}, f"destroyed {collection}")
+        seqno = loaded.drop().result()
+        tell_done(at, {"dropped": collection, "seqno": seqno}, f"dropped {collection}")
     return OK
 
 

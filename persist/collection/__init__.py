@@ -1,6 +1,6 @@
 """One collection, as a client sees it: a handle whose calls are grouped by what they are for.
 
-Promises: a handle stands for one collection, by its id; after `destroy` it does not turn into a new one of the same
+Promises: a handle stands for one collection, by its id; after `drop` it does not turn into a new one of the same
 name. No call keeps state of the collection: what is known of it is the client's. Each group of calls is a class of its
 own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
@@ -13,7 +13,7 @@ from persist.collection.writing import WritingCalls
 class Collection(ReadingCalls, WritingCalls, KeepingCalls, DescribingCalls):
     """A handle on one collection; make it with `Client.create_or_load` or `Client.load`.
 
-    It stands for that very collection, by id: after `destroy`, it does not turn into a new one of the same name.
+    It stands for that very collection, by id: after `drop`, it does not turn into a new one of the same name.
 
     Attributes:
         handle: what it is made of, for the rest of the package.

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema
-from persist.engine import About, CollectionHandle, WantedEvolution, about_collection, describe_step, destroy, evolve
+from persist.engine import About, CollectionHandle, WantedEvolution, about_collection, describe_step, drop, evolve
 from persist.errors import InvalidUsage, PersistError
 from persist.log import kinds
 from persist.names import OWN_PREFIX, check_free_name
@@ -231,7 +231,7 @@ class DescribingCalls(CollectionBase, Described):
             raise InvalidUsage(f"collection {self.name!r} is the library's own, which finds it by its name: leave it")
         return self.handle.submit("rename", [kinds.Rename(self.id, name)])
 
-    def destroy(self) -> CommitFuture:
+    def drop(self) -> CommitFuture:
         """Remove the collection; its name becomes free for a new one at once.
 
         Its blobs are deleted by garbage collection, when nobody can be reading them any more. A view lets go of what it
@@ -240,4 +240,4 @@ class DescribingCalls(CollectionBase, Described):
         Raises (the future):
             CollectionNeeded: views read it.
         """
-        return destroy(self.handle)
+        return drop(self.handle)

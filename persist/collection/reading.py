@@ -18,13 +18,13 @@ from persist.engine import (
     begun_subscription,
     changes,
     difference,
-    drop_tag,
     list_holds,
     retained,
     retention_step,
     set_tag,
     snapshot,
     take_hold,
+    untag,
     upserts,
 )
 from persist.follow import Following
@@ -316,14 +316,14 @@ class KeepingCalls(CollectionBase):
         """Return the times that have names, by name. Cost: one GET."""
         return dict(self.handle.contents().tags)
 
-    def drop_tag(self, name: str) -> CommitFuture:
+    def untag(self, name: str) -> CommitFuture:
         """Give up a tag: the time may be compacted then.
 
         Raises:
             TagNotFound: there is none of that name.
             ReadOnly: this client only reads.
         """
-        return drop_tag(self.handle, name)
+        return untag(self.handle, name)
 
     @property
     def retention(self) -> Retained | None:

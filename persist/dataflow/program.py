@@ -37,7 +37,7 @@ from persist.dataflow.plan.types import Columns, shown
 from persist.dataflow.ports.kept import kept_name, kept_of
 from persist.dataflow.running.running import Options, Running
 from persist.dataflow.stream import Stream
-from persist.engine import Engine, OnEngine, destroy, engine_of, loaded, take_hold
+from persist.engine import Engine, OnEngine, drop, engine_of, loaded, take_hold
 from persist.errors import CollectionNotFound, HoldNotFound
 from persist.expression import Expression
 from persist.names import check_name
@@ -152,8 +152,8 @@ class Program(Draft):
         return Running(self, given_engine(client), Options.of(options))
 
     def drop(self, client: OnEngine | Engine) -> None:
-        """End the program: release its holds on its sources, and destroy what it keeps in hidden collections. Its
-        outputs stay as they are; destroy them if they should go.
+        """End the program: release its holds on its sources, and drop what it keeps in hidden collections. Its
+        outputs stay as they are; drop them if they should go.
 
         A copy that still runs goes on, but cannot be resumed when its sources have been compacted; one that keeps
         something in hidden collections ends with CollectionNotFound.
@@ -165,7 +165,7 @@ class Program(Draft):
                     take_hold(loaded(engine, node.operator.collection), None, hold_name(self.name)).release()
         for name in self.every_kept(engine):
             with suppress(CollectionNotFound):
-                destroy(loaded(engine, name)).result()
+                drop(loaded(engine, name)).result()
 
     def kept(self, number: int) -> str | None:
         return kept_name(self.name, number)

@@ -23,7 +23,7 @@ from persist.engine.keyed import (
 from persist.engine.opening import (
     OnEngine,
     created_or_loaded,
-    destroy,
+    drop,
     engine_of,
     handle_on,
     loaded,
@@ -59,7 +59,6 @@ from persist.engine.telling import (
     about_location,
     allow_compaction,
     describe_step,
-    drop_tag,
     held_schema,
     hold_with_schema,
     list_holds,
@@ -67,6 +66,7 @@ from persist.engine.telling import (
     retention_step,
     set_tag,
     take_hold,
+    untag,
     version_of,
     words,
 )

@@ -53,7 +53,7 @@ class CollectionHandle:
         """Return its newest state. Cost: one GET.
 
         Raises:
-            CollectionNotFound: it was destroyed.
+            CollectionNotFound: it was dropped.
         """
         self.engine.check_open("reading")
         return self.engine.follower.current(self.id, self.loaded_as)
@@ -62,7 +62,7 @@ class CollectionHandle:
         """Return its state as this client knows it, without asking the store.
 
         Raises:
-            CollectionNotFound: it was destroyed.
+            CollectionNotFound: it was dropped.
         """
         return self.engine.follower.known(self.id, self.loaded_as)
 

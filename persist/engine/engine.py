@@ -189,7 +189,7 @@ class Engine:
 
         Raises:
             AsOfCompacted: since has passed time.
-            CollectionNotFound: the collection was destroyed.
+            CollectionNotFound: the collection was dropped.
         """
         return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
 

@@ -1,4 +1,4 @@
-"""Locations opened, and collections of them made, found and destroyed, by name or id."""
+"""Locations opened, and collections of them made, found and dropped, by name or id."""
 
 import uuid
 from collections.abc import Mapping
@@ -117,7 +117,7 @@ def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
     """Return the collection of an id, whatever it is called by now; name is for errors. Cost: one GET.
 
     Raises:
-        CollectionNotFound: it was destroyed.
+        CollectionNotFound: it was dropped.
     """
     contents = engine.follower.current(id_, name)
     return CollectionHandle(engine, id_, contents.name, contents.schema)
@@ -134,9 +134,9 @@ def handle_on(
     return CollectionHandle(engine, contents.id, contents.name, schema, contents.keyed, machine)
 
 
-def destroy(handle: CollectionHandle) -> CommitFuture:
-    """Remove a collection, which lets go of what it reads if it is a view; see `Collection.destroy`."""
+def drop(handle: CollectionHandle) -> CommitFuture:
+    """Remove a collection, which lets go of what it reads if it is a view; see `Collection.drop`."""
     view = handle.known().view
     inputs = dict.fromkeys(view["inputs"], handle.name) if view else {}
     steps: list[Step] = [kinds.Destroy(handle.id), *(kinds.ReleaseHold(id_, view_hold(handle.id)) for id_ in inputs)]
-    return handle.engine.submit("destroy", steps, {handle.id: handle.name, **inputs})
+    return handle.engine.submit("drop", steps, {handle.id: handle.name, **inputs})

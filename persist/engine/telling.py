@@ -239,15 +239,15 @@ def set_tag(handle: CollectionHandle, name: str, time: int | Moment | None, *, m
     return at
 
 
-def drop_tag(handle: CollectionHandle, name: str) -> CommitFuture:
-    """Give up a tag; errors as of `Collection.drop_tag`."""
-    handle.engine.writer("drop_tag")
+def untag(handle: CollectionHandle, name: str) -> CommitFuture:
+    """Give up a tag; errors as of `Collection.untag`."""
+    handle.engine.writer("untag")
     if not isinstance(name, str):
         check_tag_name(name)
     contents = handle.contents()
     if name not in contents.tags:
         raise TagNotFound(name, tuple(contents.tags))
-    return handle.submit("drop_tag", [kinds.DropTag(handle.id, name, contents.tags[name])])
+    return handle.submit("untag", [kinds.DropTag(handle.id, name, contents.tags[name])])
 
 
 def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None:

@@ -112,7 +112,7 @@ class NegativeMultiplicity(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class CollectionNotFound(InvalidUsage):
-    """The location has no such collection, or the one this handle stood for was destroyed.
+    """The location has no such collection, or the one this handle stood for was dropped.
 
     Attributes:
         known: the collections that there are.
@@ -127,7 +127,7 @@ class CollectionNotFound(InvalidUsage):
     def __str__(self) -> str:
         if self.name in self.known:
             return (
-                f"the collection {self.name!r} at {self.url} that this handle stands for was destroyed, and another "
+                f"the collection {self.name!r} at {self.url} that this handle stands for was dropped, and another "
                 "one has its name now. Load it again."
             )
         shown = ", ".join(map(repr, self.known[:8])) + (", …" if len(self.known) > 8 else "")
@@ -139,12 +139,12 @@ class CollectionNotFound(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class CollectionNeeded(InvalidUsage):
-    """A collection was to be destroyed that views read."""
+    """A collection was to be dropped that views read."""
 
     name: str
     views: list[str]
 
-    template = "collection {name!r} cannot be destroyed: the views {views:names} read it. Destroy these first."
+    template = "collection {name!r} cannot be dropped: the views {views:names} read it. Drop these first."
 
 
 @dataclass(eq=False, repr=False)
@@ -160,7 +160,7 @@ class ColumnsNeeded(InvalidUsage):
             for column, views in self.readers.items()
         )
         return (
-            f"these columns of collection {self.name!r} cannot be dropped: {', '.join(told)}. Destroy these views, or "
+            f"these columns of collection {self.name!r} cannot be dropped: {', '.join(told)}. Drop these views, or "
             "give them a definition that does without, first."
         )
 

@@ -1,7 +1,7 @@
 """Bring the views of a location to what their definitions say: a plan that can be looked at, then one commit.
 
-A view whose definition has changed is destroyed and made anew, and with it all views that read it, because a view's
-times must all come from one definition. Nothing else is touched. The commit makes and destroys; a refresh, which
+A view whose definition has changed is dropped and made anew, and with it all views that read it, because a view's
+times must all come from one definition. Nothing else is touched. The commit makes and drops; a refresh, which
 is a commit of its own, then fills what is new.
 """
 
@@ -22,7 +22,7 @@ from persist.sql.view import LiveView, ViewsTogether, live_view
 from persist.write import Step
 
 Found = TypeVar("Found")
-Action = Literal["create", "replace", "keep", "destroy"]
+Action = Literal["create", "replace", "keep", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ViewsPlan:
 
     def refresh(self) -> None:
         """Bring all views that are wanted up to what their inputs have sealed, in one commit."""
-        views = [live_view(self._engine, change.view) for change in self.changes if change.action != "destroy"]
+        views = [live_view(self._engine, change.view) for change in self.changes if change.action != "drop"]
         if views:
             with ViewsTogether(views, {}) as together:
                 together.refresh()
@@ -82,7 +82,7 @@ def plan_views(client: OnEngine | Engine, wanted: Mapping[str, Wanted], *, prune
 
     Args:
         wanted: definitions by name; they may read each other.
-        prune: destroy views that are not wanted, too. Other collections are never touched.
+        prune: drop views that are not wanted, too. Other collections are never touched.
 
     Cost: what `create_view` costs for each definition; with prune one GET for each collection.
 
@@ -111,11 +111,11 @@ class _Planner:
         # Who reads comes before what is read.
         going = {view.handle.id for view in self._gone.values()}
         gone = sorted(self._gone.values(), key=lambda view: -len(going.intersection(view.definition.inputs)))
-        steps: list[Step] = [step for view in gone for step in _destroyed(view)]
+        steps: list[Step] = [step for view in gone for step in _dropped(view)]
         steps += [step for draft in self._drafts for step in draft.steps]
         names = {id_: name for draft in self._drafts for id_, name in draft.names.items()}
         names |= {id_: view.handle.name for view in gone for id_ in (*view.definition.inputs, view.handle.id)}
-        changes = [*(Change(dropped_name, "destroy", "it has no definition") for dropped_name in dropped), *made]
+        changes = [*(Change(dropped_name, "drop", "it has no definition") for dropped_name in dropped), *made]
         return ViewsPlan(self._engine, changes, steps, names)
 
     def _view(self, name: str) -> LiveView | None:
@@ -178,7 +178,7 @@ class _Planner:
                 other = loaded_by_id(self._engine, reader, reader).name
                 raise InvalidUsage(
                     f"the view {other!r} depends on {view.handle.name!r}, which has to go, and nothing says what "
-                    f"{other!r} shall be: add its definition, or destroy it"
+                    f"{other!r} shall be: add its definition, or drop it"
                 )
 
 
@@ -203,7 +203,7 @@ def _difference(view: LiveView, draft: Draft) -> str | None:
     return None
 
 
-def _destroyed(view: LiveView) -> list[Step]:
+def _dropped(view: LiveView) -> list[Step]:
     return [
         kinds.Destroy(view.handle.id),
         *(kinds.ReleaseHold(id_, view_hold(view.handle.id)) for id_ in view.definition.inputs),

@@ -87,7 +87,7 @@ class Catalog:
         """Return the collection of an id.
 
         Raises:
-            CollectionNotFound: it was destroyed.
+            CollectionNotFound: it was dropped.
         """
         return self._by_id.get(id_) or self._stored(id_, id_)
 

@@ -132,7 +132,7 @@ def views_for(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
 
     Raises:
         InvalidUsage: it is no view.
-        CollectionNotFound: it was destroyed.
+        CollectionNotFound: it was dropped.
     """
     views: dict[str, Defined] = {}
 

@@ -59,7 +59,7 @@ def dependents_of(engine: Engine, view: CollectionHandle) -> list[CollectionHand
     dependents = []
     for hold in view.contents().holds:
         if hold.startswith(VIEW_HOLD):
-            with suppress(CollectionNotFound):  # It is destroyed just now.
+            with suppress(CollectionNotFound):  # It is dropped just now.
                 id_ = hold.removeprefix(VIEW_HOLD)
                 dependents.append(loaded_by_id(engine, id_, id_))
     return dependents
@@ -153,7 +153,7 @@ def _check_columns(each: Dependent, changed: Dependent, draft: Draft) -> None:
             problem = "lacks it" if column not in given else f"gives {given[column]}"
             raise InvalidUsage(
                 f"the view {each.name!r} reads column {column!r} ({kind}) of view {changed.name!r}, and the query "
-                f"{problem}: keep the column as it is, or destroy {each.name!r} first"
+                f"{problem}: keep the column as it is, or drop {each.name!r} first"
             )
 
 
@@ -257,5 +257,5 @@ def _check_read(
             raise InvalidUsage(
                 f"the view {each.name!r} reads column {column!r} of {readable.name!r} as of version {version} of its "
                 f"schema, in which it is another one than now, so it cannot be refreshed with what reads the newest: "
-                f"destroy {each.name!r} first"
+                f"drop {each.name!r} first"
             )

@@ -158,7 +158,7 @@ class LiveView:
         """Return whether a view of the program has another definition by now, as far as this client knows.
 
         Raises:
-            CollectionNotFound: one was destroyed.
+            CollectionNotFound: one was dropped.
         """
         follower = self.engine.follower
         return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
@@ -366,7 +366,7 @@ def _existing(engine: Engine, name: str, sql: str, key: Sequence[str] | None, op
     if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != asked_key(key)):
         raise InvalidUsage(
             f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
-            "destroy it, or give it this one with redefine()"
+            "drop it, or give it this one with redefine()"
         )
     return live
 

@@ -96,7 +96,7 @@ def test_what_has_no_file_stays_unless_it_is_pruned(place: str, views: Path, cap
     assert status == 2
     assert "the view 'another' depends on 'paid'" in told
     status, told = applied(place, views, capsys, "--yes", "--prune")
-    assert (status, actions(told)) == (0, {"another": "destroy", "paid": "replace", "sums.all": "replace"})
+    assert (status, actions(told)) == (0, {"another": "drop", "paid": "replace", "sums.all": "replace"})
     with persist.open(place, mode="read") as client:
         assert [*client.collections()] == ["orders", "paid", "sums.all"]
 

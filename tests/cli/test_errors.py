@@ -87,7 +87,7 @@ def test_a_read_whose_collection_was_destroyed_and_collected_ends_with_an_error(
             assert reading.stdout is not None
             assert reading.stderr is not None
             first = os.read(reading.stdout.fileno(), 1)  # From now on the pipe is full, and the command waits.
-            many.destroy().result()
+            many.drop().result()
             client.gc()
             printed, said = reading.communicate(timeout=60)
     assert reading.returncode == 3, said

@@ -233,9 +233,9 @@ def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) ->
     assert main(["hold", place, "orders", "me", "11"]) == 0
     assert main(["hold", place, "orders", "me", "12", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["time"] == 12
-    assert main(["destroy", place, "orders"]) == 2
+    assert main(["drop", place, "orders"]) == 2
     assert "Nobody can be asked here: say --yes" in capsys.readouterr().err
-    assert main(["destroy", place, "orders", "--yes"]) == 0
+    assert main(["drop", place, "orders", "--yes"]) == 0
     capsys.readouterr()
     assert main(["ls", place, "--json"]) == 0
     assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["shop.items"]
@@ -441,7 +441,7 @@ def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsy
     with persist.open(place, settings=settings) as client:
         made = client.create_or_load("gone", key={"k": pa.int64()})
         made.write(pa.table({"k": range(20_000)}), time=0, seal=1).result()
-        made.destroy().result()
+        made.drop().result()
         before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
         planned = client.gc(dry_run=True)
         assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before

@@ -236,7 +236,7 @@ def test_a_collection_is_destroyed_under_its_compaction(kind: str, n: int, again
     blob = MemoryBlob()
 
     def act() -> None:
-        other.load("c").destroy().result()
+        other.load("c").drop().result()
         other.gc()
         if again:
             fill(other.create_or_load("c", key=KEY, value=VALUE), range(2))

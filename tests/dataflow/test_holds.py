@@ -104,7 +104,7 @@ def test_a_source_that_is_destroyed_during_a_step_is_named_and_nothing_is_writte
     bank.transfer()
     program = Program("copy")
     moves = program.source("moves", schema={"id": pa.int64()})
-    moves.inspect(lambda table: bank.time == 2 and moves_of(client).destroy().result()).persist("copy", key=["id"])
+    moves.inspect(lambda table: bank.time == 2 and moves_of(client).drop().result()).persist("copy", key=["id"])
     with program.open(client) as running:
         running.step()
         bank.transfer()

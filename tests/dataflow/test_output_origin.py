@@ -93,7 +93,7 @@ def test_a_source_that_is_another_one_now_is_noticed(client: persist.Client) -> 
     source = numbers(client, 5, seal=1)
     with summing().open(client) as running:
         running.step()
-    source.destroy().result()
+    source.drop().result()
     numbers(client, 7, seal=3)
     with summing().open(client) as running, pytest.raises(OutputConflict, match="its sources are not what they were"):
         running.step()

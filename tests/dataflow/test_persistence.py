@@ -249,7 +249,7 @@ def test_a_source_destroyed_under_a_program_is_named_and_outputs_stay(client: pe
     bank.transfer()
     with ledger().open(client) as running:
         running.step()
-        bank.moves.destroy().result()
+        bank.moves.drop().result()
         with pytest.raises(SourceLost, match=r"'moves'"):
             running.step()
     assert client.load("totals").upper == persist.Antichain(1)

@@ -145,7 +145,7 @@ def healthy(blob: Blob, clock: ImpatientClock | None) -> persist.Client:
     client = opened(blob, clock)
     gone = client.create_or_load("gone", key=KEY, value=VALUE)
     gone.write(rows(0, 20_000, 0), seal=1).result()
-    gone.destroy().result()
+    gone.drop().result()
     a = client.load("a")
     a.snapshot()
     a.hold(2)
@@ -972,7 +972,7 @@ def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: P
                     time = c.upper.time or 0
                     c.write(rows(0, 3000, time), seal=time + 1).result()
                     if round_ % 4 == 0:
-                        c.destroy().result()
+                        c.drop().result()
                         client.gc()
         except BaseException as error:
             failures.append(error)
@@ -1019,7 +1019,7 @@ def test_a_blob_that_is_committed_or_collected_meanwhile_is_no_finding(deep: boo
 
         def meddle() -> None:
             c.write(rows(0, 20_000, 1)).result()
-            gone.destroy().result()
+            gone.drop().result()
             assert client.gc().parts == 1
 
         blob.meddle = meddle

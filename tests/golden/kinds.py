@@ -42,7 +42,7 @@ LEASE = "f" * 32
 def write_every_kind(location: Path | Blob) -> None:
     """Make a collection `kinds` with a permanent hold and a leased one, and commit each kind of mutation."""
     with persist.open(location, settings=SETTINGS) as first:
-        first.create_or_load("destroyed", key=persist.Utf8, value=None).destroy().result()
+        first.create_or_load("destroyed", key=persist.Utf8, value=None).drop().result()
     with (
         persist.open(location, mode="exclusive", settings=SETTINGS),
         persist.open(location, mode="exclusive", force=True, settings=SETTINGS) as client,
@@ -62,7 +62,7 @@ def write_every_kind(location: Path | Blob) -> None:
         kinds.tag("a tag", 2)
         kinds.tag("a tag", 3, move=True)
         kinds.tag("dropped", 3)
-        kinds.drop_tag("dropped").result()
+        kinds.untag("dropped").result()
         column = {"comment": "c", "properties": {"d": "e"}}
         kinds.describe("every kind", properties={"a": "b"}, columns={"k": column}).result()
         kinds.describe(properties={"f": "g"}, expected=kinds.about).result()

@@ -113,7 +113,7 @@ def main() -> None:
                 large.seal(time).result()
         slow.advance(5)
         large.allow_compaction(30).result()
-        client.create_or_load("gone", key=persist.Utf8, value=None).destroy().result()
+        client.create_or_load("gone", key=persist.Utf8, value=None).drop().result()
         done = client.create_or_load("done", key=persist.Int64, value=persist.Binary)
         done.write([((1, b"x"), 0, 1)])
         done.seal(persist.Antichain()).result()
@@ -176,9 +176,9 @@ def write_directories(location: Path) -> None:
             assert write_checkpoint(FileBlob(location), *client.engine.follower.recent())
 
         checkpoint(1)
-        doomed[0].destroy().result()
+        doomed[0].drop().result()
         checkpoint(1)
-        doomed[1].destroy().result()
+        doomed[1].drop().result()
         with client.load("every type").hold(5), client.load("every type").follow("a consumer"):
             checkpoint(1 << 20)
 

@@ -87,7 +87,7 @@ def test_if_one_of_many_claims_is_refused_there_are_none_and_it_is_named(blob: M
     with opened(blob) as client, opened(blob) as other:
         collections = collections_of(client, 20)
         theirs = other.load("c007")
-        (theirs.allow_compaction(15) if how == "compacted" else theirs.destroy()).result()
+        (theirs.allow_compaction(15) if how == "compacted" else theirs.drop()).result()
         expected = persist.AsOfCompacted if how == "compacted" else persist.CollectionNotFound
         with pytest.raises(expected) as caught:
             leases_of(client).claim_all(wanted(collections))
@@ -103,7 +103,7 @@ def test_a_hold_that_cannot_be_let_go_of_keeps_no_other_from_it(blob: MemoryBlob
     with opened(blob) as client, opened(blob) as other:
         collections = collections_of(client, 20)
         claims = leases_of(client).claim_all(wanted(collections))
-        other.load("c007").destroy().result()
+        other.load("c007").drop().result()
         for claim in claims:
             claim.release()
         client.maintain()

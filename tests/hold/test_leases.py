@@ -279,7 +279,7 @@ def test_a_client_that_only_reads_gets_a_clear_error_past_the_grace_period(tmp_p
         with persist.open(tmp_path, mode="read") as reader:
             snapshot = reader.load("c").snapshot(0)
             assert snapshot.to_arrow().num_rows == 50_000
-            c.destroy().result()
+            c.drop().result()
             assert writer.gc().parts > 0
             with pytest.raises(persist.LeaseExpired, match="grace period"):
                 snapshot.to_arrow()
@@ -291,7 +291,7 @@ def test_a_destroyed_collection_can_be_read_by_whoever_has_a_lease_on_it(tmp_pat
         c = writer.create_or_load("c", key=KEY)
         c.write(pa.table({"k": range(50_000), "_time": [0] * 50_000, "_diff": [1] * 50_000}), seal=1).result()
         snapshot = reader.load("c").snapshot(0)
-        c.destroy().result()
+        c.drop().result()
         assert writer.gc().collections == 0
         assert snapshot.to_arrow().num_rows == 50_000
         snapshot.close()

@@ -194,7 +194,7 @@ def everything(client: Client, tell: Callable[[str, Any], None]) -> None:
         multi.seal(unit, 2)
     told("renamed to a taken name", lambda: docs.rename("unit").result())
     told("rename", lambda: docs.rename("texts").result())
-    unit.destroy().result()
+    unit.drop().result()
     told("destroyed", lambda: unit.seal(9).result())
     for name in client.collections():
         tell(f"contents of {name}", sorted(map(repr, client[name].snapshot(form="diff").to_arrow().to_pylist())))
@@ -207,7 +207,7 @@ def test_each_call_gets_the_answer_that_it_would_have_got_alone() -> None:
         blob = MemoryBlob()
         told.append({})
         with persist.open(blob, settings=QUIET) as hub:
-            hub.create_or_load("first", key={"k": int}).destroy().result()
+            hub.create_or_load("first", key={"k": int}).drop().result()
             with hub.serve(LOCAL, commits=True) as served:
                 client = through(blob, served.url) if is_through else persist.open(blob, settings=QUIET)
                 with client:

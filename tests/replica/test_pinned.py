@@ -21,7 +21,7 @@ def test_a_pinned_client_sees_all_collections_as_they_were_at_a_seqno(blob: Memo
                 multi.seal(b, time + 1)
             assert multi.seqno is not None
             seen[multi.seqno] = time
-        a.destroy().result()
+        a.drop().result()
     for seqno, time in seen.items():
         with persist.open(blob, mode="read", seqno=seqno) as client:
             assert client.seqno == seqno

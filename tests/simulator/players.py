@@ -362,7 +362,7 @@ class Run(Caller):
         self._submit(slot, step, {"since": step["since"]}, lambda c: c.allow_compaction(step["since"]))
 
     def _destroy(self, slot: Slot, step: Step) -> None:
-        self._submit(slot, step, {}, lambda c: c.destroy())
+        self._submit(slot, step, {}, lambda c: c.drop())
 
     def _multi(self, slot: Slot, step: Step) -> None:
         handles = [slot.handles.get(name) for _, name, _ in step["steps"]]

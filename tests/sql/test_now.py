@@ -43,8 +43,8 @@ def client() -> Iterator[persist.Client]:
         yield found
         for each in found.collections():
             if each != "events":
-                found.drop(each)
-        found.drop("events")
+                found.drop(each).result()
+        found.drop("events").result()
 
 
 def moment(seconds: float) -> datetime.datetime:

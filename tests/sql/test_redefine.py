@@ -64,7 +64,7 @@ def test_views_on_a_view_switch_with_it_in_one_commit(client: persist.Client) ->
     facts, others = facts_of(client), facts_of(client, "others")
     sums, most = client.create_view("sums", SUMS), client.create_view("most", MOST)
     sums.redefine(SUMS.replace("facts", "others"))
-    facts.destroy().result()
+    facts.drop().result()
     others.write([((9, ("z", 40)), 2, 1)])
     others.seal(3).result()
     before = client.seqno
@@ -74,7 +74,7 @@ def test_views_on_a_view_switch_with_it_in_one_commit(client: persist.Client) ->
     assert sealed >= {"most", "sums"}
     assert (sums.upper, rows(most, 1), rows(most, 2)) == (persist.Antichain(3), [(6,)], [(40,)])
     with pytest.raises(persist.CollectionNeeded, match="'most', 'sums' read it"):
-        others.destroy().result()
+        others.drop().result()
 
 
 def test_columns_come_and_go_with_a_definition_and_the_key_stays(client: persist.Client) -> None:

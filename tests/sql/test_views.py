@@ -159,7 +159,7 @@ def test_a_view_does_not_keep_the_history_of_the_views_that_it_reads(client: per
     revenue.allow_compaction(8).result()
     assert revenue.since == persist.Antichain(8)
     with pytest.raises(persist.CollectionNeeded, match="the views 'best' read it"):
-        client.load("revenue").destroy().result()
+        client.load("revenue").drop().result()
 
 
 def test_a_view_on_a_view_goes_on_when_the_row_that_it_failed_on_is_retracted(client: persist.Client) -> None:
@@ -218,12 +218,12 @@ def test_a_collection_that_a_view_reads_is_not_destroyed(client: persist.Client)
     revenue = client.create_view("revenue", TOTALS)
     best = client.create_view("best", "SELECT max(total) AS most FROM revenue")
     with pytest.raises(persist.CollectionNeeded, match="the views 'best', 'revenue' read it"):
-        orders.destroy().result()
+        orders.drop().result()
     with pytest.raises(persist.CollectionNeeded, match="the views 'best' read it"):
-        client.load("revenue").destroy().result()
-    best.destroy().result()
-    revenue.destroy().result()
-    orders.destroy().result()
+        client.load("revenue").drop().result()
+    best.drop().result()
+    revenue.drop().result()
+    orders.drop().result()
     assert client.collections() == []
 
 
@@ -240,11 +240,11 @@ def test_a_column_that_views_read_is_not_dropped(client: persist.Client) -> None
     with pytest.raises(persist.ColumnsNeeded, match="'note' is read by the view 'noted', 'status' is read by the view"):
         orders.evolve(drop=["status", "note", "shop"])
     orders.evolve(drop=["shop"])
-    noted.destroy().result()
+    noted.drop().result()
     orders.evolve(drop=["note"])
     assert best.refresh() == persist.Antichain(2)
-    best.destroy().result()
-    revenue.destroy().result()
+    best.drop().result()
+    revenue.drop().result()
     orders.evolve(drop=["price", "status"])
     assert orders.handle.newest().schema.names == ("id",)
 
@@ -266,7 +266,7 @@ def test_a_view_that_is_dropped_lets_its_input_be_compacted(client: persist.Clie
     revenue = client.create_view("revenue", TOTALS)
     revenue.refresh()
     assert [hold.name for hold in orders.holds() if hold.name] == [f"view {revenue.id}"]
-    client.load("revenue").destroy().result()
+    client.load("revenue").drop().result()
     assert [hold.name for hold in orders.holds() if hold.name] == []
 
 
@@ -282,10 +282,10 @@ def test_views_and_their_inputs_may_be_renamed(client: persist.Client) -> None:
     assert client.view("best").refresh() == persist.Antichain(3)
     assert rows(client.load("best")) == [(Decimal("20.25"),)]
     with pytest.raises(persist.CollectionNeeded, match="the views 'best', 'income' read it"):
-        orders.destroy().result()
-    best.destroy().result()
-    revenue.destroy().result()
-    client.drop("purchases")
+        orders.drop().result()
+    best.drop().result()
+    revenue.drop().result()
+    client.drop("purchases").result()
 
 
 def test_explain_shows_the_plan_and_what_its_operators_keep(client: persist.Client) -> None:

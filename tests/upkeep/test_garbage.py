@@ -50,7 +50,7 @@ def test_blobs_of_a_destroyed_collection_go_after_the_grace_period_by_the_clock_
         c.write(table()).result()
         other.write(table(), seal=1).result()
         stays = keys(dated, f"part/{other.id}")
-        c.destroy().result()
+        c.drop().result()
         assert wrong_clock.gc().collections == 0
         dated.clock.sleep(HOUR - 10)
         assert wrong_clock.gc().collections == 0
@@ -463,7 +463,7 @@ def test_of_collections_destroyed_together_only_those_nobody_reads_are_collected
         for each in (read, unread):
             each.write(table(), seal=1).result()
         snapshot = reader.load("read").snapshot(0)
-        futures = [each.destroy() for each in (read, unread)]
+        futures = [each.drop() for each in (read, unread)]
         assert len({future.result() for future in futures}) == 1  # One record.
         assert client.gc().collections == 1
         assert snapshot.to_arrow().num_rows == 20_000
@@ -545,7 +545,7 @@ def test_a_restore_within_a_collection_of_garbage_loses_no_part_of_a_collection_
         c = client.create_or_load("c", key=KEY)
         c.write(table(), seal=1).result()
         copy = copied(dated)
-        c.destroy().result()
+        c.drop().result()
         client.gc()
         dated.clock.sleep(2 * HOUR)
     restored_within(dated, copy, f"part/{c.id}/")

@@ -138,7 +138,7 @@ class World:
         self.commit(40, HOUR / 2)
         doomed = self.writer.create_or_load("doomed", key=KEY)
         doomed.write(ROWS, time=0, seal=1).result()
-        doomed.destroy().result()
+        doomed.drop().result()
         self.commit(40, 1.5 * HOUR)
 
     def go_on(self, collector: int = -1) -> None:

@@ -175,7 +175,7 @@ def test_a_machine_of_ones_own_has_to_be_given_and_another_one_is_refused(
             theirs.seal(1).result()
         with pytest.raises(persist.SchemaMismatch, match="machine"):
             keyed(other, machine=PerKey(longest, name="longest", version=2))
-    users.destroy().result()
+    users.drop().result()
 
 
 def test_late_data_is_sealed_to_where_lateness_ends(client: persist.Client) -> None:
@@ -194,7 +194,7 @@ def test_what_is_pending_is_told_and_destroyed_with_the_collection(client: persi
     assert users.unsealed is not None
     assert users.unsealed.updates == 5000
     assert "not sealed" in repr(users)
-    users.destroy().result()
+    users.drop().result()
     settings = persist.Settings(grace_s=0, orphan_grace_s=0)
     with persist.open(client.url, settings=settings) as other:
         assert other.gc().parts == 1

@@ -121,7 +121,7 @@ def test_what_is_asked_of_a_collection_after_a_seal_comes_after_it(client: persi
     for _ in range(5):
         users = keyed(client)
         sealed = users.upsert([(k, (k, "a", None)) for k in range(2000)], time=0, seal=1)
-        allowed, destroyed = users.allow_compaction(0), users.destroy()
+        allowed, destroyed = users.allow_compaction(0), users.drop()
         assert sealed.result() <= allowed.result() < destroyed.result()
 
 

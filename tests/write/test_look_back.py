@@ -93,7 +93,7 @@ WRITES: dict[str, Callable[[persist.Client], object]] = {
     "token": lambda client: client["c"].write([((99, None), 50, 1)], token="once").result(),
     "upsert": lambda client: client["users"].upsert([(1, 7, 50)], seal=51).result(),
     "create": lambda client: client.create_or_load("new", key=KEY, value=None),
-    "drop": lambda client: client["c"].destroy().result(),
+    "drop": lambda client: client["c"].drop().result(),
     "multi": lambda client: multi_write(client),
     "hold": lambda client: client["c"].hold(3),
     "overwrite": lambda client: client["c"].overwrite([(1, None)], time=50).result(),

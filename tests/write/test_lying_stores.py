@@ -249,7 +249,7 @@ def test_all_that_was_asked_for_fails_and_the_client_stays_refused(overwriting: 
         for future in futures:
             with pytest.raises(StoreMisconfigured, match=r"overwrites.* was not tried\..*If-None-Match"):
                 future.result()
-        for call in (lambda: client.create_or_load("items", key=KEY), orders.destroy().result):
+        for call in (lambda: client.create_or_load("items", key=KEY), orders.drop().result):
             with pytest.raises(StoreMisconfigured, match="a second time"):
                 call()
         assert {entry.key: overwriting.get(entry.key) for entry in overwriting.list("")} == before

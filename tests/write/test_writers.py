@@ -157,7 +157,7 @@ def test_an_exclusive_writer_keeps_others_out_until_it_closes(blob: MemoryBlob) 
         with opened(blob, mode="exclusive", reentrance_id="job") as owner:
             c = owner.load("c")
             c.write(ROW, seal=6).result()
-            for refused in (theirs.write([((2, None), 7, 1)]), theirs.seal(9), theirs.destroy()):
+            for refused in (theirs.write([((2, None), 7, 1)]), theirs.seal(9), theirs.drop()):
                 with pytest.raises(persist.Locked, match="exclusively") as locked:
                     refused.result()
             assert ":" in locked.value.holder

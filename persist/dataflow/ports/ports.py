@@ -15,7 +15,7 @@ from persist.dataflow.ports.kept import KeptLinear
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.ports.sources import SourceReader
 from persist.dataflow.updates.words import Domain
-from persist.engine import Engine, destroy, loaded
+from persist.engine import Engine, drop, loaded
 from persist.errors import CollectionNotFound
 
 OPEN_ATTEMPTS = 5
@@ -93,7 +93,7 @@ class Ports:
         for name in self._program.every_kept(self._engine):
             if name not in kept:
                 with suppress(CollectionNotFound):
-                    destroy(loaded(self._engine, name)).result()
+                    drop(loaded(self._engine, name)).result()
 
     def _started(self, sources: Sequence[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
         """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.

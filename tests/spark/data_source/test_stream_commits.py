@@ -217,7 +217,7 @@ def test_a_checkpoint_of_another_location_is_noticed(location: str, tmp_path_fac
 def test_a_collection_made_anew_during_a_batch_gets_nothing_of_it(location: str) -> None:
     def replaced() -> None:
         with persist.open(location) as client:
-            client.load("c").destroy().result()
+            client.load("c").drop().result()
             client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
 
     with pytest.raises(persist.CollectionNotFound):

@@ -238,7 +238,7 @@ def test_a_pinned_location_reads_all_collections_as_they_were(spark: SparkSessio
             a.allow_compaction(1).result()
             assert (before.count(), then.snapshot("b").count(), here.snapshot("b").count()) == (1, 1, 2)
             assert a.since == persist.Antichain(0), "what is pinned and was read is held"
-            b.destroy().result()
+            b.drop().result()
             client.create_or_load("b", key={"id": pa.int64()})
             with pytest.raises(persist.CollectionNotFound):
                 then.snapshot("b")

@@ -110,7 +110,7 @@ def test_reads_at_one_seqno_belong_together(spark: SparkSession, tmp_path: Path)
         for options, message in refused:
             with pytest.raises(PySparkException, match=message):
                 read("a", **options).collect()
-        b.destroy().result()
+        b.drop().result()
         client.create_or_load("b", key={"id": pa.int64()})
         with pytest.raises(PySparkException, match="CollectionNotFound"):
             read("b", seqno=seqno)
