@@ -143,7 +143,8 @@ def _imported(
             logger.warning("version %d is compared with all that %r holds: %s", version, handle.name, gone)
     is_compared = steps is None
     if steps is None:
-        steps = overwrite_steps(handle, (_with_all(names, each) for each in rows.batches()), time, None, token)
+        new = (_with_all(names, each) for each in rows.batches())
+        steps = overwrite_steps(handle, new, time, None, token, multiset=True)
     handle.submit("import_delta", with_token(token, [handle.id], steps)).result()
     return ImportedVersion(version, time, is_compared)
 

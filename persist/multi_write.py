@@ -10,9 +10,9 @@ from persist.codecs import Part
 from persist.collection import Collection
 from persist.engine import (
     Commit,
+    asked_to_delete,
     check_upserts,
     delete_steps,
-    deleting_events,
     describe_step,
     keyed_form,
     overwrite_steps,
@@ -123,7 +123,10 @@ class MultiWrite:
         collection.handle.check_meant("time", time, allow_future=self._allow_future)
         if collection.handle.keyed is not None:
             self._commit.check(collection.handle)
-            self._commit.add_events(collection.handle, deleting_events(collection.handle, keys, where, time))
+            asked = asked_to_delete(collection.handle, keys, where, time, None)
+            if asked.events is None:
+                raise InvalidUsage(f"delete(where=…) of the keyed {collection.name!r} in a block. Give keys.")
+            self._commit.add_events(collection.handle, asked.events)
             return
         self._check_unwritten(collection)
         filter = checked_filter(collection.schema, where)

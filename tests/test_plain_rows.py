@@ -121,7 +121,7 @@ def test_overwriting_writes_the_difference_and_seals_it(sealed: persist.Collecti
 
 
 def test_overwriting_with_the_same_changes_nothing_but_upper(sealed: persist.Collection) -> None:
-    sealed.overwrite(sealed.snapshot(), time=5).result()
+    sealed.overwrite(sealed.snapshot(), time=5, multiset=True).result()
     assert sealed.upper == 6
     assert changed(sealed, 5) == []
     sealed.overwrite([], time=6).result()

@@ -101,7 +101,7 @@ def test_a_difference_shows_old_and_new_values_side_by_side(orders: persist.Coll
 def test_records_that_share_a_key_are_paired_in_the_order_of_their_values(client: persist.Client) -> None:
     made = client.create_or_load("events", key={"id": int}, value={"n": int})
     made.write([(1, 1), (1, 2), (2, 5)], time=0, seal=1).result()
-    made.overwrite([(1, 1), (1, 3), (1, 4), (2, 5)], time=1).result()
+    made.overwrite([(1, 1), (1, 3), (1, 4), (2, 5)], time=1, multiset=True).result()
     assert made.diff(0, 1).select(["id", "n", "_old_n"]).to_pylist() == [
         {"id": 1, "n": 3, "_old_n": 2},
         {"id": 1, "n": 4, "_old_n": None},

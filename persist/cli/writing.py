@@ -219,13 +219,14 @@ def overwrite(
     file: File,
     time: At = None,
     where: Where = None,
+    multiset: Annotated[bool, typer.Option("--multiset", help="Let keys have several rows.")] = False,
     token: Token = None,
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
     allow_future: Future = False,
     format: Format = None,
 ) -> int:
-    """Make the rows of a file the contents from a time on, or of those for which a condition is true; and seal it."""
+    """Replace all contents by the rows of a file, or those for which a condition is true, from a time on; seal it."""
     from persist.cli.loading import checked, overwrite_token, rows_of, spooled
 
     with spooled(file, format) as rows, at.writing() as client:
@@ -236,7 +237,9 @@ def overwrite(
         # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
         mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
         is_done = mark in loaded.handle.contents().tokens
-        future = loaded.overwrite(rows_of(rows, caster), time=when, where=where, token=mark, allow_future=allow_future)
+        future = loaded.overwrite(
+            rows_of(rows, caster), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
+        )
         done = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
         begin = time or times_of(loaded)(future.time or 0)
         line = f"{collection} has the {count:,} rows of {rows.name} from {begin} on"

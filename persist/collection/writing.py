@@ -16,14 +16,15 @@ from persist.engine import (
     Late,
     check_upserts,
     delete,
-    deleting_events,
     keyed_form,
     overwrite,
+    plain_events,
     seal,
     taken_events,
 )
 from persist.engine import resolve as resolve_keyed
 from persist.engine import submit as submit_keyed
+from persist.engine import upsert as upsert_plain
 from persist.errors import InvalidUsage
 from persist.importing import ImportedFiles, ImportedVersion, import_delta, import_parquet
 from persist.log import kinds
@@ -78,6 +79,8 @@ class KeyedCalls(CollectionBase):
         """
         check_upserts(self.handle)
         notes = note_steps(message, metadata, [self.id])
+        if self.handle.as_keyed().keyed is None:
+            return self._upsert_plain(events, time, seal, token, late, notes, allow_future=allow_future)
         return self._take("upsert", events, time, seal, token, late, notes, allow_future=allow_future)
 
     def transition(
@@ -156,29 +159,55 @@ class KeyedCalls(CollectionBase):
         *,
         allow_future: bool,
     ) -> CommitFuture:
+        keyed_form(self.handle)
+        end = self._end(action, time, seal, token, late, allow_future=allow_future)
+        taken = taken_events(self.handle, events, self.handle.stamp(time, None))
+        counts = self._late_counts if late == "collect" else None
+        return submit_keyed(self.handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
+
+    def _upsert_plain(
+        self,
+        events: Any,
+        time: int | Moment | None,
+        seal: int | Moment | Antichain | None,
+        token: str | None,
+        late: Late,
+        notes: Sequence[Step],
+        *,
+        allow_future: bool,
+    ) -> CommitFuture:
+        end = self._end("upsert", time, seal, token, late, allow_future=allow_future)
+        if late == "collect":
+            raise InvalidUsage(
+                f'late="collect" is for keyed collections: an upsert of {self.name!r} changes what is there at once, '
+                "so it is at a time that is not sealed yet. Leave time out, and it is never late"
+            )
+        taken = plain_events(self.handle, events, self.handle.stamp(time, None))
+        if end is not None and taken.at_commit:
+            raise InvalidUsage(
+                f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
+                "it. Leave seal out, or give time=, too."
+            )
+        return upsert_plain(self.handle, taken, end, token, notes)
+
+    def _end(
+        self,
+        action: str,
+        time: int | Moment | None,
+        seal: int | Moment | Antichain | None,
+        token: str | None,
+        late: Late,
+        *,
+        allow_future: bool,
+    ) -> Antichain | None:
+        """Check what is given besides events; return the upper to seal to."""
         self.handle.engine.writer(action)
         for what, named in (("time", time), ("seal", seal)):
             self.handle.check_meant(what, named, allow_future=allow_future)
         if late not in get_args(Late):
             raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
-        keyed_form(self.handle)
         check_token(token)
-        end = None if seal is None else self.handle.frontier("upper", seal)
-        taken = taken_events(self.handle, events, self.handle.stamp(time, None))
-        counts = self._late_counts if late == "collect" else None
-        return submit_keyed(self.handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
-
-    def _delete_keyed(
-        self,
-        keys: Any,
-        where: str | pc.Expression | None,
-        time: int | Moment | None,
-        token: str | None,
-        notes: Sequence[Step],
-    ) -> CommitFuture:
-        check_token(token)
-        asked = AskedEvents(deleting_events(self.handle, keys, where, time), None, token, tuple(notes))
-        return submit_keyed(self.handle, "delete", asked)
+        return None if seal is None else self.handle.frontier("upper", seal)
 
 
 class WritingCalls(KeyedCalls):
@@ -255,30 +284,35 @@ class WritingCalls(KeyedCalls):
         *,
         time: int | Moment | None = None,
         where: str | pc.Expression | None = None,
+        multiset: bool = False,
         token: str | None = None,
         allow_future: bool = False,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Make plain rows the contents from a time on: the difference to what is there is written and sealed.
+        """Replace everything that is there by rows, from a time on; `upsert` replaces only the keys that it is given.
 
-        Records that are there already are not touched. Cost and memory: see `persist.engine.overwriting`.
+        The difference to what is there is written and sealed: records that are there already are not touched. If the
+        collection is keyed, events that wait at times up to that one are resolved first, and the rows are what is there
+        whatever their watermarks are. Cost and memory: see `persist.engine.overwriting`.
 
         Args:
             rows: plain rows, as for `write`.
             time: of the difference, and upper is just after it then; that of the commit if it is left out. Then the
-                call waits for the commit, and makes the difference anew as long as others come first.
+                difference is made anew as long as others come first.
             where: replace only the records for which this condition is true, as it must be for all rows: text, such as
                 "status = 'new'", or a `pyarrow.compute` expression.
+            multiset: let keys have several rows, if the collection is not keyed.
             token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
                 done again, though its time is sealed.
             message, metadata: as for `write`.
 
         Returns:
-            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if somebody else
-            has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
+            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if time is given
+            and somebody else has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
 
-        Raises:
+        Raises (if the collection is keyed, the future does):
+            DuplicateKeys: rows repeat a key.
             UpdatesBeyondUpper: somebody has written what is not sealed yet, so what is there is not known.
             UpdateNotBeyondUpper: the time is sealed already.
             SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
@@ -289,7 +323,7 @@ class WritingCalls(KeyedCalls):
         filter = checked_filter(self.schema, where)
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
-        return overwrite(self.handle, rows, time, filter, token, notes)
+        return overwrite(self.handle, rows, time, filter, token, notes, multiset=multiset)
 
     def delete(
         self,
@@ -304,7 +338,8 @@ class WritingCalls(KeyedCalls):
     ) -> CommitFuture:
         """Retract what is there, at a time, which is sealed with it; what is not there is no error.
 
-        Of a keyed collection, add events that delete keys, as `upsert` does; nothing is sealed.
+        If the collection is keyed, keys are deleted by events, as `upsert` does, and a time that is named is not sealed
+        with them. A condition is about what is there when all events up to that time are resolved, and seals it.
 
         Args:
             keys: those whose records to retract, as `Snapshot.get` takes them: `[1, 2]`. Of a keyed collection where
@@ -318,8 +353,6 @@ class WritingCalls(KeyedCalls):
         """
         self.handle.engine.writer("delete")
         self.handle.check_meant("time", time, allow_future=allow_future)
-        if self.handle.keyed is not None:
-            return self._delete_keyed(keys, where, time, token, note_steps(message, metadata, [self.id]))
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
         return delete(self.handle, keys, checked_filter(self.schema, where), time, token, notes)

@@ -13,7 +13,6 @@ from persist.engine.joining import as_of_join
 from persist.engine.keyed import (
     AskedEvents,
     check_upserts,
-    deleting_events,
     keyed_form,
     resolve,
     seal,
@@ -32,13 +31,16 @@ from persist.engine.opening import (
     read_engine,
 )
 from persist.engine.overwriting import (
+    asked_to_delete,
     delete,
     delete_steps,
     overwrite,
     overwrite_steps,
+    plain_events,
     refused_beside,
     replacement_steps,
     rewrite,
+    upsert,
 )
 from persist.engine.reading import (
     READ_TIMEOUT_S,

@@ -17,9 +17,10 @@ has changed, the record is refused whole, so all of them are right or nothing ha
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -29,7 +30,16 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.blob import MissingBlob
-from persist.codecs import DIGEST_MODULUS, TIME_MAX, Stamp, as_table, digest_of, opened
+from persist.codecs import (
+    DIGEST_MODULUS,
+    TIME_MAX,
+    Stamp,
+    as_table,
+    digest_of,
+    opened,
+    with_both_zeros,
+    with_time,
+)
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.engine.resolver import REASON, split_late
@@ -47,7 +57,7 @@ from persist.errors import (
     with_timeline,
 )
 from persist.log import KeyedForm, TokenMark, kinds
-from persist.read import wanted_keys
+from persist.read import KeyReplacement, NewRows, differences, snapshot_scan, wanted_keys
 from persist.state import CollectionState, check_written, due
 from persist.timeline import Moment
 from persist.upsert import DELETED, NAME, SEQ, EventTable, described, events_schema, lifted_events, to_events
@@ -55,6 +65,38 @@ from persist.write import AtCommit, CommitFuture, Committed, Step, Write, check_
 
 SETTLE_S = 60.0
 ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedChange:
+    """What makes rows the contents of a keyed collection, or a part of them: after all events up to its time.
+
+    Attributes:
+        new: rows as `differences` takes them, which nobody else changes.
+        time: when; None for that of the commit.
+        where: replaces only what it is true for; None for all.
+        digest: of all that was asked for.
+    """
+
+    new: NewRows
+    time: int | None
+    where: pc.Expression | None
+    digest: int
+
+    def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
+        """Yield what is to be added, given the contents after the events.
+
+        Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now.
+        """
+        schema, time, form = handle.current_schema(after), self.time, keyed_form(handle)
+        assert time is not None, "when it is made, its time has been chosen"
+        where = None if self.where is None else with_both_zeros(self.where)
+        # Only a deletion can leave out what the condition is not true for: a new row takes the place of any other one.
+        is_delete = not len(self.new)
+        scan = snapshot_scan(after, schema, time, None, where if is_delete else None, raw=not is_delete)
+        of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
+        for rows in differences(scan, self.new, handle.engine.reader(), of_keys.check, of_keys.replaced):
+            yield with_time(rows, time, schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +109,7 @@ class AskedEvents:
         late: counts the events that are late, by reason, which are left out then; None refuses all if some are.
         late_steps: makes, of the late ones, more steps of the same commit, and tells the names of their collections.
         is_least: the seal asks for end or farther, so that one who sealed farther has done it.
+        change: what becomes of the contents when all events before end are resolved; there are no own events then.
     """
 
     events: EventTable | None
@@ -77,16 +120,20 @@ class AskedEvents:
     late_steps: Callable[[pa.Table], tuple[list[Step], dict[str, str]]] | None = None
     marks: tuple[kinds.Tokens, ...] = ()
     is_least: bool = False
+    change: KeyedChange | None = None
 
     @property
     def at_commit(self) -> bool:
-        """Whether there are events that get the time of the commit, which seals after them."""
+        """Whether there are events, or a change, that get the time of the commit, which seals after them."""
+        if self.change is not None:
+            return self.change.time is None
         return self.events is not None and self.events.at_commit
 
     def at(self, time: int) -> "AskedEvents":
-        """Return the same with events at a time, which is sealed."""
-        assert self.events is not None, "what has no events needs no time"
-        return replace(self, events=self.events.at(time), end=Antichain(time + 1))
+        """Return the same with events, or the change, at a time, which is sealed."""
+        events = None if self.events is None else self.events.at(time)
+        change = None if self.change is None else replace(self.change, time=time)
+        return replace(self, events=events, change=change, end=Antichain(time + 1))
 
     def against(self, contents: CollectionState) -> "AskedEvents":
         """Return what is asked of contents as they are."""
@@ -110,7 +157,7 @@ def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> Ev
     return to_events(data, handle.schema, keyed_form(handle), stamp, handle.timeline, handle.machine)
 
 
-def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
+def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
     """Return events that delete keys, in any form that `Snapshot.get` takes, or rows with what orders events, too."""
     form = keyed_form(handle)
     rows = as_table(opened(what), handle.schema)
@@ -120,29 +167,12 @@ def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> Even
     return to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
 
 
-def deleting_events(
-    handle: CollectionHandle, keys: Any, where: str | pc.Expression | None, time: int | Moment | None
-) -> EventTable:
-    """Return what `Collection.delete` adds to a keyed collection.
-
-    Raises:
-        InvalidUsage: there is a condition.
-        SchemaMismatch, InvalidUpdate: as `taken_keys`.
-    """
-    if where is not None or isinstance(keys, pc.Expression):
-        raise InvalidUsage(
-            f"delete(where=…) of the keyed collection {handle.name!r}: what a condition finds depends on events that "
-            "are not resolved yet. Give keys."
-        )
-    return taken_keys(handle, keys, handle.stamp(time, None))
-
-
-def check_upserts(handle: CollectionHandle) -> None:
+def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:
     """Raise InvalidUsage if the events of a collection are not those of `upsert`, but of a machine."""
     if handle.keyed is not None and handle.keyed.machine.name != NAME:
         raise InvalidUsage(
-            f"the collection {handle.name!r} has the machine {described(handle.keyed.machine)}, which does not "
-            "upsert: use transition()"
+            f"the collection {handle.name!r} has the machine {described(handle.keyed.machine)}, which alone says what "
+            f"its keys hold, so {action} is refused: use transition()"
         )
 
 
@@ -193,6 +223,8 @@ def _prepared(handle: CollectionHandle, asked: AskedEvents) -> AskedEvents:
 
 
 def _resolves(handle: CollectionHandle, asked: AskedEvents) -> bool:
+    if asked.change is not None:
+        return True
     return (asked.end is not None or asked.at_commit) and keyed_form(handle).resolve == "seal"
 
 
@@ -406,13 +438,17 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
         first = pc.min(before["_time"]).as_py()
         if not contents.upper.has_beyond(first):
             raise with_timeline(UpdateNotBeyondUpper(first, contents.upper), contents.timeline)
+    if asked.change is not None and not contents.upper.has_beyond(at := asked.change.time or 0):
+        raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
     if not contents.upper <= end:
         return [*asked.also, sealing]  # Which is refused; but first for what must hold of upper, as in the background.
     resolving: list[Step] = [sealing]
-    if before is not None or due(contents, end.elements):
+    change = None if asked.change is None else partial(asked.change.updates, handle)
+    if before is not None or change is not None or due(contents, end.elements):
         watermarks = None if asked.events is None or before is None else asked.events.watermarks
         resolver = handle.engine.writer("seal").resolver
-        resolving = [resolver.made(contents, contents.schema, handle.machine_in(contents), end, before, watermarks)]
+        machine = handle.machine_in(contents)
+        resolving = [resolver.made(contents, contents.schema, machine, end, before, watermarks, change)]
     pending: list[Step] = []
     if after is not None and asked.events is not None:
         # What is told of watermarks is of all these events, and once.
@@ -433,7 +469,9 @@ def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tok
     if asked.token is None:
         return []
     if asked.events is None:
-        return [kinds.Tokens(handle.id, (TokenMark(asked.token, 0, f"{0:016x}"),))]
+        digest = 0 if asked.change is None else asked.change.digest % DIGEST_MODULUS
+        first = 0 if asked.change is None else asked.change.time or 0
+        return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
     first = pc.min(asked.events.table["_time"]).as_py()
     columns = [name for name in asked.events.schema.names if name != SEQ]
     digest = digest_of(asked.events.table, [*columns, "_time"]) % DIGEST_MODULUS

@@ -14,20 +14,55 @@ there, writing the difference and, of new rows that do not fit, writing and read
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import Part, PartStream, Stamp, digest_of, int64_array, with_both_zeros, with_time
+from persist.codecs import (
+    TIME,
+    Part,
+    PartStream,
+    SortedKeys,
+    Stamp,
+    consolidate,
+    copied,
+    digest_of,
+    int64_array,
+    row_sorter,
+    with_both_zeros,
+    with_time,
+)
 from persist.engine.collection_handle import CollectionHandle
-from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper, UpperMismatch, with_timeline
+from persist.engine.keyed import AskedEvents, KeyedChange, check_upserts, deleting_events, submit
+from persist.errors import (
+    DuplicateKeys,
+    InvalidUsage,
+    UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+    with_timeline,
+)
 from persist.log import kinds
-from persist.read import Lookup, NewRows, Scan, Wanted, differences, negated, snapshot_scan, wanted_keys
+from persist.read import (
+    Lookup,
+    NewRows,
+    Scan,
+    Wanted,
+    check_one_row_per_key,
+    differences,
+    negated,
+    repeated_keys,
+    snapshot_scan,
+    wanted_keys,
+)
 from persist.replica import say_whose
 from persist.state import CollectionState, ExpectNothingBeyondUpper, ExpectUpper, unsealed
 from persist.timeline import Moment
+from persist.upsert import DELETED, SEQ, EventTable, Keyed, Replacing, form_of, prepared, replaced, to_events
 from persist.write import (
     Asked,
     CommitFuture,
@@ -51,10 +86,18 @@ def overwrite(
     where: pc.Expression | None,
     token: str | None,
     notes: Sequence[Step],
+    *,
+    multiset: bool = False,
 ) -> CommitFuture:
     """Commit what makes rows the contents; see `Collection.overwrite`."""
-    with _Rows(handle, rows, time, token) as new:
-        return _committed(handle, "overwrite", time, token, notes, lambda: new.steps(where))
+    with ExitStack() as stack:
+        new = stack.enter_context(NewContents(handle, rows, time, token, multiset=multiset))
+        if handle.keyed is None:
+            return _committed(handle, "overwrite", time is None, token, notes, lambda: new.steps(where))
+        future = submit(handle, "overwrite", new.asked(where, notes))
+        needed = stack.pop_all()
+        future.add_done_callback(lambda _: needed.close())
+        return future
 
 
 def delete(
@@ -66,9 +109,24 @@ def delete(
     notes: Sequence[Step],
 ) -> CommitFuture:
     """Commit what retracts records; see `Collection.delete`."""
-    _check_either(keys, where)
+    check_either(keys, where)
+    if handle.keyed is not None:
+        return submit(handle, "delete", asked_to_delete(handle, keys, where, time, token, notes))
     wanted = None if keys is None else wanted_keys(keys, handle.schema)
-    return _committed(handle, "delete", time, token, notes, lambda: delete_steps(handle, wanted, where, time, token))
+    steps = partial(delete_steps, handle, wanted, where, time, token)
+    return _committed(handle, "delete", time is None, token, notes, steps)
+
+
+def upsert(
+    handle: CollectionHandle, events: EventTable, end: Antichain | None, token: str | None, notes: Sequence[Step]
+) -> CommitFuture:
+    """Commit what gives keys of a plain collection other rows, again if others come first; see `Collection.upsert`.
+
+    Args:
+        events: what `plain_events` has returned.
+        end: to seal to, just after the last of them if that is left out.
+    """
+    return _committed(handle, "upsert", True, token, notes, lambda: upsert_steps(handle, events, end, token))
 
 
 def rewrite(
@@ -87,23 +145,24 @@ def rewrite(
         rows = changed(contents)
         if rows is None:
             return []
-        return [ExpectUpper(handle.id, contents.upper_times), *overwrite_steps(handle, rows, time, None)]
+        settled = ExpectUpper(handle.id, contents.upper_times)
+        return [settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
 
-    return _committed(handle, "sql", time, None, (), steps)
+    return _committed(handle, "sql", time is None, None, (), steps)
 
 
 def _committed(
     handle: CollectionHandle,
     action: str,
-    time: int | Moment | None,
+    is_again: bool,
     token: str | None,
     notes: Sequence[Step],
     steps: Callable[[], list[Step]],
 ) -> CommitFuture:
-    """Commit a difference. Without a time, that is waited for, and made anew as long as others come first."""
+    """Commit a difference. If is_again, that is waited for, and made anew as long as others come first."""
     for attempt in range(1, ATTEMPTS_MAX + 1):
         future = handle.submit(action, [*with_token(token, [handle.id], steps()), *notes])
-        if time is not None or not handle.engine.writer(action).committer.may_wait():
+        if not is_again or not handle.engine.writer(action).committer.may_wait():
             break
         error = future.exception()
         if not isinstance(error, UpperMismatch | UpdatesBeyondUpper) or attempt == ATTEMPTS_MAX:
@@ -117,6 +176,8 @@ def overwrite_steps(
     time: int | Moment | None,
     where: pc.Expression | None,
     token: str | None = None,
+    *,
+    multiset: bool = False,
 ) -> list[Step]:
     """Return what makes rows the contents from a time on, or that part of the contents for which where is true.
 
@@ -124,31 +185,39 @@ def overwrite_steps(
 
     Args:
         time: of the difference; None for that of the commit.
+        multiset: whether keys may have several rows.
 
     Raises:
+        DuplicateKeys: rows repeat a key, and may not.
         InvalidUsage: where is not true for some of the rows, or time is none.
         UpdateNotBeyondUpper: the time is sealed.
         UpdatesBeyondUpper: somebody has written what is not sealed.
         SchemaMismatch, InvalidUpdate: the rows do not fit.
     """
-    with _Rows(handle, rows, time, token) as new:
+    handle.check_plain("overwrite")
+    with NewContents(handle, rows, time, token, multiset=multiset) as new:
         return new.steps(where)
 
 
-class _Rows:
+class NewContents:
     """The new rows of an overwrite, which are read once, for as many differences as it takes."""
 
-    def __init__(self, handle: CollectionHandle, rows: Any, time: int | Moment | None, token: str | None) -> None:
-        handle.check_plain("overwrite")
+    def __init__(
+        self, handle: CollectionHandle, rows: Any, time: int | Moment | None, token: str | None, *, multiset: bool
+    ) -> None:
+        if handle.keyed is not None and multiset:
+            raise InvalidUsage(f"multiset=True: the keyed collection {handle.name!r} holds one value for each key")
+        check_upserts(handle, "overwrite")
         self._handle = handle
         self._given = rows
+        self._multiset = multiset
         self._at = None if time is None else handle.exact_time("time", time)
         self._token = token
         self._writer = handle.engine.writer("overwrite").part_writer()
         self._stack = ExitStack()
         self._held: tuple[NewRows, int] | None = None
 
-    def __enter__(self) -> "_Rows":
+    def __enter__(self) -> "NewContents":
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -165,8 +234,22 @@ class _Rows:
             present = _present(handle, contents, where, stack)
             new, rows_digest = self._new()
             asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
-            writes = _upload(handle, present, new, self._at or 0, self._writer)
+            writes = _upload(handle, present, new, self._at or 0, self._writer, self._check)
             return [asked, *_alone(handle, contents, self._at, writes)]
+
+    def asked(self, where: pc.Expression | None, notes: Sequence[Step] = ()) -> AskedEvents:
+        """Return what makes them the contents of a keyed collection; they are needed until that is committed."""
+        new, digest = self._new()
+        if isinstance(new, pa.Table):
+            new = copied(new)  # It is looked at later, when the caller may use the buffers again.
+        digest = overwrite_digest(digest, self._at, None if where is None else filter_text(where))
+        change = KeyedChange(new, self._at, where, digest)
+        end = None if self._at is None else Antichain(self._at + 1)
+        return AskedEvents(None, end, self._token, tuple(notes), change=change)
+
+    def _check(self, rows: pa.Table) -> None:
+        if not self._multiset:
+            check_one_row_per_key(rows, self._handle.schema, self._handle.name, "overwrite")
 
     def _new(self) -> tuple[NewRows, int]:
         if self._held is None:
@@ -191,7 +274,7 @@ def delete_steps(
     Raises: as `overwrite_steps`; InvalidUsage, if these are no keys of the collection, or both are given, or none.
     """
     handle.check_plain("a plain delete")
-    _check_either(wanted, where)
+    check_either(wanted, where)
     at, contents = None if time is None else handle.exact_time("time", time), _settled(handle)
     writer = handle.engine.writer("delete")
     keys = wanted_keys(wanted, handle.schema) if where is None else None
@@ -213,7 +296,80 @@ def delete_steps(
         return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
 
 
-def _check_either(keys: Any, where: pc.Expression | None) -> None:
+def asked_to_delete(
+    handle: CollectionHandle,
+    keys: Any,
+    where: pc.Expression | None,
+    time: int | Moment | None,
+    token: str | None,
+    notes: Sequence[Step] = (),
+) -> AskedEvents:
+    """Return what deletes keys of a keyed collection, or what a condition is true for.
+
+    Keys are deleted by events, which wait for a seal. A condition is about what is there at a time, which it seals.
+    """
+    check_either(keys, where)
+    if where is None:
+        return AskedEvents(deleting_events(handle, keys, handle.stamp(time, None)), None, token, tuple(notes))
+    check_upserts(handle, "delete(where=…)")
+    at = None if time is None else handle.exact_time("time", time)
+    change = KeyedChange((), at, where, delete_digest(0, at, filter_text(where)))
+    return AskedEvents(None, None if at is None else Antichain(at + 1), token, tuple(notes), change=change)
+
+
+def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
+    """Return rows for keys of a plain collection, checked, in any form that `Collection.upsert` takes.
+
+    Raises:
+        DuplicateKeys: a key has several rows at one time.
+        InvalidUsage: the collection has no value columns, or no key.
+        SchemaMismatch, InvalidUpdate: the rows do not fit.
+    """
+    schema = handle.schema
+    if not schema.value_names:
+        raise InvalidUsage(
+            f"the collection {handle.name!r} has no value columns, so its keys have no values to be replaced: use "
+            "write() for keys that come, and delete() for those that go"
+        )
+    events = to_events(data, schema, form_of(Keyed(), schema), stamp, handle.timeline)
+    names = [*schema.key_names, DELETED, *schema.value_names, TIME]
+    once = consolidate(events.table.select([*names, "_diff"]), names)
+    order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
+    if not starts.all():
+        raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), "upsert")
+    return events
+
+
+def upsert_steps(
+    handle: CollectionHandle, events: EventTable, end: Antichain | None, token: str | None = None
+) -> list[Step]:
+    """Return what gives keys of a plain collection other rows, or none, in the place of all that they hold.
+
+    Raises: as `overwrite_steps`, for the first of their times.
+    """
+    contents, schema = _settled(handle), handle.schema
+    handle.check_plain("a plain upsert")
+    digest = digest_of(events.table, [name for name in (*events.schema.names, TIME) if name != SEQ])
+    asked = Asked(handle.id, digest)
+    ends = pc.min_max(events.table[TIME]).as_py()
+    first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
+    if token in contents.tokens:
+        return [asked, *([handle.at_commit()] if events.at_commit else [])]
+    _check_beginning(handle, contents, first)
+    if not len(events.table):
+        return [asked, *([] if end is None else [kinds.Seal(handle.id, end.elements)])]
+    with ExitStack() as stack:
+        present = _present(handle, contents, None, stack)
+        ready = prepared(schema, form_of(Keyed(), schema), events.table)
+        wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
+        held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
+        updates = consolidate(replaced(ready, Replacing(), held), [*schema.names, TIME])
+        step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
+        steps = _alone(handle, contents, last, [] if step is None else [step])
+        return [asked, *steps, *([] if end is None else [kinds.Seal(handle.id, end.elements)])]
+
+
+def check_either(keys: Any, where: pc.Expression | None) -> None:
     if (keys is None) == (where is None) or isinstance(keys, pc.Expression):
         raise InvalidUsage(
             "delete() takes keys, or where= with a condition, and not both: delete([1, 2]), or "
@@ -317,13 +473,20 @@ def _held_or_stored(
     return new, digest
 
 
-def _upload(handle: CollectionHandle, present: Scan, new: NewRows, at: int, writer: PartWriter) -> list[Write]:
+def _upload(
+    handle: CollectionHandle,
+    present: Scan,
+    new: NewRows,
+    at: int,
+    writer: PartWriter,
+    check: Callable[[pa.Table], object] = lambda rows: None,
+) -> list[Write]:
     """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
     reader = handle.engine.reader()
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
     stored: list[Part] = []
     try:
-        for rows in differences(present, new, reader):
+        for rows in differences(present, new, reader, check):
             stored += (
                 writer.put(handle.id, data, part) for data, part in stream.add(with_time(rows, at, handle.schema))
             )

@@ -8,7 +8,7 @@ maintenance does where resolve="background".
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +25,7 @@ from persist.errors import ClientClosed, Locked, Superseded, UploadExpired
 from persist.log import KeyedForm, Watermarks, kinds
 from persist.read import PartReader, Purging, machine_needed, resolved_updates
 from persist.replica import Follower
-from persist.state import CollectionState, due, keyed_form, unused_after
+from persist.state import CollectionState, after_step, due, keyed_form, unused_after
 from persist.upsert import SEQ, EventTable, Machine, machine_of, watermark_below, watermarks_of
 from persist.write import CommitFuture, Committed, PartWriter, Step
 
@@ -171,10 +171,14 @@ class Resolver:
         end: Antichain,
         own: pa.Table | None = None,
         watermarks: Watermarks | None = None,
+        change: Callable[[CollectionState], Iterator[pa.Table]] | None = None,
     ) -> kinds.Resolve:
         """Return the resolution of what is pending before end, and of own events; its updates are stored.
 
         Tombstones that are not needed any more go with it. Memory: a slice of the events, and own.
+
+        Args:
+            change: makes more updates, of the contents as they are when all of this is resolved.
         """
         writer, reader = self._part_writer, self._reader()
         stored: list[Part] = []
@@ -183,8 +187,18 @@ class Resolver:
         on_keys = (lambda keys: None) if purged is None else purged.touched
         updates = resolved_updates(contents, schema, machine, end, reader, own, on_keys)
         gone = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
+        pending, unused = due(contents, end.elements), unused_after(contents, end.elements)
+
+        def resolution() -> kinds.Resolve:
+            start, parts = contents.resolved.elements, tuple(stored)
+            return kinds.Resolve(contents.id, start, end.elements, pending, parts, watermarks=watermarks, unused=unused)
+
+        def changed() -> Iterator[pa.Table]:
+            if change is not None:  # Only now, when all that comes of events is stored.
+                yield from change(after_step(contents, resolution()))
+
         try:
-            for table in chain(updates, gone):
+            for table in chain(updates, gone, changed()):
                 if not len(table):
                     continue
                 made = writer.stored_parts(contents.id, table, schema, inline_bytes)
@@ -194,15 +208,7 @@ class Resolver:
         except BaseException:
             writer.discard(stored)
             raise
-        return kinds.Resolve(
-            contents.id,
-            contents.resolved.elements,
-            end.elements,
-            due(contents, end.elements),
-            tuple(stored),
-            watermarks=watermarks,
-            unused=unused_after(contents, end.elements),
-        )
+        return resolution()
 
     def discard(self, parts: Sequence[Part]) -> None:
         """Delete the parts of a resolution that was refused."""

@@ -23,7 +23,7 @@ class KeyedCollection(InvalidUsage):
             )
         return (
             f"the collection {self.name!r} is keyed, so {self.action} is refused: what it adds would depend on events "
-            "that are not resolved yet. Use upsert(), transition() or delete(keys), and seal()."
+            "that are not resolved yet. Use upsert(), transition(), overwrite() or delete(), and seal()."
         )
 
 
@@ -62,6 +62,31 @@ class NotOneValue(InvalidUsage):
             f"than none: the first are {shown}. Retract what is too much. If that is so at old times only, have "
             "them forgotten: allow_compaction(), then compact()."
         )
+
+
+@dataclass(eq=False, repr=False)
+class DuplicateKeys(InvalidUsage):
+    """Rows that were to become contents, or values of keys, repeat keys; nothing was written. keys are the first ten.
+
+    action is what was asked for: "overwrite", of a collection that may have several rows for a key or of one that is
+    "keyed" and may not, or "upsert".
+    """
+
+    name: str
+    keys: Sequence[tuple[Any, ...]]
+    action: str
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(_shown_key, self.keys))
+        advice = "Give each key one value at one time."
+        if self.action == "overwrite":
+            advice = (
+                "overwrite() replaces everything, mostly by one row for each key. Leave out rows that are too much; "
+                "say multiset=True if keys may have several rows; or use upsert() to change only some keys."
+            )
+        elif self.action == "keyed":
+            advice = "A keyed collection holds one value for each key: leave out the rows that are too much."
+        return f"the rows for {self.name!r} repeat keys, first of all {shown}, and nothing was written. {advice}"
 
 
 def _shown_key(key: tuple[Any, ...]) -> str:

@@ -19,6 +19,7 @@ from persist.read.following.changes import (
 )
 from persist.read.following.listen import JointListen, JointProgress, Listen, Progress, Steps
 from persist.read.keyed.over_time import joined, keys_with_less_than_none, keys_with_null, keys_with_several
+from persist.read.keyed.replacing import KeyReplacement, check_one_row_per_key, repeated_keys
 from persist.read.keyed.resolving import Folds, Purging, machine_needed, resolved_updates
 from persist.read.lookups.lookup import Lookup, Wanted
 from persist.read.lookups.part_rows import KeySamples

@@ -31,6 +31,7 @@ from persist.upsert.events import (
     is_tombstone,
     lifted_events,
     live_filter,
+    marked,
 )
 from persist.upsert.keyed import (
     Behind,
@@ -43,8 +44,8 @@ from persist.upsert.keyed import (
     machine_of,
     watermark_to_int,
 )
-from persist.upsert.machine import DELETED, NAME, SEQ, Machine
-from persist.upsert.resolution import Prepared, prepared, resolved
+from persist.upsert.machine import DELETED, NAME, SEQ, Machine, Replacing
+from persist.upsert.resolution import Prepared, prepared, replaced, resolved
 from persist.upsert.taking import EventTable, joined_events, to_events, watermark_below, watermarks_of
 
 __all__ = [

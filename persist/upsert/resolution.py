@@ -86,6 +86,20 @@ def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Tabl
     return machine.step(touched).select(prepared.schema.arrow.names).cast(prepared.schema.arrow)
 
 
+def replaced(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
+    """Return what `resolved` does where keys may hold several rows: all of these go with the first event of their key.
+
+    Args:
+        present: the rows that the keys hold, and `_diff`, how often.
+    """
+    comes = resolved(prepared, machine, prepared.schema.arrow.empty_table())
+    groups, times = (int64_values(combined(prepared.events[name])) for name in (GROUP, "_time"))
+    first_times = times[np.searchsorted(groups, np.arange(len(prepared.keys)))]
+    goes_at = int64_array(first_times[_groups_of(present, prepared.keys)])
+    columns = [*present.select([*prepared.schema.names]).columns, goes_at, pc.negate(present["_diff"])]
+    return pa.concat_tables([comes, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
+
+
 def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
     """Return the order of events with those that tie in the order of their values, and deletions before them.
 

@@ -373,3 +373,29 @@ def test_a_token_names_an_overwrite_whatever_the_file_is_called(place: str, tmp_
     (tmp_path / "b.csv").write_text("id,name,amount,at\n1,b,1,\n")
     assert main(["overwrite", place, "orders", str(tmp_path / "b.csv"), "--time", "5", "--token", "day 5"]) == 2
     assert "day 5" in capsys.readouterr().err
+
+
+def test_an_overwrite_that_repeats_a_key_is_refused_unless_keys_may_have_several_rows(
+    place: str, tmp_path: Path, capsys: Printed
+) -> None:
+    (tmp_path / "a.csv").write_text("id,amount\n1,5.5\n2,7.0\n1,6.5\n")
+    assert main(["create", place, "sales", "-k", "id:int64", "-v", "amount:float64"]) == 0
+    command = ["overwrite", place, "sales", str(tmp_path / "a.csv"), "--time", "5"]
+    assert main(command) == 2
+    assert "repeat keys, first of all 1, and nothing was written" in capsys.readouterr().err
+    assert main([*command, "--multiset"]) == 0
+    with persist.open(place, mode="read") as client:
+        assert sorted(client.load("sales").snapshot().rows()) == [(1, 5.5), (1, 6.5), (2, 7.0)]
+
+
+def test_an_upsert_of_a_collection_that_is_not_keyed_replaces_the_rows_of_its_keys(
+    place: str, tmp_path: Path, capsys: Printed
+) -> None:
+    for name, text in (("a.csv", "1,5.5\n2,7.0\n"), ("b.csv", "2,8.0\n3,1.0\n")):
+        (tmp_path / name).write_text("id,amount\n" + text)
+    assert main(["create", place, "sales", "-k", "id:int64", "-v", "amount:float64"]) == 0
+    assert main(["overwrite", place, "sales", str(tmp_path / "a.csv")]) == 0
+    assert main(["upsert", place, "sales", str(tmp_path / "b.csv")]) == 0
+    assert "gave 2 events to sales" in capsys.readouterr().out
+    with persist.open(place, mode="read") as client:
+        assert sorted(client.load("sales").snapshot().rows()) == [(1, 5.5), (2, 8.0), (3, 1.0)]

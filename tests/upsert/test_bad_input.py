@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 import persist
@@ -109,7 +108,7 @@ def test_another_declaration_of_an_existing_collection_is_refused(client: persis
         client.create_or_load("users", key={"k": pa.string()}, value=VALUE, keyed=form)
     plain = client.create_or_load("plain", key=KEY, value=VALUE)
     with pytest.raises(persist.NotKeyed, match="write"):
-        plain.upsert([(1, None, 0)])
+        plain.transition([(1, None, 0)])
     with pytest.raises(persist.SchemaMismatch, match="not keyed"):
         keyed(client, "plain")
 
@@ -119,10 +118,6 @@ def test_plain_writes_are_refused_in_all_their_forms(client: persist.Client) -> 
     row = (1, (1, "a", None))
     with pytest.raises(persist.KeyedCollection, match="upsert"):
         users.write([(row, 0, 1)])
-    with pytest.raises(persist.KeyedCollection, match="upsert"):
-        users.overwrite([row], time=0)
-    with pytest.raises(persist.InvalidUsage, match="keyed"):
-        users.delete(where=pc.field("at") > 1, time=0)
     with pytest.raises(persist.InvalidUsage, match="keyed"), client.multi_write() as multi:
         multi.write(users, [(row, 0, 1)])
     users.upsert([(*row, 3)]).result()

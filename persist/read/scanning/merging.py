@@ -304,10 +304,24 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
 NewRows: TypeAlias = Sequence[Part] | pa.Table  # Parts that no record names; or updates in memory, in any order.
 
 
-def differences(present: Scan, new: NewRows, reader: PartReader) -> Iterator[pa.Table]:
+Replaced: TypeAlias = Callable[[pa.Table, pa.Table], pa.Table]  # Of new rows and present updates of some keys.
+
+
+def differences(
+    present: Scan,
+    new: NewRows,
+    reader: PartReader,
+    check: Callable[[pa.Table], object] = lambda rows: None,
+    replaced: Replaced | None = None,
+) -> Iterator[pa.Table]:
     """Yield what is to be added to the present contents so that they become new rows.
 
     Columns: those of the collection and `_diff`, consolidated, in key order.
+
+    Args:
+        check: raises if new rows of some keys, all of these, are refused.
+        replaced: what to add for new rows of some keys, given all present updates of these, so that they are in the
+            place of what is there. It is that all present records go and the new ones come, if it is left out.
 
     Raises:
         InvalidUsage: the filter of the present contents is not true for some of the new rows.
@@ -328,10 +342,12 @@ def differences(present: Scan, new: NewRows, reader: PartReader) -> Iterator[pa.
         passed += sum(map(len, there))
         base = [part for part in scan_slice.base if id(part) not in ids]
         read = [*scan_slice.base_rows(reader, columns, base), *scan_slice.updates(reader, columns)]
-        here = negated(pa.concat_tables([scan_slice.empty(columns), *read]))
-        yield consolidate(
-            pa.concat_tables(without_pairs(pa.concat_tables(there), here, schema.key_names)), schema.names
-        )
+        rows, here = pa.concat_tables(there), pa.concat_tables([scan_slice.empty(columns), *read])
+        check(rows)
+        if replaced is not None:
+            yield replaced(rows, here)
+        else:
+            yield consolidate(pa.concat_tables(without_pairs(rows, negated(here), schema.key_names)), schema.names)
     if passed != given:
         raise InvalidUsage(
             f"where={present.filter} is not true for {given - passed:,} of the {given:,} rows, so they would come "
