@@ -68,7 +68,15 @@ from persist.codecs.types.evolution import (
 from persist.codecs.types.python_types import arrow_type, field_types, stored_type
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side
 from persist.codecs.types.values import cut, to_array
-from persist.codecs.updates.inputs import TableStream, as_table, check_given, opened, sides_like
+from persist.codecs.updates.inputs import (
+    TableStream,
+    as_table,
+    check_given,
+    columns_like,
+    opened,
+    sides_like,
+    with_first,
+)
 from persist.codecs.updates.small import SmallUpdates, gathered, small_keys, small_updates
 from persist.codecs.updates.tuples import out_of_place, owned
 from persist.codecs.updates.updates import (

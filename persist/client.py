@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from persist.blob import Clock, SystemClock
 from persist.closing import close_after
-from persist.codecs import CollectionSchema, sides_like
 from persist.collection import Collection
 from persist.collection.describing import Described
+from persist.creating import CreatingCalls
 from persist.engine import (
     READ_TIMEOUT_S,
     About,
@@ -21,10 +21,7 @@ from persist.engine import (
     OpenOptions,
     WantedListen,
     about_location,
-    created_or_loaded,
-    handle_on,
     listens_together,
-    loaded,
     open_engine,
     version_of,
     words,
@@ -35,16 +32,14 @@ from persist.listing import Collections
 from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
-from persist.names import check_free_name
 from persist.notify import Notify
 from persist.query import AsOf, Outcome, QueryResult, execute, is_statement
 from persist.read import ArrowResult, JointListen
 from persist.replica import LAST
 from persist.settings import Location, Settings
 from persist.shown import html_table
-from persist.timeline import Moment, Retention, Times, retention_times, timeline_of
+from persist.timeline import Moment, Times
 from persist.upkeep import Deleted, GarbageReport
-from persist.upsert import Keyed, form_of
 from persist.view import View
 from persist.write import CommitFuture
 
@@ -132,7 +127,7 @@ def _relay(client: "Client", server: Notify) -> None:
     engine.count_also("commit_through", relay.counts)
 
 
-class Client(Described):
+class Client(CreatingCalls, Described):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
     Attributes:
@@ -189,59 +184,6 @@ class Client(Described):
         """
         self.engine.writer("drop")
         return self.load(name).drop()
-
-    def load(self, name: str) -> Collection:
-        """Return the collection of that name, with the schema it has.
-
-        Raises:
-            CollectionNotFound: there is none.
-        """
-        return Collection(loaded(self.engine, name))
-
-    def create_or_load(
-        self,
-        name: str,
-        *,
-        key: Any = ...,
-        value: Any = None,
-        like: Any = None,
-        timeline: str | None = None,
-        retention: Retention | None = None,
-        keyed: Keyed | None = None,
-    ) -> Collection:
-        """Return the collection of that name; create it, empty, if there is none. Idempotent.
-
-        Args:
-            name: 1 to 255 characters, no '/', '..' or control characters, and no dot at the beginning.
-            key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
-            like: in place of value, what has the columns and their types: a frame, a table, a schema, a dict of
-                columns, or a list of dicts. Then key is the list of those that are the key, [] for none.
-            timeline: what times are: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z, so that a moment may be given
-                wherever the collection is read as of a time; None if they are numbers of another meaning.
-            retention: as for `Collection.retain`, for a collection that is made. One that is there keeps its own, which
-                must not be another.
-            keyed: makes it a keyed collection, which takes events by key (`Collection.upsert`) and no plain updates;
-                see `Keyed`.
-
-        Raises:
-            SchemaMismatch, CodecMismatch: it exists with another schema, or keyed otherwise; the message shows the
-                difference. Or the declaration does not fit the schema.
-            ReadOnly: it does not exist, and this client only reads.
-        """
-        self.engine.check_open("create_or_load")
-        check_free_name(name)
-        if like is not None:
-            key, value = sides_like(like, key, value)
-        elif key is ...:
-            raise InvalidUsage("create_or_load() needs key=: its columns, or like= with a frame that has them")
-        schema = CollectionSchema.of(key, value, timeline)
-        retained = None if retention is None else retention_times(retention, timeline_of(schema))
-        if keyed is not None and not isinstance(keyed, Keyed):
-            raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
-        form = None if keyed is None else form_of(keyed, schema)
-        machine = None if keyed is None else keyed.machine
-        contents, both = created_or_loaded(self.engine, name, schema, form, retained)
-        return Collection(handle_on(self.engine, contents, both, machine))
 
     def rename(self, name: str, new: str) -> CommitFuture:
         """Call the collection of a name by another one; see `Collection.rename`.

@@ -28,7 +28,7 @@ AT_ROOT = {
         "antichain", "closing", "errors", "late_names", "metrics", "names", "settings", "shown", "timeline", "version",
         "work",
     ),
-    "face": ("client", "collection", "follow", "importing", "listing", "multi_write", "public", "view"),
+    "face": ("client", "collection", "creating", "follow", "importing", "listing", "multi_write", "public", "view"),
     "cli": ("__main__",),
 }  # fmt: skip
 # Modules that a door exports as a namespace: `from persist.log import kinds`.

@@ -295,7 +295,7 @@ class CollectionSchema:
         if differences:
             raise SchemaMismatch(
                 f"collection {collection!r} has another schema than the one given: {'; '.join(differences)}. "
-                "Give the stored schema, or use another collection name."
+                "Give the stored schema, or use another collection name; evolve() changes the stored one."
             )
         sides = (_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
         return replace(stored, key=sides[0], value=sides[1])

@@ -169,18 +169,11 @@ def sides_like(data: Any, key: Any, value: Any = None) -> tuple[dict[str, pa.Fie
     """
     if value is not None:
         raise InvalidUsage(f"value={cut(value)} does not go with like=, whose columns other than key= are the value")
-    if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
-        made = as_table(data, None)
-        data = data if made is None else made.schema
-    fields = {
-        name: pa.field(name, _made_of(kind), nullable)
-        for name, kind, nullable in field_types(data, "schema")
-        if name not in (TIME, DIFF)
-    }
+    fields = {name: field for name, field in columns_like(data).items() if name not in (TIME, DIFF)}
     if not isinstance(key, (list, tuple)) or not all(isinstance(name, str) for name in key):
         raise InvalidUsage(
-            f"key={'[...]' if key is ... else cut(key)}: with like=, give the list of the columns that are the key, "
-            f"such as key=[{next(iter(fields))!r}], or key=[] for none. The columns are {[*fields]}"
+            f"key={'[...]' if key is ... else cut(key)}: give the list of the columns that are the key, such as "
+            f"key=[{next(iter(fields), 'id')!r}], or key=[] for none. The columns are {[*fields]}"
         )
     for name in key:
         if name not in fields:
@@ -188,6 +181,33 @@ def sides_like(data: Any, key: Any, value: Any = None) -> tuple[dict[str, pa.Fie
                 f"key={[*key]} names no column {name!r}{did_you_mean(name, fields) or ','} it is {[*fields]}"
             )
     return {name: fields[name] for name in key} or None, {n: f for n, f in fields.items() if n not in key} or None
+
+
+def columns_like(data: Any) -> dict[str, pa.Field]:
+    """Return the columns of data, or of a schema, by name, with the types that a collection of them has.
+
+    Raises:
+        SchemaMismatch: it has no columns, or a type is missing.
+    """
+    if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
+        made = as_table(data, None)
+        data = data if made is None else made
+    elif hasattr(data, "collect_schema"):  # A LazyFrame of Polars, which is not computed for that.
+        data = data.collect_schema()
+    described = field_types(data, "schema")
+    for name, kind, _ in described:
+        if kind == pa.null() and getattr(data, "shape", (1,))[0] == 0:  # Text, for which NULL is taken, would stay.
+            raise SchemaMismatch(f"column {name!r} has no rows, and no type: give it one, such as int64, or a row")
+    return {name: pa.field(name, _made_of(kind), nullable) for name, kind, nullable in described}
+
+
+def with_first(data: Any) -> tuple[Any, Any]:
+    """Return what tells the columns of data, and data to be read in its place: an iterator gives its first element."""
+    if not isinstance(data, Iterator) or _is_arrow(data):
+        return data, data
+    first = [*itertools.islice(data, 1)]
+    columns = first[0] if first and _is_table(first[0]) else first
+    return columns, itertools.chain(first, data)
 
 
 def _made_of(kind: pa.DataType) -> pa.DataType:

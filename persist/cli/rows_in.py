@@ -149,7 +149,7 @@ def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: st
     Raises:
         InvalidUsage: a type is missing.
     """
-    types = {} if like is None else _types_of(like, format)
+    types = {} if like is None else types_of(like, format)
     keys = dict(_column(column, types) for column in key)
     values = dict(_column(column, types) for column in value)
     if like is not None and not value:
@@ -177,7 +177,12 @@ def _column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
     )
 
 
-def _types_of(path: str, format: str | None) -> dict[str, pa.DataType]:
+def types_of(path: str, format: str | None) -> dict[str, pa.DataType]:
+    """Return the types of a file's columns by name; text where a column is empty. CSV and JSON are read whole for it.
+
+    Raises:
+        InvalidUsage: there is no such file, or it cannot be read.
+    """
     file = RowFile.of(path, format)
     if not os.path.exists(file.path):
         raise InvalidUsage(f"there is no file {path!r}: give the path of one whose columns the collection shall have")

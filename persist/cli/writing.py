@@ -15,6 +15,7 @@ from persist.shown import counted
 if TYPE_CHECKING:
     from persist.cli.casting import Caster
     from persist.cli.loading import Plan
+    from persist.cli.rows_in import RowFile
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="CSV, JSON lines, Parquet or Arrow IPC; - for standard input.")
@@ -122,15 +123,35 @@ def write(
     skip_bad: SkipBad = False,
     commit_rows: CommitRows = 1_000_000,
     allow_future: Future = False,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", "-k", metavar="NAME", help="Create it if there is none, with this key; may be repeated."),
+    ] = None,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Create it if there is none, without a key.")] = False,
+    timeline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT", help="Of one that is created: s, ms, us, ns or none; else ms, or none for whole numbers."
+        ),
+    ] = None,
     format: Format = None,
 ) -> int:
-    """Append the updates of a file, or its rows at a time. Given again after a crash, it goes on where it was."""
+    """Append the updates of a file, or its rows at a time. Given again after a crash, it goes on where it was.
+
+    With --key, the collection, and the location, are created if they are not there, with the columns of the file.
+    """
     from persist.cli.loading import Plan
+
+    if key and no_key:
+        raise persist.InvalidUsage("--key and --no-key exclude each other")
+    if timeline is not None and not (key or no_key):
+        raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
 
     when = _when(time, time_column, "a row")
     plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
     plan = replace(plan, allow_future=allow_future)
-    return _load(at, collection, file, format, plan, time_column, ignore)
+    own_key = key or ([] if no_key else None)
+    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline)
 
 
 @command
@@ -179,13 +200,20 @@ def _load(
     plan: "Plan",
     time_column: str | None,
     ignore: list[str] | None,
+    key: list[str] | None = None,
+    timeline: str | None = None,
 ) -> int:
-    """Write the updates or, where the plan says what becomes of late ones, the events of a file."""
+    """Write the updates or, where the plan says what becomes of late ones, the events of a file.
+
+    With a key, the collection is created if there is none.
+    """
     from persist.cli.loading import load, spooled, was_begun
 
     is_events = plan.late is not None
-    with spooled(file, format) as rows, at.writing() as client:
-        target = _own(client, collection)
+    with spooled(file, format) as rows, at.writing(may_be_new=key is not None) as client:
+        if key is not None:
+            _made_like(client, collection, rows, key, plan, ignore, timeline)
+        target = _own(client, collection, None if is_events or key is not None else rows)
         has_times = plan.time is None and time_column is None and rows.has_column("_time")
         if plan.seal is not None and plan.time is None and not has_times:
             raise persist.InvalidUsage(
@@ -326,15 +354,48 @@ def drop(at: Place, collection: Name, yes: Yes = False) -> int:
     return OK
 
 
-def _own(client: "persist.Client", collection: str) -> "persist.Collection":
-    """Return a collection that its users write; a view is written by its query alone."""
-    loaded = client.load(collection)
+def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":
+    """Return a collection that its users write; a view is written by its query alone.
+
+    Args:
+        rows: from which it could be created, which the error says then.
+    """
+    try:
+        loaded = client.load(collection)
+    except persist.CollectionNotFound as error:
+        if rows is None:
+            raise
+        raise persist.InvalidUsage(
+            f"{error} To create it with the columns of {rows.name}, say which are its key: --key NAME, or --no-key"
+        ) from error
     if loaded.handle.contents().view is not None:
         raise persist.InvalidUsage(
             f"{collection!r} is a view: it holds what its query gives, and nothing else writes or seals it. Write to "
             "the collections that it reads, then use persist refresh"
         )
     return loaded
+
+
+def _made_like(
+    client: "persist.Client",
+    collection: str,
+    rows: "RowFile",
+    key: list[str],
+    plan: "Plan",
+    ignore: list[str] | None,
+    timeline: str | None,
+) -> None:
+    """Create a collection with the columns of a file, if there is none; if there is, check that its key is this one."""
+    import pyarrow as pa
+
+    from persist.cli.rows_in import types_of
+    from persist.engine import target_of_rows
+
+    is_new = client.seqno < 0 or collection not in client
+    types = types_of(rows.path, rows.format) if is_new else {}
+    columns = pa.schema([(name, kind) for name, kind in types.items() if name not in (ignore or ())])
+    unit: Any = ... if timeline is None else None if timeline == "none" else timeline
+    target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
 
 
 def _caster(

@@ -29,6 +29,7 @@ from persist.engine.opening import (
     loaded_by_id,
     open_engine,
     read_engine,
+    target_of_rows,
 )
 from persist.engine.overwriting import (
     asked_to_delete,

@@ -4,13 +4,15 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from persist.codecs import CollectionSchema
+import pyarrow as pa
+
+from persist.codecs import DIFF, TIME, CollectionSchema, columns_like, sides_like
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.engine.writer import OpenOptions
-from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
+from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage, SchemaMismatch
 from persist.log import KeyedForm, kinds
-from persist.names import check_name, view_hold
+from persist.names import check_free_name, check_name, view_hold
 from persist.settings import Location, open_storage
 from persist.state import CollectionState, reconciled
 from persist.upsert import Machine, check_same, machine_of
@@ -96,6 +98,62 @@ def created_or_loaded(
             engine.submit("create_or_load", steps, {id_: name}).result()
         except CollectionExists:
             continue  # Another client created it in between: load that one.
+
+
+def target_of_rows(
+    engine: Engine, name: str, rows: Any, *, key: Any = ..., timeline: Any = ..., time: Any = None
+) -> CollectionHandle:
+    """Return the collection of a name that rows are for; it is created, with their columns, if there is none.
+
+    Args:
+        rows: what has the columns and their types; see `sides_like`.
+        key: the names of its key columns; needed only of one that is created.
+        timeline: `...` for "ms" in one that is created, or None there if the rows have times that are plain integers.
+        time: as for `write`.
+
+    Raises:
+        InvalidUsage: there is none, and key is left out; or it has another timeline.
+        SchemaMismatch: it has other key columns; or none can be made of what rows have.
+        ReadOnly: this client only reads.
+    """
+    engine.writer("write")
+    check_free_name(name)
+    if name not in engine.follower.refresh().ids:
+        columns = columns_like(rows)
+        if key is ...:
+            names = [column for column in columns if column not in (TIME, DIFF)]
+            raise InvalidUsage(
+                f"there is no collection {name!r} at {engine.url}: to create it, say which columns are its key, such "
+                f"as key=[{next(iter(names), 'id')!r}], or key=[] for none. The columns are {names}"
+            )
+        both = sides_like(rows, key)
+        unit = _timeline_like(columns, time) if timeline is ... else timeline
+        try:
+            contents, schema = created_or_loaded(engine, name, CollectionSchema.of(*both, unit))
+            return handle_on(engine, contents, schema)
+        except SchemaMismatch:
+            # Somebody may have created it in between: then the rows are for that one, as if this call had come later.
+            if name not in engine.follower.refresh().ids:
+                raise
+    handle = loaded(engine, name)
+    if key is not ... and tuple(key) != handle.schema.key_names:
+        raise SchemaMismatch(
+            f"key={key!r:.200} is not the key of the collection {name!r}, which is {[*handle.schema.key_names]}: leave "
+            "key out, or use another name"
+        )
+    if timeline is not ... and timeline != handle.schema.timeline:
+        raise InvalidUsage(
+            f"timeline={timeline!r} is not that of the collection {name!r}, which is {handle.schema.timeline!r}: leave "
+            "timeline out, or use another name"
+        )
+    return handle
+
+
+def _timeline_like(columns: Mapping[str, pa.Field], time: Any) -> str | None:
+    """Return the timeline of rows: none, if their writer counts the times, and moments in ms otherwise."""
+    named = TIME if time is None else time
+    kind = columns[named].type if isinstance(named, str) and named in columns else pa.null()
+    return None if isinstance(time, int) or pa.types.is_integer(kind) else "ms"
 
 
 def loaded(engine: Engine, name: str) -> CollectionHandle:

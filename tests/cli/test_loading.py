@@ -399,3 +399,52 @@ def test_an_upsert_of_a_collection_that_is_not_keyed_replaces_the_rows_of_its_ke
     assert "gave 2 events to sales" in capsys.readouterr().out
     with persist.open(place, mode="read") as client:
         assert sorted(client.load("sales").snapshot().rows()) == [(1, 5.5), (2, 8.0), (3, 1.0)]
+
+
+def written(*arguments: str) -> int:
+    return main(["write", *arguments])
+
+
+def test_a_write_with_a_key_creates_location_and_collection(tmp_path: Path, capsys: Printed) -> None:
+    location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
+    file.write_text("id,at,amount,note\n1,2026-11-01,9.5,\n2,2026-11-02,3,\n")
+    assert written(location, "orders", str(file), "--key", "id") == 0
+    file.write_text("id,at,amount,note\n3,2026-11-03,7,x\n")
+    assert written(location, "orders", str(file), "--key", "id") == 0  # The column note was text, as it is without any.
+    assert written(location, "orders", str(file)) == 0
+    assert "was written before" in capsys.readouterr().out
+    with persist.open(location, mode="read") as client:
+        orders = client["orders"]
+        assert [str(orders.schema.arrow.field(name).type) for name in orders.schema.names] == [
+            *["int64", "date32[day]", "double", "string"]
+        ]
+        assert (orders.schema.key_names, orders.schema.timeline) == (("id",), "ms")
+        assert orders.snapshot().to_arrow()["id"].to_pylist() == [1, 2, 3]
+
+
+def test_what_a_write_would_create_has_to_be_asked_for(place: str, tmp_path: Path, capsys: Printed) -> None:
+    file = tmp_path / "clicks.csv"
+    file.write_text("page,at\na,1\n")
+    assert written(place, "clicks", str(file)) == 2
+    assert "--key NAME, or --no-key" in capsys.readouterr().err
+    assert written(place, "clicks", str(file), "--key", "pages") == 2
+    assert "did you mean 'page'" in capsys.readouterr().err
+    assert written(place, "clicks", str(file), "--key", "page", "--no-key") == 2
+    assert written(place, "clicks", str(file), "--timeline", "s") == 2
+    assert written(place, "clicks", str(file), "--no-key", "--time-column", "at", "--seal", "2") == 0
+    assert written(place, "orders", str(file), "--key", "page") == 2
+    assert "which is ['id']" in capsys.readouterr().err
+    with persist.open(place, mode="read") as client:
+        assert client["clicks"].schema.key_names == ()
+        assert client["clicks"].schema.timeline is None
+        assert client["clicks"].snapshot(1).count() == 1
+
+
+def test_standard_input_creates_a_collection_without_the_columns_that_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": 1, "x": 2, "y": 3}\n')))
+    arguments = ["--key", "id", "--ignore", "y", "--format", "json", "--timeline", "none"]
+    assert written(str(tmp_path / "shop"), "orders", "-", *arguments) == 0
+    with persist.open(str(tmp_path / "shop"), mode="read") as client:
+        assert (client["orders"].columns, client["orders"].schema.timeline) == (["id", "x"], None)

@@ -4,7 +4,7 @@ What is there before a commit that replaces or deletes it is read by the data so
 that upload what is new.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, canonical, digest_of, int64_array
+from persist.engine import open_engine, target_of_rows
 from persist.errors import InvalidUsage, SchemaMismatch
 from persist.sink import PlannedWrite
 from persist.source import CollectionAddress
@@ -25,7 +26,7 @@ from persist.spark.data_source.source import read_by_source
 from persist.spark.options import write_options
 from persist.spark.reading.store import unused
 from persist.spark.tasks import surfaced_errors
-from persist.spark.types import as_collection_expects, quoted
+from persist.spark.types import as_collection_expects, quoted, utc_arrow_schema
 from persist.spark.uploads import Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
 from persist.spark.writing.upserting import upsert
 from persist.timeline import Moment
@@ -70,6 +71,8 @@ def write(
     collection: str,
     *,
     mode: Mode = "append",
+    key: Sequence[str] | None = None,
+    timeline: Any = ...,
     where: str | Column | None = None,
     time: int | Moment | None = None,
     seal: int | Moment | Antichain | None = None,
@@ -89,6 +92,9 @@ def write(
             collection, in any order.
         mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
             last is written as updates at one time, and history stays. A row that df has twice has multiplicity 2.
+        key: create the collection, with the columns of df and these as its key ([] for none), if there is none; the
+            location, too. If it is there, its key must be this one.
+        timeline: of one that is created, as for `Client.write`.
         where: to overwrite only the records for which this condition is true, as it must be for all rows of df: SQL
             text, such as "day = '2026-11-21'", or a column.
         time: of every row; None, for rows without `_time`, means that of the commit, which seals after it. Text that
@@ -116,6 +122,12 @@ def write(
     if condition is not None and mode != "overwrite":
         raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
     prepared(df.sparkSession)
+    if key is not None:
+        columns = pa.schema([field.with_nullable(True) for field in utc_arrow_schema(df.schema)])
+        with open_engine(options.location, options.storage) as engine:
+            target_of_rows(engine, collection, columns, key=key, timeline=timeline, time=time)
+    elif timeline is not ...:
+        raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
     if mode == "append":
         write = DataFrameWrite.append(options, df.schema)
         planned = write.planned

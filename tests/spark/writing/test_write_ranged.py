@@ -220,3 +220,23 @@ def test_overwriting_loses_to_another_writer(spark: SparkSession, location: str,
     if seal is None:
         with pytest.raises(error, match="1 update at time 13 beyond upper=Antichain\\(13\\)"):
             overwrite(way, frame, location)
+
+
+def test_a_write_with_a_key_creates_location_and_collection(spark: SparkSession, tmp_path: Path) -> None:
+    location = str(tmp_path / "shop")
+    frame = spark.createDataFrame([(1, "new", 9.5), (2, "new", 3.0)], ROWS)
+    with pytest.raises(persist.CollectionNotFound):
+        persist.spark.write(frame, location, "orders")
+    for _ in range(2):
+        persist.spark.write(frame, location, "orders", key=["id"])
+    persist.spark.write(frame, location, "counted", key=[], time=3, seal=4)
+    with pytest.raises(persist.SchemaMismatch, match=r"which is \['id'\]"):
+        persist.spark.write(frame, location, "orders", key=["status"])
+    with pytest.raises(persist.InvalidUsage, match="it goes with key="):
+        persist.spark.write(frame, location, "orders", timeline="s")
+    with persist.open(location, mode="read") as client:
+        orders, counted = client["orders"], client["counted"]
+        assert (orders.schema.key_names, orders.schema.timeline) == (("id",), "ms")
+        assert orders.snapshot().count() == 4
+        assert (counted.schema.key_names, counted.schema.timeline) == ((), None)
+        assert counted.snapshot(3).to_arrow()["status"].to_pylist() == ["new", "new"]

@@ -1,0 +1,127 @@
+"""Collections found, created and written by their names: the part of a client that is about one collection's begin."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from persist.antichain import Antichain
+from persist.codecs import CollectionSchema, sides_like, with_first
+from persist.collection import Collection
+from persist.engine import Engine, created_or_loaded, handle_on, loaded, target_of_rows
+from persist.errors import InvalidUsage
+from persist.names import check_free_name
+from persist.timeline import Moment, Retention, retention_times, timeline_of
+from persist.upsert import Keyed, form_of
+from persist.write import CommitFuture, check_token
+
+
+class CreatingCalls:
+    """The part of `Client` that finds collections, creates them, and writes to what it found or created."""
+
+    engine: Engine
+
+    def load(self, name: str) -> Collection:
+        """Return the collection of that name, with the schema it has.
+
+        Raises:
+            CollectionNotFound: there is none.
+        """
+        return Collection(loaded(self.engine, name))
+
+    def create_or_load(
+        self,
+        name: str,
+        *,
+        key: Any = ...,
+        value: Any = None,
+        like: Any = None,
+        timeline: str | None = None,
+        retention: Retention | None = None,
+        keyed: Keyed | None = None,
+    ) -> Collection:
+        """Return the collection of that name; create it, empty, if there is none. Idempotent.
+
+        Args:
+            name: 1 to 255 characters, no '/', '..' or control characters, and no dot at the beginning.
+            key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
+            like: in place of value, what has the columns and their types: a frame, a table, a schema, a dict of
+                columns, or a list of dicts. Then key is the list of those that are the key, [] for none.
+            timeline: what times are: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z, so that a moment may be given
+                wherever the collection is read as of a time; None if they are numbers of another meaning.
+            retention: as for `Collection.retain`, for a collection that is made. One that is there keeps its own, which
+                must not be another.
+            keyed: makes it a keyed collection, which takes events by key (`Collection.upsert`) and no plain updates;
+                see `Keyed`.
+
+        Raises:
+            SchemaMismatch, CodecMismatch: it exists with another schema, or keyed otherwise; the message shows the
+                difference. Or the declaration does not fit the schema.
+            ReadOnly: it does not exist, and this client only reads.
+        """
+        self.engine.check_open("create_or_load")
+        check_free_name(name)
+        if like is not None:
+            key, value = sides_like(like, key, value)
+        elif key is ...:
+            raise InvalidUsage("create_or_load() needs key=: its columns, or like= with a frame that has them")
+        schema = CollectionSchema.of(key, value, timeline)
+        retained = None if retention is None else retention_times(retention, timeline_of(schema))
+        if keyed is not None and not isinstance(keyed, Keyed):
+            raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
+        form = None if keyed is None else form_of(keyed, schema)
+        machine = None if keyed is None else keyed.machine
+        contents, both = created_or_loaded(self.engine, name, schema, form, retained)
+        return Collection(handle_on(self.engine, contents, both, machine))
+
+    def write(
+        self,
+        name: str,
+        rows: Any,
+        *,
+        key: Any = ...,
+        timeline: Any = ...,
+        time: int | Moment | None = None,
+        diff: int | None = None,
+        token: str | None = None,
+        seal: int | Moment | Antichain | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Append rows to the collection of that name; create it, with the columns of the rows, if there is none.
+
+        Of two clients that create it at once, one does, and the other's rows are then written to what that one created.
+
+        Args:
+            name: as for `create_or_load`.
+            rows: as for `Collection.write`. To create a collection, they must have names and types: a frame, a table,
+                dicts. A column that holds nothing but NULL becomes one of strings.
+            key: the list of the key columns, [] for none. Needed to create it; otherwise it must agree, if it is given.
+            timeline: of one that is created. If it is left out, "ms", so that times are moments; or None, if the rows
+                have times that are plain integers. See `create_or_load`.
+            time, diff, token, seal, allow_future, message, metadata: as for `Collection.write`. Without a time, the
+                commit gives one, and seals.
+
+        Returns: a future, as `Collection.write`.
+
+        Raises:
+            InvalidUsage: there is no such collection, and key is left out; or what is there has another timeline.
+            SchemaMismatch: what is there has another key, or columns that the rows do not fit; see `evolve`.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        self.engine.check_open("write")
+        check_token(token)
+        columns, rows = with_first(rows)
+        handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
+        if getattr(columns, "shape", (1,))[0] == 0 and time is None and handle.contents().upper == Antichain(0):
+            # There is no row that a commit could seal: but what was created can be read from then on, as others can.
+            return handle.submit("write", [handle.at_commit()])
+        return Collection(handle).write(
+            rows,
+            time=time,
+            diff=diff,
+            token=token,
+            seal=seal,
+            allow_future=allow_future,
+            message=message,
+            metadata=metadata,
+        )
