@@ -10,12 +10,15 @@ from persist.codecs import Part
 from persist.collection import Collection
 from persist.engine import (
     Commit,
+    NewContents,
     asked_to_delete,
     check_upserts,
     delete_steps,
+    deletion,
     describe_step,
     keyed_form,
     overwrite_steps,
+    plain_events,
     taken_events,
 )
 from persist.errors import InvalidUsage
@@ -67,15 +70,24 @@ class MultiWrite:
         commit.add(handle, steps)
 
     def upsert(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
-        """Add events of a keyed collection to the commit; takes what `Collection.upsert` takes, and checks it at once.
+        """Add values for keys of a collection to the commit, in any form that `Collection.upsert` takes.
+
+        If the collection is not keyed, its upserts come before all else that the block does with it. They are made of
+        what is there when the block ends, and again if others come first.
 
         Raises:
-            NotKeyed: the collection is none; or InvalidUsage: its machine has other events, for `transition`.
+            InvalidUsage: a keyed collection has a machine with other events, for `transition`; and as above.
+            DuplicateKeys: a collection is not keyed, and the rows of one call repeat a key.
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
-        self._commit.check(collection.handle)
-        check_upserts(collection.handle)
-        self.transition(collection, events, time=time)
+        handle = collection.handle
+        self._commit.check(handle)
+        check_upserts(handle)
+        if handle.as_keyed().keyed is not None:
+            self.transition(collection, events, time=time)
+            return
+        handle.check_meant("time", time, allow_future=self._allow_future)
+        self._commit.add_upsert(handle, plain_events(handle, events, handle.stamp(time, None)))
 
     def transition(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
         """Add events for the machine of a keyed collection to the commit, as `Collection.transition`.
@@ -97,16 +109,26 @@ class MultiWrite:
         *,
         time: int | Moment | None = None,
         where: str | pc.Expression | None = None,
+        multiset: bool = False,
     ) -> None:
-        """Add what makes rows the contents from a time on, as `Collection.overwrite`, before any write to it.
+        """Add what makes rows the contents from a time on, as `Collection.overwrite`, first of all of a collection.
 
-        Raises:
-            KeyedCollection: the collection takes events: what it holds is not known until they are resolved.
+        Without a time, it is made of what is there when the block ends, and again if others come first. So is that of a
+        keyed collection with a time. If the collection is not keyed, a difference at a time that is given is to what is
+        there now: the commit is rejected with `UpperMismatch` if others come first.
         """
-        self._check_unwritten(collection)
-        collection.handle.check_meant("time", time, allow_future=self._allow_future)
+        handle, commit = collection.handle, self._commit
+        commit.check_unwritten(handle)
+        handle.check_meant("time", time, allow_future=self._allow_future)
         filter = checked_filter(collection.schema, where)
-        self._commit.add(collection.handle, overwrite_steps(collection.handle, rows, time, filter, self._commit.token))
+        if handle.keyed is None and time is not None:
+            commit.add(handle, overwrite_steps(handle, rows, time, filter, commit.token, multiset=multiset))
+            return
+        new = commit.until_committed(NewContents(handle, rows, time, commit.token, multiset=multiset))
+        if handle.keyed is None:
+            commit.add_plain(handle, new.change(filter))
+        else:
+            commit.add_change(handle, new.asked(filter).change)
 
     def delete(
         self,
@@ -116,22 +138,27 @@ class MultiWrite:
         where: str | pc.Expression | None = None,
         time: int | Moment | None = None,
     ) -> None:
-        """Add retractions of what is there, as `Collection.delete`, before any write to the collection.
+        """Add retractions of what is there, as `Collection.delete`, first of all of a collection; again as `overwrite`.
 
-        For a keyed collection, add events that delete keys, at any place among its other events.
+        For a keyed collection, keys are deleted by events, at any place among its other events.
         """
-        collection.handle.check_meant("time", time, allow_future=self._allow_future)
-        if collection.handle.keyed is not None:
-            self._commit.check(collection.handle)
-            asked = asked_to_delete(collection.handle, keys, where, time, None)
-            if asked.events is None:
-                raise InvalidUsage(f"delete(where=…) of the keyed {collection.name!r} in a block. Give keys.")
-            self._commit.add_events(collection.handle, asked.events)
-            return
-        self._check_unwritten(collection)
+        handle, commit = collection.handle, self._commit
+        handle.check_meant("time", time, allow_future=self._allow_future)
         filter = checked_filter(collection.schema, where)
-        steps = delete_steps(collection.handle, keys, filter, time, self._commit.token)
-        self._commit.add(collection.handle, steps)
+        if handle.keyed is not None:
+            asked = asked_to_delete(handle, keys, filter, time, None)
+            if asked.events is not None:
+                commit.check(handle)
+                commit.add_events(handle, asked.events)
+            elif asked.change is not None:
+                commit.check_unwritten(handle)
+                commit.add_change(handle, asked.change)
+            return
+        commit.check_unwritten(handle)
+        if time is not None:
+            commit.add(handle, delete_steps(handle, keys, filter, time, commit.token))
+        else:
+            commit.add_plain(handle, deletion(handle, keys, filter, commit.token))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it.
@@ -200,22 +227,14 @@ class MultiWrite:
             alone: also reject it if somebody has added updates at times beyond upper (`UpdatesBeyondUpper`).
         """
         self._commit.check(collection.handle)
-        if self._commit.has_events_of(collection.handle):
+        if self._commit.changes(collection.handle):
             raise InvalidUsage(
-                f"expect_upper is about {collection.name!r} as it is before this block, and the block has events or a "
-                "seal of it already: put it first"
+                f"expect_upper is about {collection.name!r} as it is before this block, and the block has events, "
+                "a change or a seal of it already: put it first"
             )
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
         expected = collection.handle.frontier("upper", upper).elements
         self._commit.add(collection.handle, [condition(collection.id, expected)])
-
-    def _check_unwritten(self, collection: Collection) -> None:
-        self._commit.check(collection.handle)
-        if self._commit.holds_steps_on(collection.handle):
-            raise InvalidUsage(
-                f"an overwrite or delete is the difference to what is sealed, so it comes before all else that this "
-                f"block does with {collection.name!r}, and only once: put it first, or into a block of its own"
-            )
 
     def __enter__(self) -> "MultiWrite":
         self._commit.__enter__()

@@ -32,9 +32,11 @@ from persist.engine.opening import (
     target_of_rows,
 )
 from persist.engine.overwriting import (
+    NewContents,
     asked_to_delete,
     delete,
     delete_steps,
+    deletion,
     overwrite,
     overwrite_steps,
     plain_events,

@@ -10,13 +10,17 @@ planned from the newest contents (`persist.engine.keyed.submit_all`), and all of
 - What the block says of a keyed collection is checked in its order: an event before a seal of the block is refused, and
   so is a seal back. The last seal counts, and a condition is about what was there before the block.
 - If somebody else changes one of the collections first, all is validated again, and resolved again where it changed.
-  An overwrite or a delete of plain rows is the difference to what was there, so it is refused then.
+  An upsert of a collection that is not keyed, and an overwrite or a delete without a time, is the difference to what is
+  there when the block ends, and is made again then. With a time, it is the difference to what was there when the block
+  asked for it, so the commit is refused.
 - With a token, each collection remembers it with the digest of its own part, so that a repetition does nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 import pyarrow.compute as pc
 
@@ -24,11 +28,17 @@ from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
-from persist.engine.keyed import AskedEvents, submit_all
+from persist.engine.keyed import AskedEvents, KeyedChange, PlainChange, submit_all
+from persist.engine.overwriting import upsert_steps
 from persist.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.log import kinds
 from persist.upsert import EventTable, joined_events
 from persist.write import Asked, Committed, Step, Write, check_token, note_steps, with_token
+
+
+def _times_differ(what: str, handle: CollectionHandle) -> str:
+    name = handle.name
+    return f"some {what} of {name!r} in this block have no time, and others do: give a time to all of them or to none"
 
 
 @dataclass(slots=True)
@@ -37,11 +47,13 @@ class _Draft:
 
     Attributes:
         end: the upper that it is to be sealed to; None if it is not sealed.
+        change: what becomes of all that it holds; there are no events then.
     """
 
     handle: CollectionHandle
     events: list[EventTable] = field(default_factory=list)
     end: Antichain | None = None
+    change: KeyedChange | None = None
 
     def add(self, events: EventTable) -> None:
         """Add events after those that there are.
@@ -51,13 +63,15 @@ class _Draft:
             SchemaMismatch: they are of another version of the schema than those before them.
             InvalidUsage: some of all events have no time, and others do.
         """
+        if self.change is not None:
+            raise InvalidUsage(
+                f"this block overwrites {self.handle.name!r}, or deletes what fits a condition, which is all that it "
+                "can do with it: give its events to a block of their own"
+            )
         if not len(events.table):
             return
         if self.events and self.events[0].at_commit != events.at_commit:
-            raise InvalidUsage(
-                f"some events of {self.handle.name!r} in this block have no time, and others do: give a time to all of "
-                "them or to none"
-            )
+            raise InvalidUsage(_times_differ("events", self.handle))
         first = pc.min(events.table["_time"]).as_py()
         if self.end is not None and not (events.at_commit or self.end.has_beyond(first)):
             raise with_timeline(UpdateNotBeyondUpper(first, self.end), self.handle.schema.timeline)
@@ -76,7 +90,11 @@ class _Draft:
 
     def asked(self, token: str | None) -> AskedEvents:
         """Return it for `submit_all`."""
-        return AskedEvents(joined_events(self.events) if self.events else None, self.end, token)
+        events, end = joined_events(self.events) if self.events else None, self.end
+        if self.change is not None and self.change.time is not None:
+            after = Antichain(self.change.time + 1)
+            end = after if end is None else max(end, after)
+        return AskedEvents(events, end, token, change=self.change)
 
 
 class Commit:
@@ -107,6 +125,9 @@ class Commit:
         self._metadata = metadata
         self._steps: list[Step] = []
         self._drafts: dict[str, _Draft] = {}
+        self._changes: dict[str, tuple[CollectionHandle, PlainChange]] = {}
+        self._upserts: dict[str, tuple[CollectionHandle, list[EventTable]]] = {}
+        self._needed = ExitStack()
         self._names: dict[str, str] = {}
         self._committed: list[Callable[[], None]] = []
         self._is_open = False
@@ -157,6 +178,43 @@ class Commit:
         """
         self._draft(handle).add(events)
 
+    def add_change(self, handle: CollectionHandle, change: KeyedChange) -> None:
+        """Add what becomes of all that a keyed collection holds, of which the block has said nothing yet."""
+        self._draft(handle).change = change
+
+    def add_plain(self, handle: CollectionHandle, change: PlainChange) -> None:
+        """Add a difference to what a collection holds that is not keyed, to be made when the block has ended."""
+        self.add(handle, [])
+        self._changes[handle.id] = (handle, change)
+
+    def add_upsert(self, handle: CollectionHandle, events: EventTable) -> None:
+        """Add rows for keys of a collection that is not keyed, after those that there are.
+
+        Raises:
+            InvalidUsage: some of all rows have no time, and others do; or the block has done something else with it.
+        """
+        if handle.id not in self._upserts or any(step.collection == handle.id for step in self._steps):
+            self.check_unwritten(handle)
+        self.add(handle, [])
+        pieces = self._upserts.setdefault(handle.id, (handle, []))[1]
+        if pieces and pieces[0].at_commit != events.at_commit:
+            raise InvalidUsage(_times_differ("rows", handle))
+        pieces.append(events)
+
+    def until_committed(self, needed: AbstractContextManager[Any]) -> Any:
+        """Enter what is needed until the commit is done, and left then; return what it gives."""
+        return self._needed.enter_context(needed)
+
+    def check_unwritten(self, handle: CollectionHandle) -> None:
+        """Raise InvalidUsage if the block has done something with a collection, or cannot."""
+        self.check(handle)
+        if handle.id in self._names:
+            raise InvalidUsage(
+                f"an overwrite or delete, or an upsert of what is not keyed, is the difference to what is there before "
+                f"this block, so it comes before all else that the block does with {handle.name!r}, and only once: put "
+                "it first, or into a block of its own"
+            )
+
     def add_seal(self, handle: CollectionHandle, upper: Antichain) -> None:
         """Add a seal, which resolves events if the collection is keyed; see `MultiWrite.seal`."""
         handle = handle.as_keyed()
@@ -165,17 +223,13 @@ class Commit:
         else:
             self._draft(handle).seal(upper)
 
-    def has_events_of(self, handle: CollectionHandle) -> bool:
-        """Return whether there are events of a keyed collection already, or a seal."""
-        return handle.id in self._drafts
+    def changes(self, handle: CollectionHandle) -> bool:
+        """Return whether there are events of a collection already, a change, or a seal of a keyed one."""
+        return handle.id in self._drafts or handle.id in self._changes or handle.id in self._upserts
 
     def when_committed(self, call: Callable[[], None]) -> None:
         """Call this once the commit is durable."""
         self._committed.append(call)
-
-    def holds_steps_on(self, handle: CollectionHandle) -> bool:
-        """Return whether there are steps on a collection already."""
-        return handle.id in self._names
 
     def check(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage unless steps on a collection can be added now."""
@@ -201,13 +255,33 @@ class Commit:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._is_open = False
-        if kind is None:
-            notes = note_steps(self._message, self._metadata, self._names)
-            plain = [id_ for id_ in self._names if id_ not in self._drafts]
-            steps = [*with_token(self.token, plain, self._steps), *notes]
-            asks = [(draft.handle, draft.asked(self.token)) for draft in self._drafts.values()]
-            self.committed = submit_all(self._engine, "multi_write", asks, steps, self._names).committed()
-            for call in self._committed:
-                call()
-        else:
-            self._engine.abandon(self._steps)
+        with self._needed:
+            if kind is None:
+                self._commit()
+            else:
+                self._engine.abandon(self._steps)
+
+    def _commit(self) -> None:
+        notes = note_steps(self._message, self._metadata, self._names)
+        asks = [(draft.handle, draft.asked(self.token)) for draft in self._drafts.values()]
+        changes = [*self._changes.values(), *(self._upserting(*upsert) for upsert in self._upserts.values())]
+        asks += [(handle, self._with_steps_beside(handle, change)) for handle, change in changes]
+        asked = {handle.id for handle, _ in asks}
+        plain = [id_ for id_ in self._names if id_ not in asked]
+        steps = [*with_token(self.token, plain, self._steps), *notes]
+        self.committed = submit_all(self._engine, "multi_write", asks, steps, self._names).committed()
+        for call in self._committed:
+            call()
+
+    def _upserting(
+        self, handle: CollectionHandle, pieces: Sequence[EventTable]
+    ) -> tuple[CollectionHandle, PlainChange]:
+        events = joined_events(pieces)
+        steps = partial(upsert_steps, handle, events, None, self.token)
+        return handle, PlainChange(steps, events.at_commit)
+
+    def _with_steps_beside(self, handle: CollectionHandle, change: PlainChange) -> AskedEvents:
+        """Return a change whose token remembers, too, what else the block adds to the collection."""
+        beside = [step for step in self._steps if isinstance(step, Asked) and step.collection == handle.id]
+        whole = replace(change, steps=lambda: [*change.steps(), *beside])
+        return AskedEvents(None, None, self.token, plain=whole)

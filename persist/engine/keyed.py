@@ -13,7 +13,8 @@ Events without a time get that of the commit. Where they are resolved by it, the
 with the plan, from the contents that this is made of, and another one if these have moved on by then.
 
 Several collections are resolved in one record (`submit_all`): each is planned from its own contents, and if one of them
-has changed, the record is refused whole, so all of them are right or nothing happened.
+has changed, the record is refused whole, so all of them are right or nothing happened. Of collections that are not
+keyed, differences to what they hold are planned with them, and again with them.
 """
 
 from collections import Counter
@@ -53,7 +54,9 @@ from persist.errors import (
     PendingEvents,
     Superseded,
     UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
     UploadExpired,
+    UpperMismatch,
     with_timeline,
 )
 from persist.log import KeyedForm, TokenMark, kinds
@@ -61,7 +64,7 @@ from persist.read import KeyReplacement, NewRows, differences, snapshot_scan, wa
 from persist.state import CollectionState, check_written, due
 from persist.timeline import Moment
 from persist.upsert import DELETED, NAME, SEQ, EventTable, described, events_schema, lifted_events, to_events
-from persist.write import AtCommit, CommitFuture, Committed, Step, Write, check_token, times_together
+from persist.write import AtCommit, CommitFuture, Committed, Step, Write, check_token, times_together, with_token
 
 SETTLE_S = 60.0
 ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
@@ -100,8 +103,21 @@ class KeyedChange:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainChange:
+    """The difference to what a collection holds that is not keyed, made when it is committed.
+
+    Attributes:
+        steps: makes it, of the newest contents.
+        at_commit: whether it gets the time of the commit.
+    """
+
+    steps: Callable[[], list[Step]]
+    at_commit: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AskedEvents:
-    """What somebody wants of a keyed collection as one commit: events, a seal, or both.
+    """What somebody wants of one collection as one commit: of a keyed one events, a seal, or both; or a change.
 
     Attributes:
         marks: what makes the collection remember the token: the digest is of all events, late ones among them.
@@ -110,6 +126,7 @@ class AskedEvents:
         late_steps: makes, of the late ones, more steps of the same commit, and tells the names of their collections.
         is_least: the seal asks for end or farther, so that one who sealed farther has done it.
         change: what becomes of the contents when all events before end are resolved; there are no own events then.
+        plain: what is asked of a collection that is not keyed, and nothing else is then.
     """
 
     events: EventTable | None
@@ -121,10 +138,13 @@ class AskedEvents:
     marks: tuple[kinds.Tokens, ...] = ()
     is_least: bool = False
     change: KeyedChange | None = None
+    plain: PlainChange | None = None
 
     @property
     def at_commit(self) -> bool:
         """Whether there are events, or a change, that get the time of the commit, which seals after them."""
+        if self.plain is not None:
+            return self.plain.at_commit
         if self.change is not None:
             return self.change.time is None
         return self.events is not None and self.events.at_commit
@@ -223,7 +243,7 @@ def _prepared(handle: CollectionHandle, asked: AskedEvents) -> AskedEvents:
 
 
 def _resolves(handle: CollectionHandle, asked: AskedEvents) -> bool:
-    if asked.change is not None:
+    if asked.change is not None or asked.plain is not None:
         return True
     return (asked.end is not None or asked.at_commit) and keyed_form(handle).resolve == "seal"
 
@@ -265,7 +285,17 @@ class _Planned:
 
 
 # What may be otherwise once the newest state is known.
-_LOST = (Superseded, UploadExpired, UpdateNotBeyondUpper, LateEvents, PendingEvents, FrontierRegression, MissingBlob)
+_LOST = (
+    Superseded,
+    UploadExpired,
+    UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+    LateEvents,
+    PendingEvents,
+    FrontierRegression,
+    MissingBlob,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +355,7 @@ class _Commit:
 
     def _times(self) -> dict[str, int]:
         """Return which time the commit gives to those that named none, if some of them are resolved with it."""
-        if not any(asked.at_commit for _, asked in self.asks):
+        if not any(asked.at_commit and asked.plain is None for _, asked in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
         asks += [handle.at_commit() for handle, asked in self.asks if asked.at_commit]
@@ -343,8 +373,10 @@ class _Commit:
         return not upper.has_beyond(time) and upper.time is not None and upper.time <= TIME_MAX
 
     def _submitted(self, plans: Mapping[str, _Planned], times: Mapping[str, int]) -> Committed:
-        planned = [plans[handle.id] for handle, _ in self.asks]
-        steps = [*self.beside, *(step for each in planned for step in each.steps)]
+        # What is the difference to the contents of before comes first, and says that they are still there.
+        first = [step for handle, asked in self.asks if asked.plain is not None for step in plans[handle.id].steps]
+        rest = [step for handle, asked in self.asks if asked.plain is None for step in plans[handle.id].steps]
+        planned, steps = [plans[handle.id] for handle, _ in self.asks], [*first, *self.beside, *rest]
         if times:
             steps = [_at(step, times[step.collection]) if isinstance(step, AtCommit) else step for step in steps]
         # Kept when the record is refused: the next attempt may need it again.
@@ -361,7 +393,7 @@ class _Commit:
         if isinstance(error, Superseded):
             return True
         if newest == before:
-            return False
+            return False  # A condition among the steps beside does not hold, and will not.
         if isinstance(error, FrontierRegression | UpdateNotBeyondUpper | LateEvents):
             # What is late has to be decided anew; and whoever is refused is told the newest upper.
             decides = any(asked.late is not None or asked.is_least for _, asked in self.asks)
@@ -389,6 +421,8 @@ def _at(step: AtCommit, time: int) -> AtCommit:
 
 
 def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents, time: int | None) -> _Planned:
+    if asked.plain is not None:
+        return _Planned(contents, with_token(asked.token, [handle.id], asked.plain.steps()), {}, None)
     if time is not None:
         asked = asked.at(time)
     timely, late = _timely(contents, keyed_form(handle), _lifted(contents, asked.against(contents)))
@@ -466,7 +500,7 @@ def _plain_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Step]:
 
 
 def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tokens]:
-    if asked.token is None:
+    if asked.token is None or asked.plain is not None:  # Its steps are known only with its plan.
         return []
     if asked.events is None:
         digest = 0 if asked.change is None else asked.change.digest % DIGEST_MODULUS

@@ -37,7 +37,7 @@ from persist.codecs import (
     with_time,
 )
 from persist.engine.collection_handle import CollectionHandle
-from persist.engine.keyed import AskedEvents, KeyedChange, check_upserts, deleting_events, submit
+from persist.engine.keyed import AskedEvents, KeyedChange, PlainChange, check_upserts, deleting_events, submit
 from persist.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -234,8 +234,16 @@ class NewContents:
             present = _present(handle, contents, where, stack)
             new, rows_digest = self._new()
             asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
-            writes = _upload(handle, present, new, self._at or 0, self._writer, self._check)
+            check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
+            writes = _upload(handle, present, new, self._at or 0, self._writer, check)
             return [asked, *_alone(handle, contents, self._at, writes)]
+
+    def change(self, where: pc.Expression | None) -> PlainChange:
+        """Return what makes them the contents when a commit is made; they are read now, and needed until then."""
+        new, digest = self._new()
+        if isinstance(new, pa.Table):
+            self._held = copied(new), digest  # It is looked at later, when the caller may use the buffers again.
+        return PlainChange(partial(self.steps, where), self._at is None)
 
     def asked(self, where: pc.Expression | None, notes: Sequence[Step] = ()) -> AskedEvents:
         """Return what makes them the contents of a keyed collection; they are needed until that is committed."""
@@ -249,7 +257,8 @@ class NewContents:
 
     def _check(self, rows: pa.Table) -> None:
         if not self._multiset:
-            check_one_row_per_key(rows, self._handle.schema, self._handle.name, "overwrite")
+            action = "overwrite" if self._handle.keyed is None else "keyed"
+            check_one_row_per_key(rows, self._handle.schema, self._handle.name, action)
 
     def _new(self) -> tuple[NewRows, int]:
         if self._held is None:
@@ -257,6 +266,8 @@ class NewContents:
             stamp = Stamp(self._at, 1)
             self._held = _held_or_stored(self._handle, self._given, stamp, by, self._writer, self._stack)
             self._given = None
+            if isinstance(self._held[0], pa.Table):  # Others are looked at key by key when they are compared.
+                self._check(self._held[0])
         return self._held
 
 
@@ -294,6 +305,13 @@ def delete_steps(
         found = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, with_time(negated(found), at or 0, handle.schema))
         return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
+
+
+def deletion(handle: CollectionHandle, keys: Any, where: pc.Expression | None, token: str | None) -> PlainChange:
+    """Return what retracts records at the time of a commit, when that is made."""
+    check_either(keys, where)
+    wanted = None if keys is None else wanted_keys(keys, handle.schema)
+    return PlainChange(partial(delete_steps, handle, wanted, where, None, token), at_commit=True)
 
 
 def asked_to_delete(

@@ -180,6 +180,7 @@ class Operation:
 
         Where several share a time, their collections are sealed when all of them are valid, and not by each of them.
         """
+        last = {asked.collection: asked for asked in self.at_commit}  # What is written before it has the same time.
         for step in self.steps:
             if isinstance(step, Write):
                 time = times[step.collection] if step.at_commit else step.time_min
@@ -189,7 +190,7 @@ class Operation:
                 for version in step.versions:
                     yield PlannedAppend(step.collection, time, version)
             elif isinstance(step, AtCommit):
-                if not self.shares_time:
+                if not self.shares_time and step is last[step.collection]:
                     yield self.seal_of(step, times)
             elif isinstance(step, kinds.Tokens) and self.at_commit:
                 yield remembered_at(step, times)

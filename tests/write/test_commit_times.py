@@ -350,3 +350,13 @@ def check(oracle: Oracle, collections: dict[str, Any]) -> None:
     for as_of in oracle.values:
         times = [time for time in oracle.values if time <= as_of]
         assert dict(collections["k"].snapshot(as_of).rows()) == (oracle.values[max(times)] if times else {})
+
+
+def test_several_writes_to_a_collection_in_one_block_get_one_time_whatever_else_the_block_does() -> None:
+    with persist.open(persist.MemoryBlob()) as client:
+        one, other = (client.create_or_load(name, key={"k": int}, value={"v": int}) for name in ("one", "other"))
+        with client.multi_write() as multi:
+            multi.write(one, [(1, 1)])
+            multi.write(one, [(2, 2)])
+            multi.seal(other, 5)
+        assert {time for _, time, _ in one.changes(0).updates()} == {multi.time_of(one)}
