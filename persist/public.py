@@ -73,6 +73,7 @@ from persist.follow import Following
 from persist.fsck import Checked, FsckReport, Problem, Repair, Unreferenced, fsck
 from persist.hold import Hold, HoldInfo
 from persist.importing import ImportedFiles, ImportedVersion
+from persist.ingest import ingest
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.notify import Notify
@@ -181,6 +182,7 @@ __all__: list[str] = [
     "Work",
     "WriterFenced",
     "fsck",
+    "ingest",
     "open",
     "progress",
 ]

@@ -20,15 +20,16 @@ LADDER: list[tuple[str, ...]] = [
     ("blob",), ("codecs",), ("log",), ("words",), ("expression",), ("state",), ("upsert",), ("replica",), ("write",),
     ("hold",), ("read",), ("compact",), ("upkeep",), ("engine", "fsck"), ("notify",), ("source", "sink", "query"),
     ("dataflow",),
-    ("sql",), ("spark", "face"), ("facts",), ("web",), ("cli",),
+    ("sql",), ("spark", "face"), ("ingest",), ("public",), ("facts",), ("web",), ("cli",),
 ]  # fmt: skip
-# Two rooms have no folder of their own: their modules are at the root of the package.
+# Four rooms have no folder of their own: their modules are at the root of the package.
 AT_ROOT = {
     "words": (
         "antichain", "closing", "errors", "late_names", "metrics", "names", "settings", "shown", "timeline", "version",
         "work",
     ),
-    "face": ("client", "collection", "creating", "follow", "importing", "listing", "multi_write", "public", "view"),
+    "face": ("client", "collection", "creating", "follow", "importing", "listing", "multi_write", "view"),
+    "public": ("public",),
     "cli": ("__main__",),
 }  # fmt: skip
 # Modules that a door exports as a namespace: `from persist.log import kinds`.
@@ -83,7 +84,7 @@ class Module:
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module; the package itself is of the face."""
+    """Return the room of a module; the package itself is of what is public."""
     first = module.split(".")[1] if "." in module else "public"
     return _ROOM_OF.get(first, first)
 

@@ -28,6 +28,7 @@ PAGES = [
     "concepts.md",
     "how-to.md",
     "events.md",
+    "ingest.md",
     "dataflow.md",
     "views.md",
     "operations.md",

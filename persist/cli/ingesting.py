@@ -1,0 +1,57 @@
+"""The command that takes in files, databases and topics: ingest."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.cli.command import OK, command
+from persist.cli.place import Place, tell_done
+from persist.shown import counted
+
+
+@command
+def ingest(
+    at: Place,
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A TOML file that describes a source, or its URL: docs/ingest.md."),
+    ],
+    collection: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The collection that gets the rows of files.")
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", metavar="COLUMN", help="Of its key; may be repeated.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all that is there by now was taken in.")] = False,
+) -> int:
+    """Take in files, a database or a topic exactly once, and follow it. Given again, it goes on where it was."""
+    options: dict[str, Any] = {"collection": collection, "key": key}
+    options = {name: value for name, value in options.items() if value is not None}
+    with at.writing(may_be_new=True, background=True) as client, _stopped_by_sigterm() as stop:
+        done = persist.ingest(client, source, once=once, stop=stop, **options)
+        line = f"took in {counted(done.rows, 'row')} from {done.source} in {counted(done.commits, 'commit')}"
+        tell_done(
+            at,
+            {"source": done.source, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)},
+            line if done.commits else f"nothing is new at {done.source}",
+        )
+    return OK
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[threading.Event]:
+    """Yield what SIGTERM sets: the commit under way is finished, and the command ends well."""
+    stop = threading.Event()
+    before: Any = None
+    with suppress(ValueError):  # In a thread, as tests call it, nobody can listen to signals.
+        before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,19 @@
+"""Flowing in: folders of files, databases and topics become collections, each change exactly once.
+
+Promises: what a source says and how far it was read are one commit, so that nothing is lost or taken twice, whoever is
+killed when; a source hears that something is durable only after it is; memory is bounded by a batch, so a slow store
+slows the source down. Where a source has positions of its own, a position is the time, and `upper` is where to go on.
+No password is in a message, a log or a location.
+"""
+
+from typing import TYPE_CHECKING
+
+from persist.late_names import late_names
+
+if TYPE_CHECKING:
+    from persist.ingest.driver import Ingested, ingest
+    from persist.ingest.source import Batch, Change, Run, Source, SourceMoved, Target
+
+_SOURCE = ("Batch", "Change", "Run", "Source", "SourceMoved", "Target")
+__all__ = ["Ingested", "ingest", *_SOURCE]
+__getattr__ = late_names(__name__, {"driver": ("Ingested", "ingest"), "source": _SOURCE})

@@ -1,0 +1,128 @@
+"""The one loop that moves a source into collections: read a batch, commit it, tell the source, go on from `upper`.
+
+A source yields batches. When the loop asks for the next one, the one before is durable: that is all that a source has
+to know to acknowledge, and to forget. A commit expects the uppers from which the batch was read, so of two processes
+that read one source, one commits and the other ends with `UpperMismatch`.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from persist.client import Client, open
+from persist.collection import Collection
+from persist.errors import InvalidUsage
+from persist.ingest.config import source_of
+from persist.ingest.source import Batch, Run, Source, SourceMoved, Target
+from persist.settings import Location
+from persist.upsert import Keyed
+from persist.work import task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What was taken in: rows and commits, and how far each collection is sealed."""
+
+    source: str
+    rows: int
+    commits: int
+    uppers: Mapping[str, int | None]
+
+
+def ingest(
+    location: Location | Client,
+    source: "str | os.PathLike[str] | Mapping[str, Any] | Source",
+    *,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Ingested:
+    """Take in what a source has, exactly once, and go on with what comes; see `docs/ingest.md`.
+
+    Args:
+        location: as of `persist.open`, or a client.
+        source: the URL of a source, the path of a TOML file that describes one, or what such a file would hold.
+        once: return when all that is there by now was taken in; else this goes on until it is stopped.
+        stop: ends it after the commit under way, when it is set.
+        storage_options: of the location.
+        options: of the source, such as `collection="orders"`; they go before what the file says.
+
+    Raises:
+        InvalidUsage: the source or an option is unknown, or what the source gives does not fit.
+        UpperMismatch: another process takes in the same source.
+    """
+    with ExitStack() as stack:
+        reading = source_of(source, options)
+        stack.callback(reading.close)
+        client = location if isinstance(location, Client) else open(location, storage_options=storage_options)
+        if client is not location:
+            stack.enter_context(client)
+        collections = {target.name: _collection(client, target) for target in reading.targets(client)}
+        return _follow(reading, Run(client, collections, once, stop or threading.Event()))
+
+
+def _collection(client: Client, target: Target) -> Collection:
+    """Return the collection of a target, which is made if it is not there."""
+    if target.name not in client:
+        made = client.create_or_load(
+            target.name,
+            key=dict(target.key) or None,
+            value=dict(target.value) or None,
+            timeline=target.timeline,
+            keyed=Keyed() if target.keyed else None,
+        )
+        if target.comment is not None:
+            made.describe(target.comment).result()
+        return made
+    collection = client.load(target.name)
+    is_keyed = collection.handle.keyed is not None
+    if is_keyed != target.keyed:
+        raise InvalidUsage(
+            f"the collection {target.name!r} is {'keyed' if is_keyed else 'not keyed'}, and the source gives "
+            f"{'events by key' if target.keyed else 'updates'}: choose another collection"
+        )
+    return collection
+
+
+def _follow(source: Source, run: Run) -> Ingested:
+    rows = commits = 0
+    run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
+    with task("ingest", source.name, streams=True) as done:
+        for batch in source.batches(run):
+            try:
+                _commit(source, run, batch)
+            except SourceMoved as moved:
+                if run.once:
+                    raise
+                logger.warning("%s", moved)
+            else:
+                batch.is_durable = True
+                rows, commits = rows + batch.rows, commits + 1
+                done(batch.rows)
+            if run.stop.is_set():
+                break
+    uppers = {name: collection.upper.time for name, collection in run.collections.items()}
+    return Ingested(source.name, rows, commits, uppers)
+
+
+def _commit(source: Source, run: Run, batch: Batch) -> None:
+    """Commit a batch: all its rows, and the seals of all collections, or nothing."""
+    with run.client.multi_write(metadata={"ingest": source.name}) as multi:
+        for name, collection in run.collections.items():
+            multi.expect_upper(collection, run.uppers[name])
+        for change in batch.changes:
+            collection = run.collections[change.collection]
+            if collection.handle.keyed is None:
+                multi.write(collection, change.rows, time=change.time)
+            else:
+                multi.upsert(collection, change.rows, time=change.time)
+        for collection in run.collections.values():
+            multi.seal(collection, batch.upper)
+    run.uppers.update(dict.fromkeys(run.collections, batch.upper))

@@ -1,0 +1,360 @@
+"""Files of a folder or a prefix: each one is read once, as one commit and one time, in the order of their names.
+
+A second collection, `NAME.files`, holds what was read: name, size, version and rows of each file, and its time. It is
+sealed with the rows, so both agree whoever is killed when. The version of a file is the etag of its store; where there
+is none, it is the moment of its last change.
+
+A time is a moment: that at which a file was taken in, or the next one that is free.
+"""
+
+import logging
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client import Client
+from persist.codecs import arrow_type, did_you_mean
+from persist.collection import Collection
+from persist.errors import InvalidUsage
+from persist.ingest.source import Batch, Change, Run, SourceMoved, Target, without_secrets
+from persist.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+BLOCK_BYTES = 8 << 20
+FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".pq": "parquet"}
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+DELETED = "_deleted"
+_VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
+
+
+class FilesConfig(msgspec.Struct, kw_only=True):
+    """The options of a folder of files.
+
+    Attributes:
+        source: a folder, a prefix, or a pattern of names, such as s3://bucket/orders/*.csv.
+        collection: that gets the rows.
+        key: columns that are the key, if the collection is made.
+        columns: types of columns, if the collection is made; others are those of the first file.
+        keyed: a row replaces the one that its key had, if the collection is made.
+        format: csv, json (lines) or parquet; else each file's name tells.
+        timeline: the unit of times, if the collection is made.
+        drift: what becomes of a file with columns that the collection has not: "refuse", "add" them to the collection,
+            or "ignore" them.
+        changed: what becomes of a file that was read and has changed since: "refuse", read it "again" whole, or
+            "ignore" it.
+        poll_s: how often to look for new files.
+        settle_s: how long ago a file must have changed last, where the store has no etags: it may not be whole.
+        storage_options: for the store of the files.
+    """
+
+    source: str
+    collection: str
+    key: list[str] = []
+    columns: dict[str, str] = {}
+    keyed: bool = False
+    format: Literal["csv", "json", "parquet"] | None = None
+    timeline: Literal["s", "ms", "us", "ns"] = "ms"
+    drift: Literal["refuse", "add", "ignore"] = "refuse"
+    changed: Literal["refuse", "again", "ignore"] = "refuse"
+    poll_s: float = 5.0
+    settle_s: float = 1.0
+    storage_options: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file as its store lists it; changed_s is None where the version is an etag."""
+
+    path: str
+    name: str
+    size: int
+    version: str
+    changed_s: float | None
+
+
+class Files:
+    """A source of files."""
+
+    def __init__(self, config: FilesConfig) -> None:
+        self.config = config
+        self.name = without_secrets(config.source)
+        try:
+            import fsspec
+
+            self._files, self._path = fsspec.core.url_to_fs(config.source, **config.storage_options)
+        except (ImportError, ValueError, TypeError) as error:
+            raise InvalidUsage(f"{self.name} cannot be opened: {without_secrets(str(error))}") from None
+        self._is_pattern = any(mark in self._path for mark in "*?[")
+        if not config.poll_s > 0 or not config.settle_s >= 0:
+            raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return the collection of rows, and that of files; of one that is not there, the first file tells types."""
+        config, marks = self.config, f"{self.config.collection}.files"
+        if config.collection in client:
+            timeline = client.load(config.collection).schema.timeline
+            main = Target(config.collection, {}, {}, client.load(config.collection).handle.keyed is not None)
+        else:
+            main, timeline = self._made(), config.timeline
+        columns = {"size": pa.int64(), "version": pa.string(), "rows": pa.int64(), "time": pa.int64()}
+        comment = f"the files of {self.name} that were taken into {config.collection}"
+        return [main, Target(marks, {"file": pa.string()}, columns, True, timeline, comment)]
+
+    def batches(self, run: Run) -> Iterator[Batch]:
+        """Yield a batch for each new file, and look for more until the run stops."""
+        marks = run.collections[f"{self.config.collection}.files"]
+        known = {} if not run.uppers[marks.name] else _known(marks)
+        while not run.stop.is_set():
+            waiting = False
+            for file in self._listed():
+                if not self._is_new(file, known):
+                    continue
+                if self._is_fresh(file, run):
+                    waiting = True
+                    break  # Those after it wait, too, so that files keep their order.
+                batch = self._batch(run, file)
+                yield batch
+                if batch.is_durable:
+                    known[file.name] = (file.size, file.version)
+                if run.stop.is_set():
+                    return
+            if run.once and not waiting:
+                return
+            run.wait(min(self.config.poll_s, self.config.settle_s) if waiting else self.config.poll_s)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def _made(self) -> Target:
+        """Return the collection as the options and the first file say."""
+        config = self.config
+        types = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
+        first = next(iter(self._listed()), None)
+        if first is not None:
+            with self._opened(first) as (stream, form):
+                found = _schema_of(stream, form, first.path)
+            named = {field.name: field.type for field in found if field.name not in (DELETED, *types)}
+            types |= {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in named.items()}
+        elif not types:
+            raise InvalidUsage(
+                f"there is no file at {self.name} yet, and no collection {config.collection!r}: say what columns it "
+                'has, such as columns = { id = "int64" }, or begin when the first file is there'
+            )
+        missing = [name for name in config.key if name not in types]
+        if missing:
+            hint = did_you_mean(missing[0], types)
+            raise InvalidUsage(
+                f"the key column {missing[0]!r} is not there{hint or ''}. Columns are {', '.join(types)}"
+            )
+        if config.keyed and not config.key:
+            raise InvalidUsage('keyed = true needs the columns that are the key: key = ["id"]')
+        value = {name: kind for name, kind in types.items() if name not in config.key}
+        key = {name: types[name] for name in config.key}
+        return Target(config.collection, key, value, config.keyed, config.timeline)
+
+    def _listed(self) -> list[SourceFile]:
+        """Return all files there are, in the order of their names. Names that begin with _ or . are no data."""
+        self._files.invalidate_cache()
+        if self._is_pattern:
+            found = self._files.glob(self._path, detail=True)
+        else:
+            found = self._files.find(self._path, detail=True)
+        base = posixpath.dirname(self._path.split("*")[0].rstrip("/") + "/x") if self._is_pattern else self._path
+        files = []
+        for path, info in found.items():
+            name = posixpath.relpath(path, base) if path != base else posixpath.basename(path)
+            if info.get("type") == "file" and not any(part[0] in "_." for part in name.split("/") if part != ".."):
+                files.append(_described(path, name, info))
+        return sorted(files, key=lambda file: file.name)
+
+    def _is_new(self, file: SourceFile, known: Mapping[str, tuple[int, str]]) -> bool:
+        before = known.get(file.name)
+        if before is None or before == (file.size, file.version):
+            return before is None
+        if self.config.changed == "refuse":
+            raise InvalidUsage(
+                f"{file.path} has changed since it was read: it had {before[0]:,} bytes, and has {file.size:,}. Each "
+                'file is read once, so write new rows to a new file. Or say changed = "again" to read such a file '
+                'whole once more, or changed = "ignore"'
+            )
+        return self.config.changed == "again"
+
+    def _is_fresh(self, file: SourceFile, run: Run) -> bool:
+        """Return whether a file may still be written, as far as the clock tells."""
+        if file.changed_s is None:
+            return False
+        age_s = run.client.engine.clock.wall_ms() / 1000 - file.changed_s
+        return 0 <= age_s < self.config.settle_s
+
+    def _batch(self, run: Run, file: SourceFile) -> Batch:
+        collection = run.collections[self.config.collection]
+        timeline, time = collection.schema.timeline, run.uppers[collection.name]
+        if timeline is not None:
+            time = max(time, Timeline(timeline).now(run.client.engine.clock.wall_ms()))
+        batch = Batch((), time + 1)
+        batch.changes = self._changes(collection, file, time, batch)
+        return batch
+
+    def _changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
+        """Yield the rows of a file, and then its mark, if it is still the same file."""
+        if file.size:
+            with self._opened(file) as (stream, form):
+                rows = self._rows(collection, stream, form, file, batch)
+                first = next(rows, None)
+                if first is not None:
+                    yield Change(collection.name, _reader(first, rows), time)
+        now = self._files.info(file.path)
+        if _described(file.path, file.name, now) != file:
+            raise SourceMoved(f"{file.path} changed while it was read: nothing of it was taken in, and it is read anew")
+        mark = {"file": file.name, "size": file.size, "version": file.version, "rows": batch.rows, "time": time}
+        yield Change(f"{collection.name}.files", [mark], time)
+
+    def _rows(
+        self, collection: Collection, stream: Any, form: str, file: SourceFile, batch: Batch
+    ) -> Iterator[pa.RecordBatch]:
+        names = collection.schema.names
+        is_keyed = collection.handle.keyed is not None
+        wanted = {name: collection.schema.arrow.field(name).type for name in names}
+        wanted |= {DELETED: pa.bool_()} if is_keyed else {}
+        is_first = True
+        try:
+            for rows in _batches(stream, form, wanted):
+                if is_first:
+                    self._check_columns(collection, rows.schema, wanted, file)
+                    is_first = False
+                batch.rows += rows.num_rows
+                yield _typed(rows, wanted)
+        except pa.ArrowException as error:
+            raise InvalidUsage(
+                f"{file.path} cannot be read as {form}: {' '.join(str(error).split())}. Nothing of it was taken in: "
+                "mend the file, or move it away"
+            ) from None
+
+    def _check_columns(
+        self, collection: Collection, schema: pa.Schema, wanted: dict[str, pa.DataType], file: SourceFile
+    ) -> None:
+        """Say what a file has more or less than the collection, or refuse it, or let the collection follow."""
+        names = collection.schema.names
+        more = [name for name in schema.names if name not in wanted]
+        less = [name for name in names if name not in schema.names]
+        lost = [name for name in less if name in collection.schema.key_names]
+        if lost:
+            raise InvalidUsage(f"{file.path} has no column {lost[0]!r}, which is of the key of {collection.name!r}")
+        if more and self.config.drift == "refuse":
+            raise InvalidUsage(
+                f"{file.path} has the column {more[0]!r}, which the collection {collection.name!r} has not"
+                f'{did_you_mean(more[0], names)}. Nothing of it was taken in. Say drift = "add" to add such columns to '
+                'the collection, or drift = "ignore" to leave them out'
+            )
+        if more and self.config.drift == "add":
+            added = {name: schema.field(name).type for name in more}
+            added = {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in added.items()}
+            collection.evolve(add=added)
+            wanted |= added
+            logger.warning("%s has new columns, which %r has from now on: %s", file.path, collection.name, added)
+        elif more:
+            logger.warning("%s has columns that are left out: %s", file.path, ", ".join(more))
+        if less:
+            logger.warning("%s does not have all columns, these are NULL: %s", file.path, ", ".join(less))
+
+    @contextmanager
+    def _opened(self, file: SourceFile) -> Iterator[tuple[Any, str]]:
+        """Yield the bytes of a file, and its format."""
+        stem, suffix = posixpath.splitext(file.path)
+        compression = COMPRESSED.get(suffix.lower())
+        form = self.config.format or FORMATS.get(posixpath.splitext(stem)[1] if compression else suffix.lower())
+        if form is None:
+            raise InvalidUsage(
+                f'the format of {file.path} cannot be told from its name: say format = "csv", "json" or "parquet", or '
+                "name the files that are meant, such as orders/*.csv"
+            )
+        try:
+            with self._files.open(file.path, "rb") as raw:
+                yield (pa.CompressedInputStream(pa.PythonFile(raw), compression) if compression else raw), form
+        except FileNotFoundError:
+            raise SourceMoved(f"{file.path} was deleted before it was read: nothing of it was taken in") from None
+
+
+def _known(marks: Collection) -> dict[str, tuple[int, str]]:
+    """Return size and version of each file that was read."""
+    with marks.snapshot(columns=["file", "size", "version"]) as snapshot:
+        table = snapshot.to_arrow()
+    columns = [table[name].to_pylist() for name in ("file", "size", "version")]
+    return {name: (size, version) for name, size, version in zip(*columns, strict=True)}
+
+
+def _described(path: str, name: str, info: Mapping[str, Any]) -> SourceFile:
+    by, version = next(((by, info[by]) for by in _VERSIONS if info.get(by) is not None), ("", ""))
+    changed = info.get("mtime") if by == "mtime" else None
+    return SourceFile(path, name, int(info["size"]), str(version), None if changed is None else float(changed))
+
+
+def _batches(stream: Any, form: str, wanted: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file in blocks; columns that are wanted get their types, if text tells none."""
+    if form == "parquet":
+        import pyarrow.parquet as pq
+
+        yield from pq.ParquetFile(stream).iter_batches()
+    elif form == "csv":
+        import pyarrow.csv as pa_csv
+
+        yield from pa_csv.open_csv(
+            stream,
+            pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+            pa_csv.ParseOptions(newlines_in_values=True),
+            pa_csv.ConvertOptions(
+                column_types=dict(wanted),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    else:
+        import pyarrow.json as pa_json
+
+        options = pa_json.ParseOptions(explicit_schema=pa.schema(wanted.items()), unexpected_field_behavior="infer")
+        yield from pa_json.open_json(stream, pa_json.ReadOptions(False, BLOCK_BYTES), options)
+
+
+def _schema_of(stream: Any, form: str, path: str) -> pa.Schema:
+    """Return the columns of a file, by its footer or its first block."""
+    try:
+        if form == "parquet":
+            import pyarrow.parquet as pq
+
+            return pq.ParquetFile(stream).schema_arrow
+        if form == "csv":
+            import pyarrow.csv as pa_csv
+
+            return pa_csv.open_csv(stream, pa_csv.ReadOptions(block_size=BLOCK_BYTES)).schema
+        import pyarrow.json as pa_json
+
+        return pa_json.open_json(stream, pa_json.ReadOptions(False, BLOCK_BYTES)).schema
+    except pa.ArrowException as error:
+        raise InvalidUsage(f"{path} cannot be read as {form}: {' '.join(str(error).split())}") from None
+
+
+def _typed(rows: pa.RecordBatch, wanted: Mapping[str, pa.DataType]) -> pa.RecordBatch:
+    """Return rows with just the columns of the collection, and NULL where the file has none."""
+    arrays = {
+        name: rows.column(name).cast(kind) if name in rows.schema.names else pa.nulls(rows.num_rows, kind)
+        for name, kind in wanted.items()
+        if name != DELETED or DELETED in rows.schema.names
+    }
+    if DELETED in arrays:
+        arrays[DELETED] = pc.fill_null(arrays[DELETED], False)
+    return pa.RecordBatch.from_arrays([*arrays.values()], [*arrays])
+
+
+def _reader(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    def both() -> Iterator[pa.RecordBatch]:
+        yield first
+        yield from rest
+
+    return pa.RecordBatchReader.from_batches(first.schema, both())

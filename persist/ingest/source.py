@@ -1,0 +1,126 @@
+"""What a source of rows is to the loop that commits them."""
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from persist.client import Client
+from persist.collection import Collection
+from persist.errors import InvalidUsage
+
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@")
+_WORD = re.compile(r"(?i)\b(password|sslpassword|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]+)")
+
+
+def without_secrets(text: str) -> str:
+    """Return a URL, or a message with URLs in it, without passwords."""
+    return _WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
+
+
+class SourceMoved(InvalidUsage):
+    """What is read changed meanwhile. The batch is given up, and read again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A collection that a source fills.
+
+    Attributes:
+        key, value: its columns and their types, if it is made; one that is there keeps its own.
+        keyed: whether the source gives events by key, and not updates.
+        timeline: what its times are; None if they are positions of the source.
+        comment: what the collection says of itself, if it is made.
+    """
+
+    name: str
+    key: Mapping[str, Any]
+    value: Mapping[str, Any]
+    keyed: bool = False
+    timeline: str | None = None
+    comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Rows for a collection: updates, or events if it is keyed, of any form that `write` or `upsert` takes.
+
+    Attributes:
+        time: of all of them; None if they have times.
+    """
+
+    collection: str
+    rows: Any
+    time: int | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """What becomes one commit.
+
+    Attributes:
+        changes: are read while the commit is made; what is raised meanwhile undoes it.
+        upper: all collections of the source are sealed to it.
+        rows: how many rows it has, once its changes were read.
+        is_durable: set by the loop: whether it was committed.
+    """
+
+    changes: Iterable[Change]
+    upper: int
+    rows: int = 0
+    is_durable: bool = False
+
+
+@dataclass
+class Run:
+    """What a source needs to know of the loop.
+
+    Attributes:
+        collections: that the source fills, by name.
+        once: end when all that is there by now was read.
+        stop: is set when the source is to end.
+        uppers: how far each collection is sealed, as far as this loop knows.
+    """
+
+    client: Client
+    collections: Mapping[str, Collection]
+    once: bool
+    stop: threading.Event
+    uppers: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        uppers = {name: collection.upper.time for name, collection in self.collections.items()}
+        for name, upper in uppers.items():
+            if upper is None:
+                raise InvalidUsage(f"the collection {name!r} is sealed for ever, so nothing can flow in: take another")
+        self.uppers = {name: upper for name, upper in uppers.items() if upper is not None}
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, unless the loop is to stop; return whether it is."""
+        return self.stop.wait(seconds)
+
+
+class Source(Protocol):
+    """Where batches come from.
+
+    `batches` begins where the uppers of the collections say. Its positions are times, or it keeps them in a collection
+    of its own that is sealed with the others.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and logs: nothing secret is in it."""
+        ...
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return the collections that it fills."""
+        ...
+
+    def batches(self, run: Run) -> Iterator[Batch]:
+        """Yield what there is, and what comes, until the run stops; with `once`, until all is read."""
+        ...
+
+    def close(self) -> None:
+        """Free what it has open."""
+        ...
