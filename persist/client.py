@@ -33,7 +33,7 @@ from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.notify import Notify
-from persist.query import AsOf, Outcome, QueryResult, execute, is_statement
+from persist.query import AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
 from persist.read import ArrowResult, JointListen
 from persist.replica import LAST
 from persist.settings import Location, Settings
@@ -435,6 +435,10 @@ class Client(CreatingCalls, Described):
         certificate: tuple[str | bytes, str | bytes] | None = None,
         insecure: bool = False,
         commits: bool = False,
+        sql: bool = False,
+        sql_memory_bytes: int = 1 << 30,
+        sql_timeout_s: float = 300.0,
+        sql_rows_max: int = 100_000_000,
         slow_s: float = 60.0,
     ) -> "Server":
         """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
@@ -450,6 +454,9 @@ class Client(CreatingCalls, Described):
             insecure: allow an address that other machines reach without a token.
             commits: commit for clients that were opened with `commit_through=`, too. Whoever has the token may then do
                 what a client can that may write to the store. For mode "shared".
+            sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does. See `docs/sql.md`.
+            sql_memory_bytes, sql_timeout_s, sql_rows_max: what one query may take: memory of DuckDB, seconds, and rows
+                of its answer. Eight run at a time.
             slow_s: a stream that its client does not read for so long is dropped.
 
         Raises:
@@ -458,7 +465,7 @@ class Client(CreatingCalls, Described):
             ReadOnly: commits is asked for, and this client only reads.
         """
         self.engine.check_open("serve")
-        for option, given in (("commits", commits), ("insecure", insecure)):
+        for option, given in (("commits", commits), ("insecure", insecure), ("sql", sql)):
             if not isinstance(given, bool):
                 raise InvalidUsage(f"serve({option}={given!r}) is not True or False")
         committer = self.engine.writer("serve with commits").committer if commits else None
@@ -466,6 +473,7 @@ class Client(CreatingCalls, Described):
             raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
         from persist.notify import Server  # As above.
 
+        limits = QueryLimits(sql_memory_bytes, sql_timeout_s, sql_rows_max)
         if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
             raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
         server = Server(
@@ -477,6 +485,7 @@ class Client(CreatingCalls, Described):
             insecure=insecure,
             slow_s=slow_s,
             committer=committer,
+            queries=Queries(self.engine, limits) if sql else None,
         )
         self._ends.append(server.close)
         self.engine.count_also("server", server.counts)

@@ -161,6 +161,11 @@ def serve(
     commits: Annotated[
         bool, typer.Option("--commits", help="Commit for others, too: clients opened with commit_through=.")
     ] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Speak Flight SQL, too, so that any tool with a driver for it asks queries.")
+    ] = False,
+    sql_memory: Annotated[int, typer.Option(metavar="MB", help="What one query may keep in memory.")] = 1024,
+    sql_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long one query may take.")] = 300.0,
     metrics: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve metrics there, too: http, for Prometheus and Grafana."),
@@ -173,9 +178,13 @@ def serve(
     token = os.environ.get(TOKEN_VARIABLE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
     with at.writing(background=True) if commits else at.reading() as client, ExitStack() as stack:
-        server = stack.enter_context(client.serve(url, token=token, insecure=insecure, commits=commits))
+        options: dict[str, Any] = {"sql_memory_bytes": sql_memory << 20, "sql_timeout_s": sql_timeout} if sql else {}
+        server = stack.enter_context(
+            client.serve(url, token=token, insecure=insecure, commits=commits, sql=sql, **options)
+        )
         addresses = {"url": server.url}
-        line = f"{server.url} serves {client.url}{', and commits to it' if commits else ''}. Ctrl-C ends it."
+        also = ", and commits to it" * commits + ", in SQL, too" * sql
+        line = f"{server.url} serves {client.url}{also}. Ctrl-C ends it."
         if metrics is not None:
             from persist.cli.exposition import MetricsServer
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 from persist.blob import DaemonThreads
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.notify.address import Address
+from persist.notify.protobuf import message_of
 
 try:
     import grpc
@@ -192,27 +193,6 @@ def cut(context: "grpc.ServicerContext") -> None:
         call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], "it was too slow")
 
 
-def message_of(*fields: tuple[int, bytes | memoryview]) -> bytes:
-    """Return a message of protobuf whose fields, by number, are all bytes or text."""
-    pieces: list[bytes | memoryview] = []
-    for number, value in fields:
-        pieces += _varint(number << 3 | 2), _varint(len(value)), value
-    return b"".join(pieces)
-
-
-def fields_of(message: bytes) -> dict[int, bytes]:
-    """Return the fields of such a message by number. Raises ValueError if it is none."""
-    fields, at = {}, 0
-    while at < len(message):
-        tag, at = _read_varint(message, at)
-        length, at = _read_varint(message, at)
-        if tag & 7 != 2 or length > len(message) - at:
-            raise ValueError("the message is not one of Flight")
-        fields[tag >> 3] = message[at : at + length]
-        at += length
-    return fields
-
-
 def schema_message(schema: pa.Schema) -> bytes:
     """Return the message that begins a stream of data."""
     return message_of((DATA_HEADER, memoryview(pa.ipc.read_message(schema.serialize()).metadata)))
@@ -228,27 +208,6 @@ def batch_messages(batch: pa.RecordBatch, metadata: bytes = b"") -> Iterator[byt
         extra = [(METADATA, metadata)] if metadata and message is messages[-1] else []
         body = b"" if message.body is None else memoryview(message.body)
         yield message_of((DATA_HEADER, memoryview(message.metadata)), *extra, (DATA_BODY, body))
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 127:
-        encoded.append(number & 127 | 128)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 35, 7):
-        if at >= len(message):
-            break
-        number |= (message[at] & 127) << shift
-        at += 1
-        if message[at - 1] < 128:
-            return number, at
-    raise ValueError("the message is not one of Flight")
 
 
 def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes]:

@@ -36,10 +36,9 @@ from persist.notify.flight_calls import (
     Method,
     batch_messages,
     cut,
-    fields_of,
-    message_of,
     schema_message,
 )
+from persist.notify.flight_sql import FlightSql, Queries, is_sql
 from persist.notify.messages import (
     CommitRequest,
     Commits,
@@ -54,6 +53,7 @@ from persist.notify.messages import (
     decode_message,
     decode_ticket,
 )
+from persist.notify.protobuf import fields_of, message_of
 from persist.replica import Follower
 from persist.write import Committer
 
@@ -125,20 +125,26 @@ class Server(Closes):
         insecure: bool,
         slow_s: float,
         committer: Committer | None = None,
+        queries: Queries | None = None,
     ) -> None:
-        """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them."""
+        """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them; with queries, it
+        speaks Flight SQL.
+        """
         address = _checked(url, token, certificate, insecure)
         self._commits = None if committer is None else CommitsForOthers(committer, follower)
         self._follower = follower
         self._hub = _Hub(seqno=follower.state.seqno)
         self._slow_s = slow_s
-        answers = _Answers(face, follower, self._hub, self._commits)
+        sql = None if queries is None else FlightSql(queries)
+        answers = _Answers(face, follower, self._hub, self._commits, sql)
         methods: dict[str, Method] = {
             "ListFlights": answers.list_flights,
             "GetFlightInfo": answers.get_flight_info,
+            "GetSchema": answers.get_schema,
             "DoGet": answers.do_get,
             "DoAction": answers.do_action,
             "DoExchange": answers.do_exchange,
+            "DoPut": answers.do_put,
             "ListActions": answers.list_actions,
         }
         try:
@@ -212,8 +218,11 @@ class Server(Closes):
 class _Answers:
     """What is answered to the calls of Flight clients, each in a thread of its own."""
 
-    def __init__(self, face: Face, follower: Follower, hub: _Hub, commits: CommitsForOthers | None) -> None:
+    def __init__(
+        self, face: Face, follower: Follower, hub: _Hub, commits: CommitsForOthers | None, sql: FlightSql | None
+    ) -> None:
         self._face = face
+        self._sql = sql
         self._follower = follower
         self._hub = hub
         self._commits = commits
@@ -225,13 +234,25 @@ class _Answers:
 
     def get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         descriptor = _parsed(flight.FlightDescriptor, next(requests))
-        if not descriptor.path or len(descriptor.path) != 1:
-            raise ValueError("a collection is asked for by a path of one element, its name")
-        yield self._info(descriptor.path[0].decode()).serialize()
+        if is_sql(descriptor.command or b""):
+            yield self._speaking_sql().info(descriptor.command).serialize()
+            return
+        yield self._info(_path_of(descriptor)).serialize()
+
+    def get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        descriptor = _parsed(flight.FlightDescriptor, next(requests))
+        if is_sql(descriptor.command or b""):
+            yield self._speaking_sql().schema(descriptor.command)
+            return
+        yield message_of((1, self._info(_path_of(descriptor)).schema.serialize()))
 
     def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        wanted = decode_ticket(_parsed(flight.Ticket, next(requests)).ticket)
-        schema, close, batches = _opened(self._face, wanted, self._hub, context)
+        ticket = _parsed(flight.Ticket, next(requests)).ticket
+        if is_sql(ticket):
+            schema, close, rows = self._speaking_sql().opened(ticket, context)
+            batches = _sliced(rows)
+        else:
+            schema, close, batches = _opened(self._face, decode_ticket(ticket), self._hub, context)
         try:
             stream = self._entered(close, partial(cut, context))
         except BaseException:
@@ -241,7 +262,9 @@ class _Answers:
 
     def do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         action = _parsed(flight.Action, next(requests))
-        yield message_of((ACTION_RESULT, self._done(action.type, action.body.to_pybytes(), context)))
+        body = action.body.to_pybytes()
+        result = None if self._sql is None else self._sql.done(action.type, body)
+        yield message_of((ACTION_RESULT, self._done(action.type, body, context) if result is None else result))
 
     def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Commit for others: the descriptor says how long the request is, and metadata are its pieces."""
@@ -254,6 +277,9 @@ class _Answers:
             while len(data) < length:
                 data += fields_of(next(requests)).get(METADATA, b"")
             yield message_of((METADATA, commits.answer(bytes(data))))
+
+    def do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        yield self._speaking_sql().put(requests)
 
     def list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         kinds = [
@@ -282,6 +308,13 @@ class _Answers:
         else:
             raise ValueError(f"there is no action {what[:200]!r}: use wait, leave, committed or commits")
         return b"{}"
+
+    def _speaking_sql(self) -> FlightSql:
+        if self._sql is None:
+            raise ValueError("this server does not speak SQL: it needs serve(sql=True)")
+        if self._hub.is_closed:
+            raise Unavailable("the server ends")
+        return self._sql
 
     def _committing(self) -> CommitsForOthers:
         if self._commits is None:
@@ -319,6 +352,13 @@ class _Answers:
                 hub.waiters.discard(wait.waiter)
                 hub.left.discard(wait.waiter)
             return msgspec.json.encode(Newest(self._follower.state.location, hub.seqno))
+
+
+def _path_of(descriptor: flight.FlightDescriptor) -> str:
+    """Return the collection that is asked for. Raises ValueError if none is."""
+    if not descriptor.path or len(descriptor.path) != 1:
+        raise ValueError("a collection is asked for by a path of one element, its name")
+    return str(descriptor.path[0].decode())
 
 
 def _parsed(kind: Any, message: bytes) -> Any:

@@ -5,6 +5,7 @@ one collection in one commit, on exactly the contents that it has read. Whoever 
 at nothing else that its user may read. Views, which are kept up to date, are in `persist.sql`.
 """
 
-from persist.query.result import AsOf, QueryResult
+from persist.query.queries import Queries
+from persist.query.result import AsOf, QueryLimits, QueryResult
 from persist.query.statements import Changed, Outcome, execute, is_statement
 from persist.query.tables import quoted

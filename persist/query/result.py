@@ -1,25 +1,67 @@
-"""Queries of DuckDB over collections, each as of one time, all at one point of the log."""
+"""Queries of DuckDB over collections, each as of one time, all at one point of the log.
+
+A table of a query is a collection, by its name: `orders`, or `sales.orders` for the collection of that name. With a
+catalog before its schema, it is the collection as of a time: `latest.main.orders`, `"@2026-11-23T12:00Z".sales.orders`,
+and `"quarter-end".main.orders` for a tag. The schema `main` is that of names without a dot.
+"""
 
 import json
 import re
+import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from persist.codecs import did_you_mean
-from persist.engine import CollectionHandle, Engine, loaded, snapshot
+from persist.engine import LATEST, CollectionHandle, Engine, loaded, snapshot
 from persist.errors import InvalidUsage, PersistError
-from persist.query.tables import DUCKDB, SEALED_OFF, collection_of, register, why_refused
+from persist.query.tables import DUCKDB, MAIN, SEALED_OFF, collection_of, register, why_refused
 from persist.read import ArrowResult, Snapshot, required
 from persist.timeline import Moment
 
 BATCH_ROWS = 100_000
+MEMORY_BYTES_MIN = 16 << 20
 
 _WITH_FILES = {"python_enable_replacements": "false"}
 
 AsOf = int | Moment | Mapping[str, int | Moment] | None
+Path = tuple[str, ...]  # Of a table in a query: its catalog and its schema, as far as they are there, and its name.
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLimits:
+    """What a query of somebody else may take.
+
+    Attributes:
+        memory_bytes: for what DuckDB keeps. Nothing is spilled to disk.
+        timeout_s: from the first row that is asked for to the last one.
+        rows_max: of the answer.
+    """
+
+    memory_bytes: int
+    timeout_s: float
+    rows_max: int
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN),
+            ("timeout_s", self.timeout_s, 0.001),
+            ("rows_max", self.rows_max, 1),
+        ):
+            kinds = (int, float) if name == "timeout_s" else (int,)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < 2**62:
+                raise InvalidUsage(f"sql_{name}={value!r} is not a number of at least {least:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of a query: which collection it is, and which time its catalog says."""
+
+    name: str
+    as_of: int | str | None = None
 
 
 class QueryResult(ArrowResult):
@@ -29,13 +71,26 @@ class QueryResult(ArrowResult):
         sql: the query.
     """
 
-    def __init__(self, engine: Engine, sql: str, as_of: AsOf, *, files: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sql: str,
+        as_of: AsOf,
+        *,
+        files: bool = False,
+        limits: QueryLimits | None = None,
+        parameters: Sequence[Any] = (),
+        times: Mapping[Path, int] | None = None,
+    ) -> None:
         """Bind a query to snapshots of all collections that it reads.
 
         Args:
             as_of: a time for all collections, or times by their names; "" is the name of all others. The latest sealed
                 time if nothing is said.
             files: let it read files and URLs, too, and load what DuckDB needs for that.
+            limits: what it may take; None for no limits.
+            parameters: what stands for `?` or `$1` in it.
+            times: the `times` of another result, to read the same.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
@@ -43,21 +98,33 @@ class QueryResult(ArrowResult):
         """
         duckdb = required(DUCKDB)
         self.sql = sql
+        self.times: dict[Path, int] = {}
+        self._limits = limits
+        self._parameters = [*parameters]
+        self._interrupted = ""
+        self._busy = threading.Lock()
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
         self._names = engine.names("")
         self._failed: list[PersistError] = []
         self._stack = ExitStack()
+        config: dict[str, str] = {**(_WITH_FILES if files else SEALED_OFF)}
+        if limits is not None:
+            config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
         with ExitStack() as opening:
-            self._connection = opening.enter_context(duckdb.connect(config=_WITH_FILES if files else SEALED_OFF))
+            self._connection = opening.enter_context(duckdb.connect(config=config))
             tables = _tables_of(sql, self._connection)
-            read = {table: name for table in tables if (name := collection_of(table, self._names)) is not None}
-            for table, (handle, time) in _at_once(engine, read, as_of).items():
+            read = {path: table for path in tables if (table := _table_of(path, self._names)) is not None}
+            for path, (handle, time) in _at_once(engine, read, as_of, times or {}).items():
+                self.times[path] = time
                 result = opening.enter_context(snapshot(handle, time, timeout_s=0.0))
-                register(self._connection, table, _dataset(result, self._failed))
+                register(self._connection, path, _dataset(result, self._failed))
             try:
-                self._schema = self._connection.sql(sql).to_arrow_reader(1).schema
+                # Only its types are asked for: what an answer is made of is read when it is.
+                relation = self._relation()
+                types = relation.limit(0).to_arrow_table().schema.types
             except self._refusals as error:
                 self._refuse(error)
+            self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
             self._stack = opening.pop_all()
 
     @property
@@ -66,27 +133,66 @@ class QueryResult(ArrowResult):
         return self._schema
 
     def close(self) -> None:
-        """Let go of what the query reads; idempotent. Reading it again is an error."""
-        self._stack.close()
+        """Let go of what the query reads; idempotent, for any thread. Reading it again is an error."""
+        self.interrupt("its answer was closed")
+        with self._busy:
+            self._stack.close()
+
+    def interrupt(self, why: str) -> None:
+        """Let whoever reads the answer fail with InvalidUsage, which says why."""
+        self._interrupted = self._interrupted or why
+        with suppress(self._refusals[0]):  # It may be closed already.
+            self._connection.interrupt()
+
+    def _relation(self) -> Any:
+        return self._connection.sql(self.sql, params=self._parameters or None)
 
     def _tables(self) -> Generator[pa.Table, None, None]:
-        try:
-            for batch in self._connection.sql(self.sql).to_arrow_reader(BATCH_ROWS):
+        with ExitStack() as stack:
+            if self._limits is not None:
+                stack.callback(self._ending_after(self._limits.timeout_s).cancel)
+            rows, reader = 0, None
+            while True:
+                # A connection does one thing at a time, and nobody may close it meanwhile.
+                with self._busy:
+                    self._check_open()
+                    try:
+                        reader = self._relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
+                        batch = next(reader, None)
+                    except self._refusals as error:
+                        self._refuse(error)
+                if batch is None:
+                    return
+                rows += batch.num_rows
+                if self._limits is not None and rows > self._limits.rows_max:
+                    raise InvalidUsage(f"the answer has more than {self._limits.rows_max:,} rows: narrow the query")
                 yield pa.Table.from_batches([batch])
-        except self._refusals as error:
-            self._refuse(error)
+
+    def _ending_after(self, timeout_s: float) -> threading.Timer:
+        timer = threading.Timer(timeout_s, self.interrupt, [f"it took longer than {timeout_s:g} s"])
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _check_open(self) -> None:
+        if self._interrupted:
+            raise InvalidUsage(f"the query was ended: {self._interrupted}")
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what a refusal by DuckDB means here."""
+        if self._interrupted:
+            raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
         if self._failed:
             raise self._failed[0] from error
         if type(error).__module__.partition(".")[0] != "_duckdb" and "duckdb" not in type(error).__module__:
             raise error
-        if type(error).__name__ == "PermissionException":
+        if type(error).__name__ == "OutOfMemoryException" and self._limits is not None:
             raise InvalidUsage(
-                f"the query reads something that is no collection: {error}. Give files=True to let it read files and "
-                "URLs with your rights"
+                f"the query needs more than {self._limits.memory_bytes:,} bytes of memory: narrow it"
             ) from error
+        if type(error).__name__ == "PermissionException":
+            way = "" if self._limits else ". Give files=True to let it read files and URLs with your rights"
+            raise InvalidUsage(f"the query reads something that is no collection: {error}{way}") from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
         raise InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {self._names}") from error
@@ -95,26 +201,48 @@ class QueryResult(ArrowResult):
         return f"<Answer of {self.sql:.100}>"
 
 
+def _table_of(path: Path, names: Sequence[str]) -> _Table | None:
+    """Return what a table of a query is; None if it is no collection, as a named subquery is none."""
+    *qualifiers, table = path
+    name = collection_of(path, names)
+    if name is not None or not qualifiers:
+        return None if name is None else _Table(name)
+    catalog, *schemas = qualifiers
+    schema = schemas[0] if schemas else MAIN
+    name = collection_of([table] if schema == MAIN else [schema, table], names)
+    if name is None:
+        return None
+    if not schemas and catalog == MAIN:
+        return _Table(name)
+    if not catalog.startswith("@"):
+        return _Table(name, LATEST if catalog.lower() == LATEST else catalog)  # Or else it is a tag.
+    time = catalog.removeprefix("@")
+    return _Table(name, int(time) if time.isdecimal() else time)
+
+
 def _at_once(
-    engine: Engine, read: Mapping[tuple[str, ...], str], as_of: AsOf
-) -> dict[tuple[str, ...], tuple[CollectionHandle, int]]:
+    engine: Engine, read: Mapping[Path, _Table], as_of: AsOf, known: Mapping[Path, int]
+) -> dict[Path, tuple[CollectionHandle, int]]:
     """Return for each table its collection and the time to read it at, all in one state of the location."""
     times = as_of if isinstance(as_of, Mapping) else {"": as_of}
+    names = [*dict.fromkeys(table.name for table in read.values())]
     for name in times:
-        if name and name not in read.values():
-            hint = did_you_mean(name, [*read.values()]) or ","
-            raise InvalidUsage(f"as_of={name}=…: the query does not read {name!r}{hint} it reads {[*read.values()]}")
-    handles = {table: loaded(engine, name) for table, name in read.items()}
+        if name and name not in names:
+            hint = did_you_mean(name, names) or ","
+            raise InvalidUsage(f"as_of={name}=…: the query does not read {name!r}{hint} it reads {names}")
+    handles = {path: loaded(engine, table.name) for path, table in read.items()}
     _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles.values()])
     bound = {}
-    for (table, handle), state in zip(handles.items(), states, strict=True):
-        time = times.get(read[table], times.get(""))
-        bound[table] = (handle, handle.time_in(state, time))
+    for (path, handle), state in zip(handles.items(), states, strict=True):
+        time: int | Moment | None = known.get(path, read[path].as_of)
+        if time is None:
+            time = times.get(read[path].name, times.get(""))
+        bound[path] = (handle, handle.time_in(state, time))
     return bound
 
 
-def _tables_of(query: str, connection: Any) -> list[tuple[str, ...]]:
-    """Return each table that a query reads once, as its schema, if it has one, and name; named subqueries, too.
+def _tables_of(query: str, connection: Any) -> list[Path]:
+    """Return each table that a query reads once, named subqueries, too.
 
     Raises:
         InvalidUsage: it is not one query.
@@ -124,13 +252,14 @@ def _tables_of(query: str, connection: Any) -> list[tuple[str, ...]]:
     if parsed["error"] or len(parsed["statements"]) != 1:
         why = parsed.get("error_message", f"there are {len(parsed.get('statements', ()))} of them")
         raise InvalidUsage(f"this is not one query that begins with SELECT, FROM or WITH: {why}")
-    tables: dict[tuple[str, ...], None] = {}
+    tables: dict[Path, None] = {}
     left: list[Any] = [parsed]
     while left:
         node = left.pop()
         if isinstance(node, dict):
             if node.get("type") == "BASE_TABLE":
-                tables[tuple(part for part in (node["schema_name"], node["table_name"]) if part)] = None
+                parts = (node["catalog_name"], node["schema_name"], node["table_name"])
+                tables[tuple(part for part in parts if part)] = None
             left += node.values()
         elif isinstance(node, list):
             left += node

@@ -12,6 +12,7 @@ SEALED_OFF = {
     "lock_configuration": "true",
 }
 DUCKDB = "duckdb>=2.0,<2.1"
+MAIN = "main"  # The schema of names without a dot.
 
 
 def quoted(name: str) -> str:
@@ -32,11 +33,13 @@ def collection_of(parts: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
-    """Make a dataset a table of a connection, in a schema if it has two parts."""
-    name = ".".join(parts)
+    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three."""
+    name = path_of(parts) if len(parts) > 1 else parts[0]
     connection.register(name, dataset)
+    if len(parts) > 2:
+        connection.execute(f"ATTACH IF NOT EXISTS ':memory:' AS {quoted(parts[0])}")
     if len(parts) > 1:
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(parts[0])}")
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {path_of(parts[:-1])}")
         connection.execute(f"CREATE VIEW {path_of(parts)} AS FROM {quoted(name)}")
 
 
