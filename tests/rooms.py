@@ -18,8 +18,8 @@ FOLDERS = {"blob": "persist.blob", "codecs": "persist.codecs", "persist": "persi
 # From the lowest to the highest. Rooms that stand side by side do not import each other.
 LADDER: list[tuple[str, ...]] = [
     ("blob",), ("codecs",), ("log",), ("words",), ("expression",), ("state",), ("upsert",), ("replica",), ("write",),
-    ("hold",), ("read",), ("compact",), ("upkeep",), ("engine", "fsck"), ("notify",), ("source", "sink", "query"),
-    ("dataflow",),
+    ("hold",), ("read",), ("compact",), ("upkeep",), ("engine", "fsck"), ("notify",),
+    ("source", "sink", "query", "publish"), ("dataflow",),
     ("sql",), ("spark", "face"), ("ingest",), ("public",), ("facts",), ("web",), ("cli",),
 ]  # fmt: skip
 # Four rooms have no folder of their own: their modules are at the root of the package.
@@ -38,6 +38,7 @@ NAMESPACES = {"persist.log.kinds"}
 NO_MODULES = {
     ("persist.cli.exposition", "persist.collection"): "an attribute of spans",
     ("persist.dataflow.plan.origin", "persist.dataflow"): "a property of collections",
+    ("persist.publish.delta", "persist.collection"): "a property of tables",
 }
 _ROOM_OF = {name: room for room, names in AT_ROOT.items() for name in names}
 _NAME = re.compile(r"(persist(?:\.\w+)+)(?::\w+)?")

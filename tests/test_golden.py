@@ -14,7 +14,7 @@ from persist.codecs.types import arrow_types
 from persist.codecs.types.codec import BUILT_IN
 from persist.log import FORMAT, KINDS, BlobRef, Framed, KeyedForm, Keyframe, MachineForm, Record, commits
 from persist.replica import checkpoint, directory
-from persist.state import CollectionState, Dropped, LocationState, TakenOver
+from persist.state import CollectionState, Dropped, LocationState, Publication, TakenOver
 from persist.state.contents import Held
 from persist.state.location import Lease
 from persist.state.remembered import LastBatch
@@ -90,6 +90,7 @@ STORED = (
     Part,
     BlobRef,
     CollectionState,
+    Publication,
     Keyframe,
     Held,
     KeyedForm,

@@ -6,11 +6,12 @@ own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
 
 from persist.collection.describing import DescribingCalls
+from persist.collection.publishing import PublishingCalls
 from persist.collection.reading import KeepingCalls, ReadingCalls
 from persist.collection.writing import WritingCalls
 
 
-class Collection(ReadingCalls, WritingCalls, KeepingCalls, DescribingCalls):
+class Collection(ReadingCalls, WritingCalls, KeepingCalls, PublishingCalls, DescribingCalls):
     """A handle on one collection; make it with `Client.create_or_load` or `Client.load`.
 
     It stands for that very collection, by id: after `drop`, it does not turn into a new one of the same name.

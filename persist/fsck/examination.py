@@ -43,6 +43,9 @@ from persist.log import (
     checkpoint_key,
     checkpoint_seqno,
     collection_of,
+    collection_part,
+    is_shown,
+    is_upload,
     record_key,
     record_seqno,
     uploaded_seqno,
@@ -253,6 +256,7 @@ class _Examination:
             for entry in entries:
                 if entry.contents is not None:
                     parts.examine(entry.contents)
+                    parts.examine_tables(entry.contents)
                     if sizes is None:
                         examine_keyframes(self._blob, entry.contents, self.findings)
                         examine_values(self._blob, entry.contents, self.findings)
@@ -289,7 +293,7 @@ class _Examination:
         log, state = self.log, self.log.state
         if state is None:
             return
-        named = {*log.named, *(part.blob for part in state.stored_parts()), *(loose.part.blob for loose in log.loose)}
+        named = {*log.named, *state.named_blobs(), *(loose.part.blob for loose in log.loose)}
         destroyed = {each.collection for each in state.control.dropped if each.is_destroyed}
         replaced = {key for each in state.control.dropped for key in each.blobs}
         for key, blob in self.inventory.items():
@@ -305,12 +309,17 @@ class _Examination:
             if key.startswith(LOST):
                 yield self._found(blob, "lost", "a repair has set it aside: delete it when nobody misses what it holds")
                 continue
-            kind = _KINDS.get(key.partition("/")[0])
-            if kind is not None and _UNNAMED.fullmatch(key):
+            kind, id_ = _KINDS.get(key.partition("/")[0]), collection_part(key) if "/" in key else ""
+            if is_shown(key, id_) and _is_published(state, id_, key):
+                continue
+            if kind is not None and (_UNNAMED.fullmatch(key) or is_upload(key, id_) or is_shown(key, id_)):
                 if key in replaced:
                     yield self._found(blob, kind, "client.gc() deletes it: compaction has replaced it")
                 elif kind != "directory" and collection_of(key) in destroyed:
                     yield self._found(blob, kind, "client.gc() deletes it: its collection was destroyed")
+                elif is_shown(key, id_):
+                    advice = "the collection has no such table: publishing it again, or destroying it, deletes this"
+                    yield self._found(blob, "table", advice)
                 else:
                     yield self._found(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
             else:
@@ -330,7 +339,7 @@ class _Examination:
         """Whether `persist.upkeep.garbage` deletes a blob once its rules are told of upload_floor."""
         if leak.kind == "record":
             return True
-        if leak.kind in ("foreign", "lost") or leak.age_s < self._settings.orphan_grace_s:
+        if leak.kind in ("foreign", "lost", "table") or leak.age_s < self._settings.orphan_grace_s:
             return False
         seqno, collection = uploaded_seqno(leak.blob), collection_of(leak.blob)
         if leak.kind == "part":
@@ -339,6 +348,14 @@ class _Examination:
             )
             return seqno is not None and seqno < upload_floor and not waits
         return leak.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)
+
+
+def _is_published(state: State, collection: str, key: str) -> bool:
+    """Return whether a name by which a published table is found is one of a table that there is."""
+    entry = state.entries.get(collection)
+    if entry is None or entry.contents is None:
+        return entry is not None  # Nobody knows.
+    return ("delta" if "/_delta_log/" in key else "iceberg") in entry.contents.published
 
 
 def _declaration(seqno: int, what: str) -> Repair:

@@ -58,6 +58,7 @@ class PartExamination:
         self._findings = findings
         self._sizes = sizes
         self._missing: list[tuple[str, str, Part]] = []
+        self._gone: list[tuple[str, str, str]] = []
         self._mismatched: list[tuple[str, Part, int, str]] = []
 
     def examine(self, contents: CollectionState) -> None:
@@ -69,8 +70,19 @@ class PartExamination:
                 self._examine_part(part, events)
         if owner is not None:
             bounds = {number: self._examine_part(part, owner) for number, part in contents.numbered.items()}
+            for part in contents.kept.values():
+                self._examine_part(part, owner)
             for numbers in (*contents.history, *(keyframe.parts for keyframe in contents.keyframes)):
                 self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
+
+    def examine_tables(self, contents: CollectionState) -> None:
+        """Examine whether the blobs are there that published tables need besides parts."""
+        for key in sorted({key for known in contents.published.values() for key in known.blobs}):
+            if not self._has(key):
+                self._gone.append((contents.id, contents.name, key))
+
+    def _has(self, key: str) -> bool:
+        return self._blob.get(key, (0, 0)) is not None if self._sizes is None else key in self._sizes
 
     def examine_alone(self, loose: Loose, contents: CollectionState) -> None:
         """Examine a part that is not, or not any more, among those of the collection."""
@@ -99,6 +111,12 @@ class PartExamination:
             if is_needed and not self._is_there(part):
                 what = f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
                 self._findings.add("missing", part.blob, what, collection=name)
+        for id_, name, key in self._gone:
+            entry = state.entries.get(id_) if state is not None else None
+            is_needed = entry is None or entry.contents is None or key in entry.contents.named_blobs
+            if is_needed and self._blob.get(key, (0, 0)) is None:
+                what = "it is missing, and a published table needs it: unpublish it, and publish again"
+                self._findings.add("missing", key, what, collection=name)
         for name, part, size, checksum in self._mismatched:
             what = (
                 f"it has {size} bytes with checksum {checksum}, and its descriptor says {part.bytes} bytes with "

@@ -51,7 +51,7 @@ ProblemKind = Literal[
     "overdue",
 ]
 
-UnreferencedKind = Literal["part", "list", "state", "directory", "record", "lost", "foreign"]
+UnreferencedKind = Literal["part", "list", "state", "directory", "record", "lost", "table", "foreign"]
 
 _NO_REPAIR = "restore it from a copy of the location"
 ADVICE: Mapping[str, str] = {

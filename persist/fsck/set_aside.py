@@ -18,7 +18,7 @@ from contextlib import suppress
 from persist.blob import Blob, CorruptBlob, Corruption
 from persist.fsck.log import LogExamination
 from persist.fsck.report import Repair
-from persist.log import BlobRef, BringsParts, checkpoint_key, read_record, record_key
+from persist.log import BlobRef, BringsParts, checkpoint_key, kinds, read_record, record_key
 from persist.replica import checkpoint_state, load_contents, read_checkpoint
 from persist.state import State
 
@@ -42,7 +42,7 @@ class SettingAside:
         """Return what is to be done, given the keys of all blobs; None if nothing lies beyond the end."""
         if not (log.beyond or log.beyond_checkpoints) or log.state is None:
             return None
-        kept = {part.blob for part in log.state.stored_parts()}
+        kept = log.state.named_blobs()
         named = {key for seqno in log.beyond for key in _named_by_record(blob, seqno)}
         named |= {key for seqno in log.beyond_checkpoints for key in _named_by_checkpoint(blob, seqno)} - log.named
         return cls(blob, log.state, log.beyond, named.intersection(inventory) - kept, log.beyond_checkpoints)
@@ -93,7 +93,7 @@ def _named_by_checkpoint(blob: Blob, seqno: int) -> Iterator[str]:
                     yield mutation.parts_in.blob
             with suppress(Corruption):
                 contents = load_contents(blob, checkpoint.location, entry).contents
-                yield from (part.blob for part in contents.stored_parts) if contents is not None else ()
+                yield from contents.named_blobs if contents is not None else ()
 
 
 def _named_by_record(blob: Blob, seqno: int) -> Iterator[str]:
@@ -107,6 +107,8 @@ def _named_by_record(blob: Blob, seqno: int) -> Iterator[str]:
             yield from (part.blob for part in mutation.parts if part.blob)
             if mutation.parts_in is not None:
                 yield mutation.parts_in.blob
+        if isinstance(mutation, kinds.Publish):
+            yield from mutation.blobs
 
 
 def _copied(key: str) -> Repair:

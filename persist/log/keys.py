@@ -6,6 +6,9 @@
     state/<collection>/<seqno>-<checksum>.json           the contents of a collection, made for a checkpoint
     part/<collection>/<seqno>-<uuid>.parquet             updates; an upload
     list/<collection>/<seqno>-<checksum>.json            descriptors of parts, too many for a record; an upload
+    part/<collection>/<seqno>/deletion_vector_<uuid>.bin rows that a Delta table leaves out; an upload
+    part/<collection>/metadata/<seqno>-<uuid>.avro       which files an Iceberg table has; an upload
+    part/<collection>/_delta_log/…, metadata/…           the rest of a published table: under names of its format
     gc/clock                                             written to ask the store what time it is
 
 A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload begins with the seqno that its writer
@@ -21,13 +24,21 @@ from collections.abc import Iterable, Iterator
 
 from persist.blob import Blob, BlobEntry
 from persist.codecs import Part
-from persist.log.kinds import BringsParts, Replace, Resolve
+from persist.log.kinds import BringsParts, LeavesUnused, Publish, Unpublish
 
 LOG, CHECKPOINTS, DIRECTORIES = "log/", "checkpoint/", "directory/"
 STATES, PARTS, LISTS = "state/", "part/", "list/"
 CLOCK_KEY = "gc/clock"
 
-_UPLOAD = re.compile(r"(?:part|list)/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.(?:parquet|json)")
+_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_UPLOAD = re.compile(
+    r"(?:part|list)/(?P<collection>[0-9a-f]{32})/(?:metadata/)?(?P<seqno>[0-9]{20})"
+    rf"(?:-[0-9a-f]{{32}}\.(?:parquet|json|avro)|/deletion_vector_{_UUID}\.bin)"
+)
+_SHOWN = re.compile(
+    r"part/(?P<collection>[0-9a-f]{32})/(?:_delta_log/(?:[0-9]{20}\.(?:json|checkpoint\.parquet)|_last_checkpoint)"
+    rf"|metadata/(?:v[0-9]+\.metadata\.json|version-hint\.text|[0-9]{{5,}}-{_UUID}\.metadata\.json))"
+)
 
 _STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
 _DIRECTORY = re.compile(r"directory/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
@@ -45,10 +56,20 @@ def check_keys(append: BringsParts) -> list[str]:
         if not is_upload(append.parts_in.blob, append.collection):
             raise ValueError(_no_upload(append.parts_in.blob, append.collection))
         keys.append(append.parts_in.blob)
-    for key in append.unused if isinstance(append, Replace | Resolve) else ():
+    if isinstance(append, Publish):
+        keys += append.blobs
+    check_unused(append)
+    for key in keys:
         if not is_upload(key, append.collection):
             raise ValueError(_no_upload(key, append.collection))
     return keys
+
+
+def check_unused(mutation: BringsParts | Unpublish) -> None:
+    """Raise ValueError if a mutation calls what is no upload to its collection unused."""
+    for key in mutation.unused if isinstance(mutation, LeavesUnused) else ():
+        if not is_upload(key, mutation.collection):
+            raise ValueError(_no_upload(key, mutation.collection))
 
 
 def check_parts(collection: str, parts: Iterable[Part]) -> list[str]:
@@ -67,16 +88,23 @@ def check_parts(collection: str, parts: Iterable[Part]) -> list[str]:
 def is_immutable(key: str) -> bool:
     """Tell whether the blob at key never changes, and no other ever comes to be there, so that it may be cached.
 
-    Those are parts, part lists and state objects, whose names are random or the checksum of what they hold. Checkpoints
+    Those are parts, part lists and state objects, whose names are random or the checksum of what they hold. Those by
+    which published tables are found are fixed, and so are those of checkpoints. Checkpoints
     are not among them: an opening client reads one, once, and their names come again when a location is emptied and
     made anew at the same URL, or when a bad one is rebuilt.
     """
-    return key.startswith((PARTS, LISTS, STATES))
+    return key.startswith((PARTS, LISTS, STATES)) and _SHOWN.fullmatch(key) is None
 
 
 def is_upload(key: str, collection: str) -> bool:
-    """Tell whether key is the name of a part or part list of that collection."""
+    """Tell whether key is the name of a part or part list of that collection, or of what goes with a published part."""
     found = _UPLOAD.fullmatch(key)
+    return found is not None and found["collection"] == collection
+
+
+def is_shown(key: str, collection: str) -> bool:
+    """Tell whether key is a name by which a published table of that collection is found, of its format's own names."""
+    found = _SHOWN.fullmatch(key)
     return found is not None and found["collection"] == collection
 
 
@@ -135,6 +163,22 @@ def listed_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
 def part_key(collection: str, seqno: int) -> str:
     """Return a key that no part had before, for an upload that began when seqno was next."""
     return f"{PARTS}{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
+
+
+def vectors_key(collection: str, seqno: int) -> tuple[str, uuid.UUID]:
+    """Return a key for rows that a Delta table leaves out, and the id that is in it."""
+    id_ = uuid.uuid4()
+    return f"{PARTS}{collection}/{seqno:020d}/deletion_vector_{id_}.bin", id_
+
+
+def manifest_key(collection: str, seqno: int) -> str:
+    """Return a key that no blob had before, for a manifest of an Iceberg table."""
+    return f"{PARTS}{collection}/metadata/{seqno:020d}-{uuid.uuid4().hex}.avro"
+
+
+def table_root(collection: str) -> str:
+    """Return where a published table is: all names in it are below that of its folder."""
+    return f"{PARTS}{collection}/"
 
 
 def list_prefix(collection: str, seqno: int) -> str:

@@ -315,6 +315,87 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
         return f"turned the events of {name} before {_frontier(self.end, time)} into {_rows(self, 'update')}"
 
 
+class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Rows of a part that a published table leaves out, as the table's format writes them: bytes of a blob.
+
+    Attributes:
+        start, bytes: where in the blob they are, and how long.
+        rows: how many rows that leaves out.
+    """
+
+    blob: str
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    rows: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TableFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part that a published table names, by its number, and the rows of it that the table leaves out."""
+
+    number: int
+    deletes: Deletes | None = None
+
+
+Table = Literal["delta", "iceberg"]
+
+
+class Publish(CollectionMutation, frozen=True, tag="publish"):
+    """Let a table in the format of other programs hold what the collection holds as of a time; the next version of it.
+
+    The record comes first and keeps the blobs; the table shows them after that (`persist.publish`). Parts are named as
+    in a `Replace`. Those that come with this record are in no run: only the table has them.
+
+    Attributes:
+        id: of the table, the same in all versions.
+        version: one more than the version before, or 0.
+        files: the parts that come, or of which other rows are left out from now on.
+        removed: the parts that the version before had and this one has not.
+        schema: the version of the schema whose columns the table has.
+        metadata: blobs that say where the table's files are; they replace those of the version before.
+        blobs: those that come with this record besides parts: of metadata, and of rows that are left out.
+        options: what the table was published with.
+        digest: of its rows, if it was taken.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    is_guarded: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    table: Table
+    id: str
+    version: Seqno
+    as_of: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    files: tuple[TableFile, ...] = ()
+    removed: Numbers = ()
+    schema: int = 1
+    metadata: tuple[str, ...] = ()
+    blobs: tuple[str, ...] = ()
+    options: dict[str, str] = {}
+    digest: str | None = None
+    unused: tuple[str, ...] = ()
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"published {name} as of {time(self.as_of)} as version {self.version} of its {self.table} table"
+
+
+class Unpublish(CollectionMutation, frozen=True, tag="unpublish"):
+    """Give up a published table, which is at its expected version.
+
+    Attributes:
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    is_guarded: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    table: Table
+    version: Seqno
+    unused: tuple[str, ...] = ()
+    in_words: ClassVar[str] = "gave up the {0.table} table of {name}"
+
+
 class AdvanceLateBound(CollectionMutation, frozen=True, tag="late_bound"):
     """Let events with a watermark below bound be late from now on; it never goes back."""
 
@@ -524,7 +605,8 @@ class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
     in_words: ClassVar[str] = "described the location"
 
 
-BringsParts = Append | Replace | Pend | Resolve
+BringsParts = Append | Replace | Pend | Resolve | Publish
+LeavesUnused = Replace | Resolve | Publish | Unpublish
 # The table of all kinds, by their tags. What each does is among the rules of `persist.state`, under its class.
 KINDS: dict[str, type[_Kind]] = {
     str(kind.__struct_config__.tag): kind

@@ -56,6 +56,7 @@ from persist.state.keyed_rules import (
     since_max,
     with_late_bound,
 )
+from persist.state.publications import check_published, published, unpublished
 from persist.state.remembered import check_note, described, with_batch, with_tokens
 from persist.state.schemas import check_columns_there, check_versions, check_written, evolved, redefined
 
@@ -164,6 +165,11 @@ def _replaced(contents: CollectionState, step: kinds.Replace) -> CollectionState
     after = replaced(contents, step)
     _check_versions_known(contents, step.parts)
     return after
+
+
+def _published(contents: CollectionState, step: kinds.Publish) -> CollectionState:
+    _check_versions_known(contents, step.parts)
+    return published(contents, step)
 
 
 def _check_versions_known(contents: CollectionState, parts: tuple[Part, ...]) -> None:
@@ -338,6 +344,8 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     kinds.Describe: _described,
     kinds.Evolve: evolved,
     kinds.Redefine: redefined,
+    kinds.Publish: _published,
+    kinds.Unpublish: unpublished,
     kinds.Rename: lambda before, step: _change(before, name=step.name),
 }
 
@@ -347,3 +355,4 @@ def check_contents(contents: CollectionState) -> None:
     check_runs(contents)
     check_versions(contents)
     check_pending(contents)
+    check_published(contents)

@@ -18,12 +18,15 @@ Invariants:
 
 The contents at a time are then a keyframe plus the history after it, or minus the history between the time and it.
 
+Parts that only a published table names (`persist.state.publications`) are *kept*: they are in no run, and nothing is
+read from them. So no blob that a part, or a published table, names is unused.
+
 A keyed collection also has *pending* parts, which hold events and not updates: they are in no run, and no sum or
 statistic counts them. `persist.state.keyed_rules` says what holds of them. Up to `resolved`, which is not beyond upper,
 all events have become updates; what is said above of sealed times holds of these times then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -34,7 +37,7 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part, versions
 from persist.errors import AsOfCompacted, KeyedCollection, Superseded, UpdateNotBeyondUpper, with_timeline
-from persist.log import Frontier, KeyedForm, Keyframe, Numbers, kinds
+from persist.log import Deletes, Frontier, KeyedForm, Keyframe, Numbers, kinds
 from persist.state.remembered import About, LastBatch, Remembered
 from persist.timeline import Timeline
 
@@ -51,6 +54,50 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     lease: str | None = None
     schema: int | None = None
     columns: tuple[int, ...] = ()
+
+
+class PublishedFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part that a table names; version is the one from which on it leaves out these rows of it."""
+
+    version: int
+    deletes: Deletes | None = None
+
+
+class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A table; see `persist.state.publications`, and for its members `persist.log.kinds.Publish`.
+
+    Attributes:
+        files: the parts that the present version has, by their numbers.
+        before: those of the version before that are gone or leave out other rows by now, as they were.
+        metadata_before: the metadata of the version before.
+        is_renewed: whether the version has other columns or options than the one before.
+    """
+
+    id: str
+    version: int
+    as_of: int
+    schema: int
+    files: dict[int, PublishedFile] = {}
+    before: dict[int, PublishedFile] = {}
+    metadata: tuple[str, ...] = ()
+    metadata_before: tuple[str, ...] = ()
+    options: dict[str, str] = {}
+    digest: str | None = None
+    is_renewed: bool = True
+
+    @property
+    def numbers(self) -> set[int]:
+        """The parts that this version, or the one before, has."""
+        return {*self.files, *self.before}
+
+    @property
+    def blobs(self) -> Iterator[str]:
+        """The keys of all blobs that both versions need besides these parts."""
+        for file in chain(self.files.values(), self.before.values()):
+            if file.deletes is not None:
+                yield file.deletes.blob
+        yield from self.metadata
+        yield from self.metadata_before
 
 
 class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +127,8 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pending: dict[int, Part] = {}  # In the order of arrival.
     resolved_times: Frontier | None = msgspec.field(name="resolved", default=None)  # None: as far as upper.
     late_bound: int | None = None
+    published: dict[str, Publication] = {}  # By the format of the table.
+    kept: dict[int, Part] = {}
 
     @property
     def since(self) -> Antichain:
@@ -113,13 +162,25 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def stored_parts(self) -> tuple[Part, ...]:
-        """All parts that it refers to: those with updates, and those with events that are pending."""
-        return (*self.numbered.values(), *self.pending.values())
+        """All parts that it refers to: those with updates, those with events that are pending, and those kept."""
+        return (*self.numbered.values(), *self.pending.values(), *self.kept.values())
+
+    @property
+    def named_blobs(self) -> set[str]:
+        """The keys of all blobs that it refers to, those of published tables, too."""
+        named = {part.blob for part in self.stored_parts if part.blob}
+        for publication in self.published.values():
+            named.update(publication.blobs)
+        return named
 
     @property
     def history_parts(self) -> tuple[Part, ...]:
         """The parts of all runs of the history."""
         return self.parts_of(chain.from_iterable(self.history))
+
+    def part(self, number: int) -> Part:
+        """Return the part of a number, also if only a published table names it."""
+        return self.numbered[number] if number in self.numbered else self.kept[number]
 
     def parts_of(self, numbers: Iterable[int]) -> tuple[Part, ...]:
         """Return the parts of those numbers."""
@@ -223,9 +284,12 @@ def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[Colle
             raise ValueError(f"the diffs of what it merges sum to {merged}, and those of the result to {result}")
     in_use = {*chain.from_iterable(history), *chain.from_iterable(runs)}
     in_use.update(chain.from_iterable(keyframe.parts for keyframe in keyframes.values()))
+    published = {number for publication in contents.published.values() for number in publication.numbers}
+    kept = {number: part for number, part in contents.numbered.items() if number in published - in_use}
     after = msgspec.structs.replace(
         contents,
         numbered={number: part for number, part in numbered.items() if number in in_use},
+        kept={**contents.kept, **kept},
         next_number=contents.next_number + len(step.parts),
         history=(*history, *runs),
         keyframes=tuple(keyframes[as_of] for as_of in sorted(keyframes)),
@@ -235,7 +299,7 @@ def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[Colle
     if not after.numbered.keys() >= set(range(contents.next_number, after.next_number)):
         raise ValueError("it brings parts that it does not use")
     # Parts that were committed twice are two numbers with one blob.
-    blobs = {part.blob for part in after.numbered.values()}
+    blobs = {part.blob for part in (*after.numbered.values(), *after.kept.values())}
     unused = dict.fromkeys(part.blob for part in numbered.values() if part.blob and part.blob not in blobs)
     check_runs(after)
     return after, tuple(unused)

@@ -23,7 +23,16 @@ from typing import Any
 import msgspec
 
 from persist.errors import Conflict, LeaseExpired, Locked, UploadExpired, WriterFenced
-from persist.log import BlobRef, BringsParts, Mutation, check_keys, checkpoint_seqno, kinds, uploaded_seqno
+from persist.log import (
+    BlobRef,
+    BringsParts,
+    LeavesUnused,
+    Mutation,
+    check_keys,
+    checkpoint_seqno,
+    kinds,
+    uploaded_seqno,
+)
 from persist.names import check_holder, is_id
 from persist.state.remembered import About, described
 
@@ -227,17 +236,17 @@ def with_destroyed(
 
 def with_unused(
     control: LocationState,
-    replace: kinds.Replace | kinds.Resolve,
+    mutation: LeavesUnused,
     readers: tuple[str, ...],
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after a compaction, or a resolution: blobs it left unused wait for the leases of their readers."""
-    is_kept = isinstance(replace, kinds.Resolve) or replace.history_from is None
+    """Return control after a mutation: the blobs that it left unused wait for the leases of their readers."""
+    is_kept = not isinstance(mutation, kinds.Replace) or mutation.history_from is None
     erased = control.erased if is_kept else seqno
     dropped = control.dropped
-    if replace.unused:
-        dropped = (*dropped, Dropped(seqno, written_ms, replace.collection, readers, replace.unused))
+    if mutation.unused:
+        dropped = (*dropped, Dropped(seqno, written_ms, mutation.collection, readers, mutation.unused))
     return msgspec.structs.replace(control, dropped=dropped, erased=erased)
 
 

@@ -31,7 +31,16 @@ from msgspec import UNSET
 
 from persist.codecs import Part
 from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, ColumnsNeeded, LeaseExpired
-from persist.log import BlobRef, BringsParts, CollectionMutation, LocationMutation, Mutation, Record, kinds
+from persist.log import (
+    BlobRef,
+    BringsParts,
+    CollectionMutation,
+    LeavesUnused,
+    LocationMutation,
+    Mutation,
+    Record,
+    kinds,
+)
 from persist.names import VIEW_HOLD, check_name, is_id
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
@@ -99,6 +108,11 @@ class State:
         for entry in self.entries.values():
             if entry.contents is not None:
                 yield from entry.contents.stored_parts
+
+    def named_blobs(self) -> set[str]:
+        """Return the keys of the blobs that all collections refer to whose contents are known."""
+        known = [entry.contents for entry in self.entries.values() if entry.contents is not None]
+        return {key for contents in known for key in contents.named_blobs}
 
     def with_entry(self, entry: CollectionEntry) -> "State":
         """Return this state with an equivalent form of one entry (contents filled in, or another base)."""
@@ -177,7 +191,7 @@ class Changing:
             entry = _with_leased(entry, step.hold, step.lease)
         elif isinstance(step, kinds.ReleaseHold):
             entry = _without_leased(entry, step.hold)
-        elif isinstance(step, kinds.Replace | kinds.Resolve):
+        elif isinstance(step, LeavesUnused):
             self.control = with_unused(self.control, step, entry.readers, seqno, written_ms)
         if isinstance(step, kinds.Rename):
             entry = self._renamed(entry, step.name)

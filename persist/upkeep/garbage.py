@@ -65,10 +65,12 @@ from persist.log import (
     checkpoint_key,
     collection_part,
     get_framed,
+    is_shown,
     is_upload,
     kinds,
     listed_checkpoints,
     listed_records,
+    table_root,
     uploaded_seqno,
 )
 from persist.replica import (
@@ -375,9 +377,12 @@ class _Round:
             # Its part lists stay as long as the log records that name them, because following the log reads them; its
             # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
             id_ = dropped.collection
-            uploads = (entry for entry in self._blob.list(f"{PARTS}{id_}/") if is_upload(entry.key, id_))
-            unused = frozenset(dropped.blobs)
-            self._delete("parts", (entry for entry in uploads if dropped.is_destroyed or entry.key in unused))
+            listed, unused = self._blob.list(table_root(id_)), frozenset(dropped.blobs)
+            if dropped.is_destroyed:  # Its published tables go with it.
+                gone = (entry for entry in listed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
+            else:
+                gone = (entry for entry in listed if entry.key in unused)
+            self._delete("parts", gone)
         if due:
             self._with_room(lambda: self._forget(due))
             self._collections += self._is_dry * sum(dropped.is_destroyed for dropped in due)
@@ -418,7 +423,7 @@ class _Round:
             named: set[str] = set()
             if known is not None:
                 contents = load_contents(self._blob, state.location, known).contents
-                named = {part.blob for part in contents.stored_parts} if contents is not None else set()
+                named = contents.named_blobs if contents is not None else set()
             elif collection in destroyed:
                 continue
             for entry in entries:

@@ -427,6 +427,7 @@ class GroupCommit:
                 move = partial(_moved_out, self._blob, state.location, state.seqno + 1)
                 encoded, change.replaces = move(encoded), move(change.replaces)
                 change.resolves = move(change.resolves)
+                change.publishes = move(change.publishes)
             mutations += change.mutations(contents, encoded)
         return (*mutations, *last)
 
@@ -466,7 +467,7 @@ class GroupCommit:
                     # Here, where it costs its own operation only; `apply` would refuse the whole record.
                     if isinstance(step, Write) and isinstance(step.data, Future):
                         check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
-                    elif isinstance(step, kinds.Replace | kinds.Resolve):
+                    elif isinstance(step, kinds.Replace | kinds.Resolve | kinds.Publish):
                         check_uploaded(state.control, step)
                 (accepted if draft.extend(operation.plan(times)) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:
@@ -478,7 +479,7 @@ class GroupCommit:
         entry = self._follower.state.entries.get(collection)
         if upload.exception() is not None or (entry is not None and entry.contents is None):
             return  # Nobody knows whether they are in use, so they are left to garbage collection.
-        committed = set() if entry is None or entry.contents is None else {p.blob for p in entry.contents.stored_parts}
+        committed = set() if entry is None or entry.contents is None else entry.contents.named_blobs
         self._parts.discard(
             part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
         )

@@ -229,6 +229,7 @@ class Change:
     resolves: list[kinds.Resolve] = field(default_factory=list)
     late_bounds: list[kinds.AdvanceLateBound] = field(default_factory=list)
     replaces: list[kinds.Replace] = field(default_factory=list)
+    publishes: list[kinds.Publish] = field(default_factory=list)
     tokens: list[TokenMark] = field(default_factory=list)
     batches: list[kinds.Batch] = field(default_factory=list)
     holds: list[kinds.SetHold | kinds.ReleaseHold] = field(default_factory=list)
@@ -254,6 +255,8 @@ class Change:
             self.resolves.append(step)
         elif isinstance(step, kinds.AdvanceLateBound):
             self.late_bounds.append(step)
+        elif isinstance(step, kinds.Publish):
+            self.publishes.append(step)
         elif isinstance(step, kinds.Tokens):
             self.tokens += remembered_at(step, times).tokens
         elif isinstance(step, kinds.Batch):
@@ -284,6 +287,7 @@ class Change:
             self.create,
             *self.replaces,
             *self.resolves,
+            *self.publishes,
             *encoded,
             *self.late_bounds,
             tokens,

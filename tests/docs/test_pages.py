@@ -31,6 +31,7 @@ PAGES = [
     "ingest.md",
     "dataflow.md",
     "views.md",
+    "publish.md",
     "operations.md",
 ]
 PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]

@@ -9,20 +9,22 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 import persist
 from persist.blob import Blob
 from persist.client import Client
-from persist.codecs import CollectionSchema, Part
+from persist.codecs import CollectionSchema, Part, to_updates
 from persist.engine import Commit
-from persist.log import KeyedForm, LocationMutation, MachineForm
+from persist.log import Deletes, KeyedForm, LocationMutation, MachineForm, TableFile
 from persist.log import kinds as record_kinds
+from persist.log.keys import manifest_key
 from persist.log.kinds import Batch
 from persist.multi_write import MultiWrite
 from persist.replica import stored_checkpoints
 from persist.settings import Tuning
-from persist.state import PlannedPend
+from persist.state import PlannedPend, left_unused
 from persist.upsert import event_fields, events_schema
 from persist.write import Submission, Write
 
@@ -130,6 +132,53 @@ def write_compacted(client: Client, word: str = "at") -> None:
     stamped = client.create_or_load("stamped", key={"k": pa.int64()}, value={"v": pa.string()})
     for rows in (2, 20_000):  # In the log, and as a file.
         stamped.write(pa.table({"k": range(rows), "v": [str(n % 7) for n in range(rows)]})).result()
+
+
+def write_published(client: Client) -> None:
+    """Make a collection that is published as two tables, of which one names parts that it has no more; and one more."""
+    published = client.create_or_load("published", key={"k": pa.int64()}, value={"v": pa.string()})
+    published.write([((k, str(k % 7)), 0, 1) for k in range(6)], seal=1).result()
+    published.compact()
+    for time in (1, 2):
+        published.publish("delta", digest=True)
+        published.write([((time, str(time)), time, -1), ((30_000, "new"), time, 1)], seal=time + 1).result()
+    published.publish("delta", digest=True)
+    published.compact()
+    published.allow_compaction(2).result()
+    published.compact()
+    published.evolve(add={"n": pa.int8()})
+    published = client.load("published")
+    table = uuid.uuid4().hex
+    for version in range(3):
+        writer = client.engine.writer("a test")
+        schema, upload = published.schema, writer.part_writer().upload
+        rows = to_updates([((n, ("small", n)), 0, 1) for n in range(2)], schema)
+        parts = [part for n in range(2) for part in upload(published.id, schema, rows.slice(n, 1))]
+        keys = tuple(manifest_key(published.id, client.seqno + 1) for _ in range(2))
+        for key in keys:
+            client.engine.blob.set(key, b"which files a table has")
+        known = published.handle.contents().published.get("iceberg")
+        step = record_kinds.Publish(
+            published.id,
+            "iceberg",
+            table,
+            version,
+            2,
+            tuple(parts),
+            files=(TableFile(-1, Deletes(keys[1], 1, 2, 1)), TableFile(-2)),
+            removed=tuple(known.files) if known is not None else (),
+            schema=2,
+            metadata=keys[:1],
+            blobs=keys,
+            options={"deletes": "vectors"},
+            digest="0" * 16,
+        )
+        unused = left_unused(published.handle.contents(), step)
+        client.engine.submit("publish", [msgspec.structs.replace(step, unused=unused)], {published.id: ""}).result()
+    gone = client.create_or_load("published no more", key={"k": pa.int64()}, value=None)
+    gone.write([((1, None), 0, 1)], seal=1).result()
+    gone.publish("delta")
+    gone.unpublish("delta")
 
 
 def write_keyed(client: Client) -> None:

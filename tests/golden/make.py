@@ -22,7 +22,15 @@ from persist.codecs import TIME_MAX, to_updates
 from persist.log import FORMAT, Record, commits, kinds
 from persist.replica import Checkpoint, StateObject, directory, write_checkpoint
 from persist.write import PartWriter, group_commit
-from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_evolved_keyed, write_keyed
+from tests.golden.kinds import (
+    SETTINGS,
+    commit,
+    write_compacted,
+    write_every_kind,
+    write_evolved_keyed,
+    write_keyed,
+    write_published,
+)
 from tests.parts import commit_parts
 
 HERE = Path(__file__).parent
@@ -105,6 +113,7 @@ def main() -> None:
         slow = large.hold(0, name="slow")
         with large.hold(0):
             write_compacted(client)
+            write_published(client)
             commit(client, kinds.TruncateLog(1))
             large.tag("beginning", 0)
             large.retain(1000).result()

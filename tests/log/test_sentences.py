@@ -40,6 +40,7 @@ SENTENCES: list[tuple[Any, str]] = [
     (kinds.SetHold(ID, "h", 4, expected=2), "the hold 'h' of 'c' was moved from t2 to t4"),
     (kinds.Pend(ID, (PART,)), "wrote 2 events to 'c', which become updates when their times are sealed"),
     (kinds.Resolve(ID, (1,), (6,), parts=(LATER,)), "turned the events of 'c' before t6 into 1 update"),
+    (kinds.Publish(ID, "delta", ID, 3, 7), "published 'c' as of t7 as version 3 of its delta table"),
     (kinds.Evolve(ID, SCHEMA), "gave 'c' version 2 of its schema: id, amount"),
     (
         kinds.Evolve(ID, {**SCHEMA, "value": None}, FORM),

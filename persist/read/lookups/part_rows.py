@@ -239,6 +239,22 @@ class PartRows:
             for start, keys in self._pieces(self._keys, span, groups, bounds, fetched, None):
                 yield from self._matching(wanted, start, keys, values)
 
+    def places(self, wanted: SortedKeys) -> Numbers:
+        """Return, ascending, which rows of the part have a wanted key."""
+        if not self.may_hold(wanted):
+            return np.zeros(0, np.int64)
+        if self._is_small:
+            keys = self._whole(self._keys, None)
+            assert isinstance(keys, SortedKeys)
+            return keys.find(wanted)
+        bounds = self._bounds()
+        found = [np.zeros(0, np.int64)]
+        for first, end, groups in self._blocks(bounds, wanted):
+            for start, keys in self._pieces(self._keys, (first, end), groups, bounds, [], None):
+                assert isinstance(keys, SortedKeys)
+                found.append(keys.find(wanted) + start)
+        return np.concatenate(found)
+
     def _matching(
         self,
         wanted: SortedKeys,
@@ -468,6 +484,12 @@ class PartRows:
 
     def _file_name(self, columns: tuple[str, ...], span: Span) -> str:
         return json.dumps([self._part.rows_id, *span, columns, self._types])
+
+
+def places_of(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
+    """Return, ascending, which rows of a part have a wanted key. Cost: what a look-up of the keys alone reads."""
+    fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
+    return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(wanted)
 
 
 def _batch(piece: Piece) -> pa.RecordBatch:

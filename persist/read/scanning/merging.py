@@ -62,18 +62,22 @@ def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tab
         yield from _given_out(rest.consolidated(), scan, form)
 
 
-def read_touched(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
-    """Yield what one slice of a snapshot holds under the keys that its rest has rows of, and nothing else.
+def read_touched(
+    scan: Scan, form: Form, reader: PartReader, *, elsewhere: Callable[[Part], bool] = lambda _: True
+) -> Iterator[pa.Table]:
+    """Yield what one slice of a snapshot holds, but for what stands in some parts and is not touched by the rest.
 
-    For plans that have somebody else read what stands, and take those keys out of it: key columns are flat, and there
-    is one at least. Memory and errors as of `read_snapshot`.
+    For plans that have somebody else read these parts, and take the keys of the rest out of them: if there is a rest,
+    key columns are flat, and there is one at least. Memory and errors as of `read_snapshot`.
+
+    Args:
+        elsewhere: tells which of the parts that stand are read by somebody else; by default all of them.
     """
-    assert scan.schema.key_names, "without keys, nothing is touched more than anything else"
     parts = Split.of(scan, form)
-    if parts.is_merged:
-        rest = yield from _passed_on(scan, reader, parts, form, only_touched=True)
-        if rest is not None:
-            yield from _given_out(rest.consolidated(), scan, form)
+    assert scan.schema.key_names or not parts.is_merged, "without keys, nothing is touched more than anything else"
+    rest = yield from _passed_on(scan, reader, parts, form, elsewhere)
+    if rest is not None:
+        yield from _given_out(rest.consolidated(), scan, form)
 
 
 def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
@@ -111,6 +115,10 @@ class Split:
     def is_merged(self) -> bool:
         return bool(self.base_rest or self.rest)
 
+    def standing_where(self, condition: Callable[[Part], bool]) -> "Split":
+        """Return a split of which only those parts stand that a condition is true for."""
+        return replace(self, base=[*filter(condition, self.base)], history=[*filter(condition, self.history)])
+
     def is_touching(self, scan: Scan) -> bool:
         """Return whether the rest is so small beside what stands that most of that is passed on as it is read."""
         standing_rows = sum(scan.rows_within(part) for part in (*self.base, *self.history))
@@ -146,24 +154,35 @@ class _Rest:
 
 
 def _passed_on(
-    scan: Scan, reader: PartReader, split: Split, form: Form, *, only_touched: bool = False
+    scan: Scan, reader: PartReader, split: Split, form: Form, elsewhere: Callable[[Part], bool] | None = None
 ) -> Generator[pa.Table, None, _Rest | None]:
-    """Yield what stands and is not touched, unless told not to, as it is given out; return what is left to consolidate.
+    """Yield what stands and is not touched, but in parts that are read elsewhere, as it is given out.
 
-    No `_diff` is as good as all 1.
+    Return what is left to consolidate. No `_diff` is as good as all 1.
     """
     columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     if not split.is_merged:
-        for table in _standing(scan, reader, split, columns, keeps_diff=keeps_diff):
+        here = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
+        for table in _standing(scan, reader, here, columns, keeps_diff=keeps_diff):
             yield from _given_out(table, scan, form)
         return None
     names = [*columns, *(name for name in keys if name not in columns)]
     # As rows, records of different keys that look alike must not make up for each other: whether they met here would
     # depend on how the collection is stored.
     apart = names if form == "rows" else columns
-    is_touching = bool(keys) and (only_touched or split.is_touching(scan))
+    is_touching = bool(keys) and (elsewhere is not None or split.is_touching(scan))
     # What stands is read while the rest is, and while its keys are looked up.
-    standing = ahead(_standing(scan, reader, split, names, keeps_diff=keeps_diff))
+    stands = [(split, True)]
+    if elsewhere is not None:
+        stands = [
+            (split.standing_where(lambda part: not elsewhere(part)), True),
+            (split.standing_where(elsewhere), False),
+        ]
+    standing = ahead(
+        (is_here, table)
+        for some, is_here in stands
+        for table in _standing(scan, reader, some, names, keeps_diff=keeps_diff)
+    )
     with closing(standing):
         rest = pa.concat_tables(
             [
@@ -172,19 +191,21 @@ def _passed_on(
                 *scan.updates(reader, [*names, "_diff"], split.rest),
             ]
         )
-        if only_touched and not len(rest):
-            return None
         touching = SortedKeys.of(rest, keys) if is_touching and len(rest) else None
         touched = [rest.select([*apart, "_diff"])]
-        for table in standing:
+        for is_here, table in standing:
             if not len(rest) or not len(table):
+                if not is_here and not len(rest):
+                    break  # Nothing is touched, so the other parts need not be read.
+                if not is_here:
+                    continue
                 yield from _given_out(_selected(table, columns), scan, form)
             elif touching is None:
                 touched.append(_counted(table, apart))
             else:
                 inside, outside = touching.split(table)
                 touched.append(_counted(inside, apart))
-                if not only_touched:
+                if is_here:
                     yield from _given_out(_selected(outside, columns), scan, form)
     return _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
 

@@ -340,14 +340,14 @@ def _in_order(
             future.cancel()
 
 
-def ahead(tables: Iterator[pa.Table]) -> Generator[pa.Table, None, None]:
-    """Yield the same, of which the next one is always being made in a thread of its own."""
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """Yield the same, none of them None, of which the next one is always being made in a thread of its own."""
     thread = Pool(1, "persist-ahead")
-    future = thread.submit(next, tables, None)
+    future = thread.submit(next, items, None)
     try:
-        while (table := future.result()) is not None:
-            future = thread.submit(next, tables, None)
-            yield table
+        while (item := future.result()) is not None:
+            future = thread.submit(next, items, None)
+            yield item
     finally:
         thread.shutdown(wait=True)
 

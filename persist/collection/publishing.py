@@ -1,0 +1,60 @@
+"""Publishing a collection: as a table that other programs read, without copying."""
+
+from typing import Literal, get_args
+
+from persist.collection.describing import CollectionBase
+from persist.errors import InvalidUsage
+from persist.publish import Published, publish, published_tables, unpublish
+from persist.timeline import Moment
+
+Deleting = Literal["vectors", "none"]
+
+
+class PublishingCalls(CollectionBase):
+    """The part of `Collection` that lets other programs read it as a table of their format."""
+
+    def publish(
+        self,
+        table: Literal["delta"] = "delta",
+        as_of: int | Moment | None = None,
+        *,
+        deletes: Deleting = "vectors",
+        digest: bool = False,
+    ) -> Published:
+        """Let other programs read what the collection holds as of a sealed time, as a table; return its new version.
+
+        Parts are named as they lie. Of rows that later updates have changed, the table leaves out what the parts hold
+        and has a small file with what holds now. So publishing costs what was changed, and the next version what was
+        changed since. The table keeps its files, whatever is compacted; see `unpublish`. If it has the time already,
+        nothing is done, but what somebody has left half done is finished.
+
+        Args:
+            table: its format.
+            as_of: a time, a moment, a tag or "latest"; None means the latest sealed one.
+            deletes: how rows of a file are left out: "vectors", as the format does it; "none" writes the others of such
+                a file anew, for readers that know no deletion vectors.
+            digest: put the digest of the rows with the version. That reads all of them.
+
+        Raises:
+            InvalidUsage: a column has no type in that format; or a table of somebody else lies where it is to be.
+            AsOfCompacted, AsOfNotSealed: the time cannot be read.
+            NegativeMultiplicity: of a record, which no table can show.
+            ReadOnly: this client only reads.
+        """
+        if deletes not in get_args(Deleting):
+            raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
+        return publish(self.handle, table, as_of, options={"deletes": deletes}, digest=digest)
+
+    def unpublish(self, table: Literal["delta"] = "delta") -> bool:
+        """Give a published table up; return whether there was one. Readers find it no more.
+
+        What only the table needed is deleted by garbage collection, after the grace period.
+
+        Raises:
+            ReadOnly: this client only reads.
+        """
+        return unpublish(self.handle, table)
+
+    def published(self) -> list[Published]:
+        """Return the tables that the collection is published as, as their newest versions are. Cost: one GET."""
+        return published_tables(self.handle)

@@ -1,0 +1,7 @@
+"""Publishing: what a collection holds as of a sealed time, as a table in the format of other programs, without copying.
+
+Promises: a version of a table is exactly a snapshot, and says which; what a version names stays until two later ones
+are there and the grace period is over, whatever is compacted; nothing is shown that the log does not keep.
+"""
+
+from persist.publish.publication import Published, publish, published_tables, unpublish

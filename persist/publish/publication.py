@@ -1,0 +1,275 @@
+"""Publishing: a version of a table is planned, its files stored, recorded, and then shown.
+
+    1  what the table does not show yet of its present version is shown: somebody may have died between 3 and 4
+    2  new parts, and the rows that are left out of others, are stored under names that nothing refers to
+    3  a `Publish` record names them: from here on they are kept, whatever is compacted, allowed or collected
+    4  the table shows the version: its log, or its metadata, gets a name by which readers find it
+
+Whoever dies before 3 has changed nothing; what is stored is garbage. Between 3 and 4, readers see the version before,
+which is kept as long as no later one has been recorded. Of two that publish at once, the second finds the record of the
+first, and plans again from there. A table is never shown without a record that keeps what it names.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, get_args
+
+import msgspec
+
+from persist.blob import Blob, Indeterminate, PersistError, delete_all
+from persist.codecs import CollectionSchema, Part
+from persist.engine import CollectionHandle
+from persist.errors import InvalidUsage, Superseded, UploadExpired
+from persist.log import Deletes, Table, TableFile, is_shown, kinds, table_root
+from persist.publish.planning import LEFT_OUT_SHARE, Plan, PlannedFile, Planner
+from persist.shown import Shown, counted
+from persist.state import CollectionState, Publication, left_unused
+from persist.timeline import Moment
+
+ATTEMPTS = 8
+
+
+@dataclass(frozen=True)
+class Published(Shown):
+    """A version of a published table.
+
+    Attributes:
+        table: its format.
+        version: of the table, from 0 on.
+        as_of: the time that it holds.
+        url: where readers find the table.
+        files, rows: what it consists of.
+        digest: of the rows, if it was taken; the same as `Snapshot.digest`.
+        is_new: whether this call has made it.
+    """
+
+    collection: str
+    table: str
+    version: int
+    as_of: int
+    url: str
+    files: int
+    rows: int
+    digest: str | None = None
+    is_new: bool = True
+
+    def __str__(self) -> str:
+        size = f"{counted(self.files, 'file')}, {counted(self.rows, 'row')}"
+        return (
+            f"{self.table} table of {self.collection!r}, version {self.version} as of {self.as_of}: {size}: {self.url}"
+        )
+
+
+class TableFormat(Protocol):
+    """What differs between the formats of tables."""
+
+    name: Table
+
+    def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
+        """Raise InvalidUsage if a table cannot have such columns, or options."""
+
+    def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
+        """Store which rows are left out of files, given what was before; return where that is, file by file."""
+
+    def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
+        """Store what says where the files of a version are, if it is in blobs of its own; return their keys."""
+
+    def show(self, contents: CollectionState, known: Publication) -> None:
+        """Let readers find the present version, if they do not yet; idempotent."""
+
+    def url(self, contents: CollectionState, known: Publication) -> str:
+        """Return where readers find the table."""
+
+
+def publish(
+    handle: CollectionHandle,
+    table: str,
+    as_of: int | Moment | None = None,
+    *,
+    options: Mapping[str, str],
+    digest: bool = False,
+) -> Published:
+    """Publish a collection as of a sealed time; see `Collection.publish`."""
+    writer = handle.engine.writer("publish")
+    handle.engine.settle()
+    time = handle.sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)[1]
+    for _ in range(ATTEMPTS):
+        attempt = Attempt(handle, format_of(handle, table), options)
+        contents = handle.contents()
+        known = contents.published.get(attempt.format.name)
+        schema = handle.schema_in(contents, None)
+        attempt.format.check(schema, options)
+        if known is None:
+            _check_free(handle, attempt.format.name)
+        else:
+            attempt.format.show(contents, known)
+            is_same = known.schema == schema.version and known.options == dict(options)
+            if is_same and (known.as_of == time or (as_of is None and known.as_of > time)):
+                return _published(attempt.format, contents, known, is_new=False)
+        planner = Planner(handle, attempt.store, LEFT_OUT_SHARE if options["deletes"] == "vectors" else 0.0)
+        try:
+            plan = planner.next_version(known, time)
+            taken = _digest(handle, time) if digest else None
+            step = attempt.step(contents, known, plan, taken)
+            writer.submit([step], {handle.id: handle.name}).result()
+        except (Superseded, UploadExpired):
+            attempt.discard()
+            continue
+        except BaseException as error:
+            if not isinstance(error, Indeterminate):  # Or else the record may be there.
+                attempt.discard()
+            raise
+        contents = handle.contents()
+        known = contents.published.get(attempt.format.name)
+        if known is None:
+            raise Superseded(f"the {table} table of {handle.name!r} was given up as soon as it was published")
+        attempt.format.show(contents, known)
+        return _published(attempt.format, contents, known, is_new=True)
+    raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+
+
+def unpublish(handle: CollectionHandle, table: str) -> bool:
+    """Give up a table; see `Collection.unpublish`."""
+    writer = handle.engine.writer("unpublish")
+    name = format_of(handle, table).name
+    for _ in range(ATTEMPTS):
+        contents = handle.contents()
+        known = contents.published.get(name)
+        if known is None:
+            return False
+        step = kinds.Unpublish(handle.id, name, known.version)
+        step = msgspec.structs.replace(step, unused=left_unused(contents, step))
+        try:
+            writer.submit([step], {handle.id: handle.name}).result()
+        except Superseded:
+            continue
+        _delete_shown(handle.engine.blob, handle.id, name)
+        return True
+    raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+
+
+def published_tables(handle: CollectionHandle) -> list[Published]:
+    """Return the newest versions of the tables that a collection is published as."""
+    contents = handle.contents()
+    tables = contents.published.items()
+    return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
+
+
+def format_of(handle: CollectionHandle, table: str) -> TableFormat:
+    """Return what makes tables of a format.
+
+    Raises:
+        InvalidUsage: there is no such format, or what it needs is not installed.
+    """
+    if table == "delta":
+        from persist.publish.delta import DeltaTable
+
+        return DeltaTable(handle)
+    raise InvalidUsage(f"table={table!r} is no format of a table: give one of {', '.join(map(repr, get_args(Table)))}")
+
+
+class Attempt:
+    """What was stored for one version, to be deleted if it is not recorded."""
+
+    def __init__(self, handle: CollectionHandle, format: TableFormat, options: Mapping[str, str]) -> None:
+        self.format = format
+        self._handle = handle
+        self._options = dict(options)
+        self._parts: list[Part] = []
+        self._blobs: list[str] = []
+
+    def store(self, data: bytes, part: Part) -> Part:
+        """Store a new part."""
+        stored = self._handle.engine.writer("publish").part_writer().put(self._handle.id, data, part)
+        self._parts.append(stored)
+        return stored
+
+    def step(
+        self, contents: CollectionState, known: Publication | None, plan: Plan, digest: str | None
+    ) -> kinds.Publish:
+        """Store what goes with the files of a plan; return what records the version."""
+        before = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
+        old = [None if file is None else file.deletes for file in before]
+        deletes = self.format.left_out([*zip(plan.files, old, strict=True)], plan.is_anew)
+        fresh = {each.blob for each in deletes if each is not None} - {each.blob for each in old if each is not None}
+        self._blobs += sorted(fresh)
+        new = [file.part for file in plan.files if file.number is None]
+        numbers = {id(part): -1 - at for at, part in enumerate(new)}
+        files = [
+            TableFile(numbers[id(file.part)] if file.number is None else file.number, left_out)
+            for file, left_out, there in zip(plan.files, deletes, before, strict=True)
+            if there is None or there.deletes != left_out
+        ]
+        step = kinds.Publish(
+            self._handle.id,
+            self.format.name,
+            uuid.uuid4().hex if known is None else known.id,
+            0 if known is None else known.version + 1,
+            plan.as_of,
+            parts=tuple(new),
+            files=tuple(files),
+            removed=tuple(plan.removed),
+            schema=len(contents.earlier) + 1,
+            options=self._options,
+            digest=digest,
+        )
+        metadata = self.format.metadata(contents, step)
+        self._blobs += metadata
+        step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
+        return msgspec.structs.replace(step, unused=left_unused(self._handle.contents(), step))
+
+    def discard(self) -> None:
+        """Delete what no record will name. What cannot be deleted now is left to garbage collection."""
+        self._handle.engine.writer("publish").part_writer().discard(self._parts)
+        for key in self._blobs:
+            try:
+                self._handle.engine.blob.delete(key)
+            except PersistError:
+                continue
+
+
+def _published(format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool) -> Published:
+    left_out = sum(file.deletes.rows for file in known.files.values() if file.deletes is not None)
+    rows = sum(contents.part(number).rows for number in known.files) - left_out
+    url = format.url(contents, known)
+    return Published(
+        contents.name, format.name, known.version, known.as_of, url, len(known.files), rows, known.digest, is_new
+    )
+
+
+def _digest(handle: CollectionHandle, time: int) -> str:
+    from persist.engine import snapshot
+
+    with snapshot(handle, time) as taken:
+        return taken.digest()
+
+
+def _shown(blob: Blob, collection: str, table: str) -> list[str]:
+    """Return the names that a table of a format has, or another one that lies there."""
+    folder = {"delta": "_delta_log/", "iceberg": "metadata/"}[table]
+    return [entry.key for entry in blob.list(f"{table_root(collection)}{folder}")]
+
+
+def _check_free(handle: CollectionHandle, table: str) -> None:
+    """Delete what a table has left that was given up; refuse one of somebody else.
+
+    Raises:
+        InvalidUsage: another table lies where this one is to be.
+    """
+    blob = handle.engine.blob
+    keys = [key for key in _shown(blob, handle.id, table) if is_shown(key, handle.id)]
+    mark = f'"persist.collection":"{handle.id}"'.encode()
+    read = ((key, blob.get(key)) for key in keys if key.endswith(".json"))
+    foreign = [key for key, data in read if data is not None and mark not in data.replace(b" ", b"")]
+    if foreign:
+        raise InvalidUsage(
+            f"{blob.url}/{foreign[0]} belongs to a {table} table that was not published from {handle.name!r}: "
+            "move that table elsewhere first; a collection's own folder takes its own tables only"
+        )
+    _delete_shown(blob, handle.id, table)
+
+
+def _delete_shown(blob: Blob, collection: str, table: str) -> None:
+    """Let no reader find a table any more."""
+    delete_all(blob, (key for key in _shown(blob, collection, table) if is_shown(key, collection)))
