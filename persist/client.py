@@ -284,7 +284,7 @@ class Client(CreatingCalls, Described):
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or what is given belongs to the other kind.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
-            KeyedCollection: a statement would change a keyed collection, which takes events.
+            DuplicateKeys: a statement would give a key of a keyed collection several rows.
             ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")

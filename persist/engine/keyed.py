@@ -38,6 +38,8 @@ from persist.codecs import (
     as_table,
     digest_of,
     opened,
+    stamped,
+    to_updates,
     with_both_zeros,
     with_time,
 )
@@ -60,7 +62,16 @@ from persist.errors import (
     with_timeline,
 )
 from persist.log import KeyedForm, TokenMark, kinds
-from persist.read import KeyReplacement, NewRows, differences, snapshot_scan, wanted_keys
+from persist.read import (
+    KeyReplacement,
+    NewRows,
+    PartReader,
+    Scan,
+    differences,
+    read_snapshot,
+    snapshot_scan,
+    wanted_keys,
+)
 from persist.state import CollectionState, check_written, due
 from persist.timeline import Moment
 from persist.upsert import DELETED, NAME, SEQ, EventTable, described, events_schema, lifted_events, to_events
@@ -70,18 +81,31 @@ SETTLE_S = 60.0
 ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
 
 
+Rewritten: TypeAlias = Callable[[Iterator[pa.Table]], pa.Table | None]  # Of contents; None leaves them.
+
+
+class Unchanged(InvalidUsage):
+    """Contents are to be left as they are, so there is nothing to commit; it never leaves the engine."""
+
+
+def rows_in(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
+    """Yield the rows of a snapshot, slice by slice."""
+    for scan_slice in scan.slices_within(reader.slice_bytes):
+        yield from read_snapshot(scan_slice, "rows", reader)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyedChange:
     """What makes rows the contents of a keyed collection, or a part of them: after all events up to its time.
 
     Attributes:
-        new: rows as `differences` takes them, which nobody else changes.
+        new: rows as `differences` takes them, which nobody else changes; or what makes them of the contents.
         time: when; None for that of the commit.
         where: replaces only what it is true for; None for all.
         digest: of all that was asked for.
     """
 
-    new: NewRows
+    new: NewRows | Rewritten
     time: int | None
     where: pc.Expression | None
     digest: int
@@ -89,17 +113,23 @@ class KeyedChange:
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
         """Yield what is to be added, given the contents after the events.
 
-        Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now.
+        Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now; Unchanged.
         """
         schema, time, form = handle.current_schema(after), self.time, keyed_form(handle)
         assert time is not None, "when it is made, its time has been chosen"
+        reader, new = handle.engine.reader(), self.new
+        if callable(new):
+            rows = new(rows_in(snapshot_scan(after, schema, time, None), reader))
+            if rows is None:
+                raise Unchanged("nothing of it changes")
+            new = to_updates(stamped(rows, schema, Stamp(time, 1)), schema)
         where = None if self.where is None else with_both_zeros(self.where)
         # Only a deletion can leave out what the condition is not true for: a new row takes the place of any other one.
-        is_delete = not len(self.new)
+        is_delete = not len(new)
         scan = snapshot_scan(after, schema, time, None, where if is_delete else None, raw=not is_delete)
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
-        for rows in differences(scan, self.new, handle.engine.reader(), of_keys.check, of_keys.replaced):
-            yield with_time(rows, time, schema)
+        for updates in differences(scan, new, reader, of_keys.check, of_keys.replaced):
+            yield with_time(updates, time, schema)
 
 
 @dataclass(frozen=True, slots=True)

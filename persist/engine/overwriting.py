@@ -37,7 +37,17 @@ from persist.codecs import (
     with_time,
 )
 from persist.engine.collection_handle import CollectionHandle
-from persist.engine.keyed import AskedEvents, KeyedChange, PlainChange, check_upserts, deleting_events, submit
+from persist.engine.keyed import (
+    AskedEvents,
+    KeyedChange,
+    PlainChange,
+    Rewritten,
+    Unchanged,
+    check_upserts,
+    deleting_events,
+    rows_in,
+    submit,
+)
 from persist.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -129,26 +139,39 @@ def upsert(
     return _committed(handle, "upsert", True, token, notes, lambda: upsert_steps(handle, events, end, token))
 
 
-def rewrite(
-    handle: CollectionHandle, changed: Callable[[CollectionState], Any], time: int | Moment | None
-) -> CommitFuture:
-    """Commit what a function makes of the contents that were sealed last, and of no others: again if others come first.
+def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
+    """Commit what a function makes of the contents, and of no others: again if others come first.
+
+    They are those that were sealed last or, if the collection is keyed, those after all events up to the new time.
 
     Args:
-        changed: takes a state, and returns the rows that are to be the contents, or None to leave them.
+        rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
         time: of the difference; None for that of the commit.
     """
-    handle.check_plain("a statement")
+    if handle.keyed is not None:
+        return _rewrite_keyed(handle, rewritten, time)
 
     def steps() -> list[Step]:
         contents = _settled(handle)
-        rows = changed(contents)
+        with ExitStack() as stack:
+            rows = rewritten(rows_in(_present(handle, contents, None, stack), handle.engine.reader()))
         if rows is None:
             return []
         settled = ExpectUpper(handle.id, contents.upper_times)
         return [settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
 
     return _committed(handle, "sql", time is None, None, (), steps)
+
+
+def _rewrite_keyed(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
+    check_upserts(handle, "a statement")
+    at = None if time is None else handle.exact_time("time", time)
+    change = KeyedChange(rewritten, at, None, 0)
+    end = None if at is None else Antichain(at + 1)
+    future = submit(handle, "sql", AskedEvents(None, end, change=change))
+    if isinstance(future.exception(), Unchanged):
+        return handle.submit("sql", [])
+    return future
 
 
 def _committed(

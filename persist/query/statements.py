@@ -3,11 +3,12 @@
 DuckDB carries a statement out on a table that holds the contents of its collection. What the table holds then becomes
 the contents, by the difference, so records that it left alone are not written. Other collections of the statement are
 read as of their last sealed times. If somebody else changes the collection meanwhile, the statement is carried out
-again on what is there then; with a time given, it is refused. Cost: reading the whole collection. Memory: as much.
+again on what is there then; with a time given, it is refused if the collection is not keyed. If it is, events that wait
+at times up to that of the commit are resolved first. Cost: reading the whole collection. Memory: as much.
 """
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,9 @@ import pyarrow.types as pat
 
 from persist.codecs import did_you_mean
 from persist.engine import CollectionHandle, Engine, loaded, rewrite, snapshot
-from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, PersistError
 from persist.query.tables import DUCKDB, SEALED_OFF, collection_of, path_of, quoted, register, why_refused
 from persist.read import ArrowResult, required
-from persist.state import CollectionState
 from persist.timeline import Moment
 
 _STATEMENT = re.compile(
@@ -82,8 +82,8 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
     Raises:
         InvalidUsage: it is none, names what is not there, or DuckDB refuses it; or its collection is a view, or has a
             column that does not come back from DuckDB as it was.
-        KeyedCollection: it would change a keyed collection, which takes events.
-        UpdatesBeyondUpper: somebody has written to the collection what is not sealed.
+        DuplicateKeys: it would give a key of a keyed collection several rows.
+        UpdatesBeyondUpper: the collection is not keyed, and somebody has written to it what is not sealed.
     """
     duckdb = required(DUCKDB)
     engine.writer("sql")
@@ -101,13 +101,16 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
             f"{handle.name!r} is a view: it holds what its query gives, and no statement changes it. Change the "
             "collections that it reads, then refresh it"
         )
+    if handle.contents().upper.is_empty:
+        raise InvalidUsage(f"{handle.name!r} is complete for ever: nothing can change it any more")
     count = 0
 
-    def changed(contents: CollectionState) -> pa.Table | None:
+    def rewritten(contents: Iterator[pa.Table]) -> pa.Table | None:
         nonlocal count
+        failed: list[PersistError] = []
         with ExitStack() as stack, duckdb.connect(config=SEALED_OFF) as connection:
             try:
-                _fill(connection, parts, handle, contents, stack)
+                _fill(connection, parts, handle, contents, failed)
                 for name in names:
                     if name != handle.name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sql, re.IGNORECASE):
                         with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
@@ -116,11 +119,13 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
                 count = _carried_out(connection, sql)
                 return _contents_of(connection, parts, handle) if count else None
             except duckdb.Error as error:
+                if failed:
+                    raise failed[0] from error
                 raise InvalidUsage(
                     f"DuckDB refuses the statement: {why_refused(error)}. The collections are {names}"
                 ) from error
 
-    committed = rewrite(handle, changed, time).committed()
+    committed = rewrite(handle, rewritten, time).committed()
     return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
 
 
@@ -134,16 +139,24 @@ def _named(parts: tuple[str, ...], names: list[str]) -> str:
 
 
 def _fill(
-    connection: Any, parts: tuple[str, ...], handle: CollectionHandle, contents: CollectionState, stack: ExitStack
+    connection: Any,
+    parts: tuple[str, ...],
+    handle: CollectionHandle,
+    contents: Iterator[pa.Table],
+    failed: list[PersistError],
 ) -> None:
-    """Make the table that the statement changes, of the contents that were sealed last."""
+    """Make the table that the statement changes, of contents; note why reading them failed, if it did."""
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
-    dataset: Any = schema.empty_table()
-    if contents.upper.time:
-        as_of = contents.upper.time - 1
-        dataset = stack.enter_context(snapshot(handle, as_of, timeout_s=0.0)).dataset()
-    elif contents.upper.is_empty:
-        raise InvalidUsage(f"{handle.name!r} is complete for ever: nothing can change it any more")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            for table in contents:
+                yield from pa.Table.from_arrays(table.columns, schema=schema).to_batches()
+        except PersistError as error:  # Of which DuckDB tells by a text of its own only.
+            failed.append(error)
+            raise
+
+    dataset = pa.RecordBatchReader.from_batches(schema, batches())
     if len(parts) > 1:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(parts[0])}")
     connection.register("the contents", dataset)

@@ -9,6 +9,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.query import execute
+from tests.stepped import Stepped
 
 QUIET = persist.Settings(background=False)
 
@@ -108,7 +109,7 @@ def test_a_statement_that_others_come_before_is_carried_out_on_what_they_have_le
         ("INSERT INTO shop.orders SELECT * FROM read_csv('/etc/passwd')", "DuckDB refuses the statement"),
         ("DELETE FROM paid", "is a view"),
         ("DELETE FROM durations", "column 'd' of type duration[us]"),
-        ("DELETE FROM users", "keyed"),
+        ("INSERT INTO users VALUES (1, 2), (1, 3)", "repeat keys, first of all 1"),
     ],
 )
 def test_what_is_no_statement_or_cannot_be_done_is_refused_and_changes_nothing(
@@ -122,3 +123,48 @@ def test_what_is_no_statement_or_cannot_be_done_is_refused_and_changes_nothing(
         execute(client.engine, statement)
     assert client.seqno == before or [key for key, _ in rows(client)] == [1, 2, 3]
     assert client.load("shop.orders").upper == persist.Antichain(1)
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_statements_change_a_keyed_collection_after_the_events_that_wait(resolve: Any) -> None:
+    with persist.open(persist.MemoryBlob()) as client:
+        keyed = persist.Keyed(resolve=resolve)
+        users = client.create_or_load("users", key={"id": pa.int64()}, value={"v": pa.int64()}, keyed=keyed)
+        client.write("more", pa.table({"id": [2, 3], "v": [20, 30]}), key=["id"]).result()
+        users.upsert([(1, 1), (2, 2)]).result()
+        users.upsert([(4, 4, 1), (5, 5, 9)]).result()
+        assert users.upper == persist.Antichain(1)
+        merge = "MERGE INTO users USING more USING (id) WHEN MATCHED THEN UPDATE SET v = more.v WHEN NOT MATCHED THEN "
+        done = [
+            execute(client.engine, sql, time)
+            for sql, time in [
+                ("UPDATE users SET v = v + 1 WHERE id IN (1, 4)", None),
+                (f"{merge}INSERT VALUES (more.id, more.v)", None),
+                ("DELETE FROM users WHERE id = 4", 7),
+            ]
+        ]
+        assert [(each.rows, each.time) for each in done] == [(2, 1), (2, 2), (1, None)]
+        assert [sorted(users.snapshot(time).rows()) for time in (1, 2, 7)] == [
+            [(1, 2), (2, 2), (4, 5)],
+            [(1, 2), (2, 20), (3, 30), (4, 5)],
+            [(1, 2), (2, 20), (3, 30)],
+        ]
+        before = client.seqno
+        assert execute(client.engine, "DELETE FROM users WHERE id = 99").rows == 0
+        assert client.seqno == before, "what touches nothing is no commit"
+        users.seal(10).result()
+        assert sorted(users.snapshot().rows()) == [(1, 2), (2, 20), (3, 30), (5, 5)]
+
+
+def test_a_statement_on_a_keyed_collection_is_carried_out_again_if_somebody_comes_first() -> None:
+    store = Stepped(persist.MemoryBlob())
+    with persist.open(store) as client, persist.open(store) as other:
+        users, theirs = (
+            each.create_or_load("users", key={"id": int}, value={"v": int}, keyed=persist.Keyed())
+            for each in (client, other)
+        )
+        users.upsert([(1, 1)]).result()
+        store.before("create", "log/", lambda: theirs.upsert([(1, 10), (2, 20)]).result())
+        assert execute(client.engine, "UPDATE users SET v = v + 1").rows == 2
+        assert store.is_done
+        assert sorted(users.snapshot().rows()) == [(1, 11), (2, 21)]
