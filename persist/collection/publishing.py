@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from persist.collection.describing import CollectionBase
 from persist.errors import InvalidUsage
+from persist.log import Table
 from persist.publish import Published, publish, published_tables, unpublish
 from persist.timeline import Moment
 
@@ -15,7 +16,7 @@ class PublishingCalls(CollectionBase):
 
     def publish(
         self,
-        table: Literal["delta"] = "delta",
+        table: Table = "delta",
         as_of: int | Moment | None = None,
         *,
         deletes: Deleting = "vectors",
@@ -29,10 +30,10 @@ class PublishingCalls(CollectionBase):
         nothing is done, but what somebody has left half done is finished.
 
         Args:
-            table: its format.
+            table: its format. Iceberg needs pyiceberg.
             as_of: a time, a moment, a tag or "latest"; None means the latest sealed one.
-            deletes: how rows of a file are left out: "vectors", as the format does it; "none" writes the others of such
-                a file anew, for readers that know no deletion vectors.
+            deletes: how rows of a file are left out: "vectors", as the format does it, by deletion vectors or position
+                deletes; "none" writes the others of such a file anew, for readers that know neither.
             digest: put the digest of the rows with the version. That reads all of them.
 
         Raises:
@@ -45,7 +46,7 @@ class PublishingCalls(CollectionBase):
             raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
         return publish(self.handle, table, as_of, options={"deletes": deletes}, digest=digest)
 
-    def unpublish(self, table: Literal["delta"] = "delta") -> bool:
+    def unpublish(self, table: Table = "delta") -> bool:
         """Give a published table up; return whether there was one. Readers find it no more.
 
         What only the table needed is deleted by garbage collection, after the grace period.

@@ -53,6 +53,7 @@ from persist.log.keys import (
     is_upload,
     listed_checkpoints,
     listed_records,
+    manifest_key,
     part_key,
     record_key,
     record_seqno,

@@ -166,6 +166,10 @@ def format_of(handle: CollectionHandle, table: str) -> TableFormat:
         from persist.publish.delta import DeltaTable
 
         return DeltaTable(handle)
+    if table == "iceberg":
+        from persist.publish.iceberg import IcebergTable
+
+        return IcebergTable(handle)
     raise InvalidUsage(f"table={table!r} is no format of a table: give one of {', '.join(map(repr, get_args(Table)))}")
 
 

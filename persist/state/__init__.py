@@ -41,7 +41,7 @@ from persist.state.keyed_rules import (
     unused_after,
 )
 from persist.state.location import Dropped, LocationState, TakenOver, check_uploaded, is_waited_for
-from persist.state.publications import left_unused
+from persist.state.publications import left_unused, resolved_numbers
 from persist.state.remembered import About, check_note, is_repeated
 from persist.state.schemas import (
     among_versions,

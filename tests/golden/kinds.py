@@ -17,9 +17,8 @@ from persist.blob import Blob
 from persist.client import Client
 from persist.codecs import CollectionSchema, Part, to_updates
 from persist.engine import Commit
-from persist.log import Deletes, KeyedForm, LocationMutation, MachineForm, TableFile
+from persist.log import Deletes, KeyedForm, LocationMutation, MachineForm, TableFile, manifest_key
 from persist.log import kinds as record_kinds
-from persist.log.keys import manifest_key
 from persist.log.kinds import Batch
 from persist.multi_write import MultiWrite
 from persist.replica import stored_checkpoints

@@ -1,5 +1,6 @@
 """Readers of published tables that nobody here wrote, each of them as rows that can be compared with a snapshot's."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -51,3 +52,37 @@ def same_rows(table: pa.Table, collection: persist.Collection, as_of: int | None
 def _plain(table: pa.Table) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
+
+
+def by_pyiceberg(url: str) -> pa.Table:
+    """Read an Iceberg table from its metadata."""
+    tables = pytest.importorskip("pyiceberg.table")
+    return tables.StaticTable.from_metadata(url).scan().to_arrow()
+
+
+def by_polars_iceberg(url: str) -> pa.Table:
+    """Read an Iceberg table with Polars, by its own reader."""
+    polars = pytest.importorskip("polars")
+    tables = pytest.importorskip("pyiceberg.table")
+    table = tables.StaticTable.from_metadata(url)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", polars.exceptions.PerformanceWarning)  # It plans with pyiceberg.
+        return polars.scan_iceberg(table, reader_override="native").collect().to_arrow()
+
+
+def by_duckdb_iceberg(url: str) -> pa.Table:
+    """Read an Iceberg table with DuckDB's extension, which comes over the network or is there."""
+    with duckdb.connect() as connection:
+        try:
+            connection.execute("LOAD iceberg")
+        except duckdb.Error:
+            pytest.skip("DuckDB's extension for Iceberg is not installed")
+        return connection.execute("SELECT * FROM iceberg_scan(?)", [url]).to_arrow_table()
+
+
+ICEBERG: dict[str, Callable[[str], pa.Table]] = {
+    "pyiceberg": by_pyiceberg,
+    "polars": by_polars_iceberg,
+    "duckdb": by_duckdb_iceberg,
+}
+iceberg_reader = pytest.mark.parametrize("read", ICEBERG.values(), ids=ICEBERG)

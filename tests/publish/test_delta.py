@@ -203,7 +203,7 @@ TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
-def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:
+def column_of(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if not pa.types.is_temporal(kind):
         return pa.array(values, kind)
     return pa.array(values, pa.int64() if kind.bit_width == 64 else pa.int32()).cast(kind)
@@ -213,7 +213,7 @@ def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:
 def test_all_types_come_back_under_composite_keys(client: persist.Client, read: Read) -> None:
     value = {name: kind for name, (kind, _) in TYPES.items()}
     c = client.create_or_load("c", key={"a": str, "b": pa.int32()}, value=value)
-    columns = {name: _column(kind, values * 2) for name, (kind, values) in TYPES.items()}
+    columns = {name: column_of(kind, values * 2) for name, (kind, values) in TYPES.items()}
     keys = {"a": ["x", "x", "y", "y", None, "z"], "b": pa.array([1, 2, 1, None, 5, 6], pa.int32())}
     rows = pa.table({**keys, **columns})
     c.write(rows, time=0, seal=1).result()
@@ -299,13 +299,9 @@ def test_a_table_of_somebody_else_is_left_alone(client: persist.Client) -> None:
     assert deltalake.DeltaTable(str(root)).version() == 0
 
 
-@delta_reader
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)]
-)
-def test_random_times_under_writers_compaction_and_collection(client: persist.Client, seed: int, read: Read) -> None:
+def random_steps(client: persist.Client, c: persist.Collection, seed: int) -> Iterator[int]:
+    """Write to `orders` of 300 rows, compact and collect; yield times that can be read then."""
     r = random.Random(seed)
-    c = orders(client, 300)
     held = {n: (f"s{n % 7}", n / 4) for n in range(300)}
     upper = 1
     for _ in range(25):
@@ -326,9 +322,18 @@ def test_random_times_under_writers_compaction_and_collection(client: persist.Cl
                 c.write(rows, seal=upper + 1).result()
                 upper += 1
         if r.random() < 0.7:
-            as_of = r.randint(c.since.time or 0, upper - 1)
-            made = c.publish("delta", as_of=as_of)
-            same_rows(read(made.url), c, as_of)
+            yield r.randint(c.since.time or 0, upper - 1)
+
+
+@delta_reader
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(2, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)]
+)
+def test_random_times_under_writers_compaction_and_collection(client: persist.Client, seed: int, read: Read) -> None:
+    c = orders(client, 300)
+    for as_of in random_steps(client, c, seed):
+        same_rows(read(c.publish("delta", as_of=as_of).url), c, as_of)
+    upper = c.upper.time or 1
     last = c.published()[0]
     c.allow_compaction(upper - 1).result()
     c.compact()
