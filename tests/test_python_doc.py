@@ -71,7 +71,7 @@ def test_all_blocks_of_the_page_about_python_run_one_after_the_other(tmp_path: P
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2026-11-21 18:00:00+00:00" in done.stdout
-    assert "Antichain(10)" in done.stdout
+    assert "Antichain(11)" in done.stdout
 
 
 def test_all_blocks_of_the_page_about_schemas_run_one_after_the_other(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Commands that write: create, write, overwrite, delete, seal, drop."""
+"""Commands that write: create, write, overwrite, delete, revert, seal, drop."""
 
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import tell
-from persist.facts import times_of, written_time_of
+from persist.facts import time_of, times_of, written_time_of
 from persist.shown import counted
 
 if TYPE_CHECKING:
@@ -313,6 +313,29 @@ def delete(
             at,
             {"collection": collection, "seqno": future.result(), "time": future.time},
             f"deleted from {collection} at {time or times_of(loaded)(future.time or 0)}",
+        )
+    return OK
+
+
+@command
+def revert(
+    at: Place,
+    collection: Name,
+    as_of: Annotated[
+        str, typer.Argument(metavar="AS_OF", help="When it held what it shall hold again: a time, a moment or a tag.")
+    ],
+    time: At = None,
+    token: Annotated[str | None, typer.Option(help="Names the command, which happens once.")] = None,
+    allow_future: Future = False,
+) -> int:
+    """Make the contents of a collection what they were, as a change of today: history stays."""
+    with at.writing() as client:
+        loaded = _own(client, collection)
+        future = loaded.restore(time_of(as_of), time=_named(time), token=token, allow_future=allow_future)
+        tell_done(
+            at,
+            {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time},
+            f"{collection} holds what it held as of {as_of}, from {time or times_of(loaded)(future.time or 0)} on",
         )
     return OK
 

@@ -19,6 +19,7 @@ from persist.engine import (
     keyed_form,
     overwrite,
     plain_events,
+    restore,
     seal,
     taken_events,
 )
@@ -356,6 +357,39 @@ class WritingCalls(KeyedCalls):
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
         return delete(self.handle, keys, checked_filter(self.schema, where), time, token, notes)
+
+    def restore(
+        self,
+        as_of: int | Moment,
+        *,
+        time: int | Moment | None = None,
+        token: str | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Make the contents what they were as of a time, as one change at a later time, which is sealed with it.
+
+        History stays: what was there in between can be read as before. Columns are those of today. If the collection is
+        keyed, events that wait at times up to that one are resolved first. Cost: reading what has changed since, twice;
+        of a keyed collection, reading what was there and what is.
+
+        Args:
+            as_of: a sealed time, a moment, or a tag, that is not compacted away.
+            time: of the change; that of the commit if it is left out. Then it is made anew while others come first.
+            token, allow_future, message, metadata: as for `overwrite`.
+
+        Returns: a future, as `overwrite`.
+
+        Raises (if the collection is keyed, the future may):
+            AsOfCompacted, AsOfNotSealed: it cannot be read as of that time.
+            InvalidUsage: it is a view, which holds what its query gives.
+            UpdatesBeyondUpper, UpdateNotBeyondUpper, ReadOnly, ClientClosed: as for `overwrite`.
+        """
+        self.handle.engine.writer("restore")
+        self.handle.check_meant("time", time, allow_future=allow_future)
+        check_token(token)
+        return restore(self.handle, as_of, time, token, note_steps(message, metadata, [self.id]))
 
     def seal(
         self,

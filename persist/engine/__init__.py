@@ -42,6 +42,7 @@ from persist.engine.overwriting import (
     plain_events,
     refused_beside,
     replacement_steps,
+    restore,
     rewrite,
     upsert,
 )

@@ -1,4 +1,4 @@
-"""Overwriting and deleting plain rows: the difference to what is there, as updates of one commit.
+"""Overwriting, deleting and restoring plain rows: the difference to what is there, as updates of one commit.
 
 History is never rewritten. What is there is what was sealed last; records that are there as often as they should be are
 not touched, others are retracted or inserted at the new time. The commit is alone: it is rejected if somebody else has
@@ -48,6 +48,7 @@ from persist.engine.keyed import (
     rows_in,
     submit,
 )
+from persist.engine.reading import changes, snapshot
 from persist.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -137,6 +138,48 @@ def upsert(
         end: to seal to, just after the last of them if that is left out.
     """
     return _committed(handle, "upsert", True, token, notes, lambda: upsert_steps(handle, events, end, token))
+
+
+def restore(
+    handle: CollectionHandle,
+    as_of: int | Moment,
+    time: int | Moment | None,
+    token: str | None,
+    notes: Sequence[Step],
+) -> CommitFuture:
+    """Commit what makes the contents what they were, again if others come first; see `Collection.restore`."""
+    contents = handle.contents()
+    if contents.view is not None:
+        raise InvalidUsage(
+            f"{handle.name!r} is a view: it holds what its query gives of its inputs. Restore these, and refresh it"
+        )
+    then = handle.as_time("as_of", as_of)
+    handle.sealed(then, 0.0)
+    if handle.keyed is None:
+        steps = partial(restore_steps, handle, then, time, token)
+        return _committed(handle, "restore", time is None, token, notes, steps)
+    # Its updates are what its events come to, so rows are what an overwrite takes: each key has one.
+    with snapshot(handle, then) as held:
+        return overwrite(handle, held.to_batches(), time, None, token, notes)
+
+
+def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
+    """Return what takes back all that has changed since a sealed time. Cost: what has changed.
+
+    Raises: as `overwrite_steps`; AsOfCompacted, if what it was cannot be told any more.
+    """
+    contents, at = _settled(handle), None if time is None else handle.exact_time("time", time)
+    asked = Asked(handle.id, overwrite_digest(then, at, "what was there"))
+    if token in contents.tokens:
+        return [asked, *_stamping(handle, at)]
+    _check_beginning(handle, contents, at)
+    writer = handle.engine.writer("restore").part_writer()
+    with ExitStack() as stack:
+        later = stack.enter_context(changes(handle, then + 1, contents.upper))
+        back = (with_time(negated(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
+        new, _ = _held_or_stored(handle, back, None, (), writer, stack)
+        nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
+        return [asked, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
 
 
 def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:

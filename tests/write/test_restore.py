@@ -1,0 +1,172 @@
+"""`Collection.restore`: the contents of an earlier time again, as a change of one later time."""
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import persist
+
+ORDERS: dict[str, Any] = {"key": {"id": int}, "value": {"amount": float}}
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob()) as opened:
+        yield opened
+
+
+def contents(collection: persist.Collection, as_of: int | None = None) -> Counter[Any]:
+    table = collection.snapshot(as_of, form="diff").to_arrow()
+    return Counter({tuple(row[:-1]): row[-1] for row in zip(*table.to_pydict().values(), strict=True)})
+
+
+def test_a_restored_collection_holds_what_it_held_and_keeps_its_history(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", **ORDERS)
+    orders.write([(1, 9.5), (2, 3.0), (2, 3.0)], time=1, seal=2).result()
+    orders.overwrite([(1, 8.0), (3, 7.0)], time=2).result()
+    restored = orders.restore(1)
+    restored.result()
+    assert restored.time == 3
+    assert contents(orders) == contents(orders, 1) == {(1, 9.5): 1, (2, 3.0): 2}
+    assert contents(orders, 2) == {(1, 8.0): 1, (3, 7.0): 1}
+    assert Counter(orders.changes(3, form="updates").to_arrow()["_diff"].to_pylist()) == {-1: 2, 1: 1, 2: 1}
+    orders.restore(2, time=10).result()
+    assert (contents(orders), orders.upper) == (contents(orders, 2), persist.Antichain(11))
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-2, 2)), max_size=6), min_size=1),
+    st.data(),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_past_can_be_restored_whatever_its_multiplicities(versions: list[Any], data: st.DataObject) -> None:
+    with persist.open(persist.MemoryBlob()) as client:
+        numbers = client.create_or_load("numbers", key={"k": int}, value={"v": int})
+        for time, updates in enumerate(versions):
+            numbers.write([((k, v), time, diff) for k, v, diff in updates], seal=time + 1).result()
+        as_of = data.draw(st.integers(0, len(versions) - 1))
+        numbers.restore(as_of).result()
+        assert contents(numbers) == contents(numbers, as_of)
+        assert contents(numbers, len(versions) - 1) == contents(numbers, len(versions) - 1)
+
+
+def test_tags_and_moments_say_what_to_restore(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", **ORDERS, timeline="s")
+    orders.write([(1, 9.5)], time="2026-01-01", seal="2026-01-02").result()
+    orders.tag("before", "2026-01-01")
+    orders.overwrite([], time="2026-02-01").result()
+    orders.restore("2026-01-15").result()
+    assert len(orders) == 1
+    orders.overwrite([]).result()
+    orders.restore("before").result()
+    assert len(orders) == 1
+
+
+def test_a_past_that_cannot_be_read_is_not_restored(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", **ORDERS)
+    for time in range(4):
+        orders.overwrite([(time, 1.0)], time=time).result()
+    with pytest.raises(persist.AsOfNotSealed):
+        orders.restore(4)
+    orders.allow_compaction(2).result()
+    with pytest.raises(persist.AsOfCompacted):
+        orders.restore(1)
+    with pytest.raises(persist.UpdateNotBeyondUpper):
+        orders.restore(2, time=3)
+    orders.write([(9, 9.0)], time=7).result()
+    with pytest.raises(persist.UpdatesBeyondUpper):
+        orders.restore(2)
+    assert contents(orders) == {(3, 1.0): 1}
+
+
+def test_a_view_is_not_restored(client: persist.Client) -> None:
+    client.create_or_load("orders", **ORDERS).write([(1, 9.5)], time=0, seal=1).result()
+    view = client.create_view("totals", "SELECT id, sum(amount) AS total FROM orders GROUP BY id")
+    view.refresh()
+    with pytest.raises(persist.InvalidUsage, match=r"'totals' is a view.*Restore these, and refresh it"):
+        client.load("totals").restore(0)
+
+
+def test_a_token_restores_once(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", **ORDERS)
+    orders.write([(1, 9.5)], time=1, seal=2).result()
+    orders.overwrite([], time=2).result()
+    orders.restore(1, token="back").result()
+    orders.overwrite([(5, 5.0)]).result()
+    orders.restore(1, token="back").result()
+    assert contents(orders) == {(5, 5.0): 1}
+    with pytest.raises(persist.TokenReused):
+        orders.restore(2, token="back").result()
+
+
+def test_a_restore_is_made_anew_as_long_as_others_come_first() -> None:
+    blob = persist.MemoryBlob()
+    with persist.open(blob) as mine, persist.open(blob) as theirs:
+        orders = mine.create_or_load("orders", **ORDERS)
+        orders.write([(0, 0.0)]).result()
+
+        def write() -> None:
+            for number in range(1, 60):
+                theirs["orders"].write([(number, 1.0)]).result()
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(write)
+            times = []
+            for _ in range(10):
+                future = orders.restore(0)
+                future.result()
+                times.append(future.time)
+            done.result()
+        for time in times:
+            assert contents(orders, time) == {(0, 0.0): 1}
+
+
+def test_a_restore_reads_the_past_with_the_columns_of_today(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", **ORDERS)
+    orders.write([(1, 9.5)], time=1, seal=2).result()
+    orders.evolve(add={"note": pa.string()}, rename={"amount": "price"})
+    orders.overwrite([(2, (3.0, "x"))], time=2).result()
+    orders.restore(1).result()
+    assert orders.snapshot().to_arrow().to_pylist() == [{"id": 1, "price": 9.5, "note": None}]
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_a_keyed_collection_is_restored_after_what_waits_is_resolved(client: persist.Client, resolve: Any) -> None:
+    keyed = persist.Keyed(order_by=["v"], tombstone="gone", resolve=resolve)
+    users = client.create_or_load("users", key={"id": int}, value={"v": int, "city": str, "gone": bool}, keyed=keyed)
+    users.upsert([(1, (5, "Bern", False)), (2, (5, "Basel", False))], time=1, seal=2).result()
+    users.upsert([(1, (6, "Biel", False)), (3, (6, "Brig", False))], time=2, seal=3).result()
+    users.upsert([(1, (7, "Chur", False)), (2, (7, None, True))], time=3).result()  # They wait.
+    users.restore(1, time=4).result()
+    assert sorted(users.snapshot(3).rows()) == [(1, (7, "Chur", False)), (3, (6, "Brig", False))]
+    assert sorted(users.snapshot().rows()) == sorted(users.snapshot(1).rows())
+    users.restore(2).result()
+    assert sorted(users.snapshot().rows()) == sorted(users.snapshot(2).rows())
+    assert len(users) == 3
+
+
+def test_rows_that_a_late_event_could_bring_back_are_not_taken_away(client: persist.Client) -> None:
+    keyed = persist.Keyed(order_by=["v"])
+    users = client.create_or_load("users", key={"id": int}, value={"v": int}, keyed=keyed)
+    users.upsert([(1, 5)], time=1, seal=2).result()
+    users.upsert([(2, 6)], time=2, seal=3).result()
+    with pytest.raises(persist.InvalidUsage, match="a late event could bring them back"):
+        users.restore(1).result()
+    assert sorted(users.snapshot().rows()) == [(1, 5), (2, 6)]
+
+
+def test_keys_that_were_deleted_come_back_and_those_that_came_are_deleted(client: persist.Client) -> None:
+    users = client.create_or_load("users", key={"id": int}, value={"city": str}, keyed=persist.Keyed())
+    users.upsert([(1, "Bern"), (2, "Basel")], time=1, seal=2).result()
+    users.upsert([(1, None), (3, "Brig")], time=2, seal=3).result()
+    users.restore(1, token="back").result()
+    users.restore(1, token="back").result()
+    assert sorted(users.snapshot().rows()) == [(1, "Bern"), (2, "Basel")]
+    users.upsert([(2, None)]).result()
+    assert sorted(users.snapshot().rows()) == [(1, "Bern")]
