@@ -5,18 +5,20 @@ whether it landed, is then recognised, and never deletes what it has committed i
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.engine import Commit, loaded, read_engine, refused_beside
-from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper
+from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper, UpperMismatch
 from persist.sink.uploads import Target, writing
 from persist.state import ExpectNothingBeyondUpper
 from persist.timeline import Moment, begins_with_a_day
 from persist.write import delete_digest, overwrite_digest
+
+ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +158,38 @@ class PlannedWrite:
                 raise FrontierRegression("upper", self.seal, self.upper)
             if self.time is not None:
                 self._check_seal(self.time)
+
+    def until_committed(self, attempt: Callable[["PlannedWrite"], None]) -> None:
+        """Make and commit a difference, anew as long as others come first; only once if it names its time.
+
+        Args:
+            attempt: does so for a write as it is planned then.
+
+        Raises:
+            UpperMismatch, UpdatesBeyondUpper: it names its time, and others came first; and what `check` raises.
+        """
+        planned = self
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                attempt(planned)
+                return
+            except (UpperMismatch, UpdatesBeyondUpper):
+                if not planned.at_commit:
+                    raise
+                planned = planned._again()
+        raise UpperMismatch(self.upper, planned.upper)
+
+    def _again(self) -> "PlannedWrite":
+        with read_engine(self.target.location, self.target.storage) as engine:
+            handle = self.target.at(engine)
+            contents = handle.contents()
+            is_done = self.token in contents.tokens
+            refused = None if is_done else refused_beside(handle, contents)
+        if contents.upper.is_empty and not is_done:
+            raise UpdateNotBeyondUpper(0, contents.upper)
+        planned = replace(self, upper=contents.upper, is_done=is_done, refused=refused)
+        planned.check()
+        return planned
 
     def commit(self, parts: Sequence[Part], digest: int | None = None) -> None:
         """Commit parts, and the seal, as one record; of a commit that is rejected, the parts are deleted.

@@ -174,6 +174,7 @@ OPTIONS = (
     Option("seal", ("streaming write",), _one_of("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),
     Option("watermark", ("streaming write",), _whole(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
     Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
+    Option("multiset", ("write",), _one_of("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
     Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
     Option("late", _WRITES, _one_of("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
     Option("late_collection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
@@ -372,10 +373,12 @@ class WriteOptions(SinkOptions):
         upserts: rows are events for a keyed collection.
         late, late_collection: what becomes of late events, and where they go.
         where: the condition on the records that an overwrite replaces, as `persist.expression.filters` reads it.
+        multiset: whether rows that overwrite may repeat a key.
     """
 
     upserts: bool = False
     where: str | None = None
+    multiset: bool = False
     late: str | None = None
     late_collection: str | None = None
 
@@ -384,6 +387,7 @@ class WriteOptions(SinkOptions):
         """Check what Spark was given; raises as `ReadOptions.of`."""
         values = _parsed(given, "write").values
         upserts, late = values.pop("mode") == "upsert", values.get("late")
+        values["multiset"] = values["multiset"] == "true"
         if late is not None and not upserts:
             raise InvalidUsage(f'option late={late!r} goes with the option mode="upsert"')
         check_late(late, values.get("late_collection"), is_keyed=True)

@@ -29,6 +29,7 @@ from pyspark.sql.types import StructType
 
 from persist.codecs import CollectionSchema, Part, to_updates
 from persist.errors import InvalidUpdate, InvalidUsage, SchemaMismatch
+from persist.read import check_one_row_per_key
 from persist.sink import DigestSum, LateFilter, Target, digests_added, gathered, upload
 from persist.spark.tasks import surfaced_errors
 from persist.spark.types import as_collection_expects, quoted, utc_arrow_schema
@@ -132,6 +133,7 @@ class UploadTask:
         digest_by: by what columns the digest of the rows is taken; none if nobody needs it.
         marker: a column that is true where a row counts for the digest; it is not written. None: all of them count.
         only_digest: upload nothing.
+        one_per_key: raise DuplicateKeys if rows with the marker repeat a key; those of each key come together.
     """
 
     target: Target
@@ -140,6 +142,7 @@ class UploadTask:
     digest_by: tuple[str, ...] = ()
     marker: str | None = None
     only_digest: bool = False
+    one_per_key: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row, that of an `Uploaded`."""
@@ -148,19 +151,37 @@ class UploadTask:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> "Uploaded":
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
-        late, digest = LateFilter(self.lower), DigestSum(self.digest_by)
+        late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
         with surfaced_errors():
-            tables = (late.kept(self._updates(table, digest)) for table in gathered(batches))
+            tables = (late.kept(self._updates(table, digest, keys)) for table in gathered(batches))
             if self.only_digest:
                 tables = (table.slice(0, 0) for table in tables)
             return Uploaded(upload(self.target, tables), late.count, digest.total)
 
-    def _updates(self, table: pa.Table, digest: DigestSum) -> pa.Table:
+    def _updates(self, table: pa.Table, digest: DigestSum, keys: "OnePerKey") -> pa.Table:
         if self.marker is None:
             return digest.passed(self.rows.updates(table))
         rows = table.drop_columns([self.marker])
-        digest.passed(self.rows.updates(rows.filter(table[self.marker])))
+        new = digest.passed(self.rows.updates(rows.filter(table[self.marker])))
+        if self.one_per_key:
+            keys.check(new)
         return self.rows.updates(rows)
+
+
+@dataclass
+class OnePerKey:
+    """Looks for keys that come more than once in tables, in which the rows of each key follow each other."""
+
+    target: Target
+    last: pa.Table | None = None
+
+    def check(self, rows: pa.Table) -> None:
+        """Raise DuplicateKeys if there is one in rows, or at the end of those before."""
+        if not len(rows):
+            return
+        seen = rows if self.last is None else pa.concat_tables([self.last, rows])
+        check_one_row_per_key(seen, self.target.schema, self.target.name, "overwrite")
+        self.last = rows.slice(len(rows) - 1)
 
 
 class Uploaded(msgspec.Struct, frozen=True, array_like=True):

@@ -13,13 +13,13 @@ from persist.spark.data_source.source import (
     read_by_source,
     register,
 )
-from persist.spark.data_source.writers import DataFrameWrite, difference, present_time
+from persist.spark.data_source.writers import DataFrameWrite, commit_difference, present_time
 
 __all__ = [
     "DataFrameWrite",
     "PersistDataSource",
     "columns_used",
-    "difference",
+    "commit_difference",
     "prepared",
     "present_time",
     "pruned",

@@ -19,7 +19,7 @@ together. Batches that are too large for it are for `persist.spark.upsert`.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -29,7 +29,7 @@ from persist.codecs import Part, PartStream, with_time
 from persist.engine import snapshot
 from persist.errors import InvalidUsage
 from persist.expression import parse_where
-from persist.read import Scan, differences
+from persist.read import Scan, check_one_row_per_key, differences
 from persist.sink import Mark, PlannedWrite, Target, Uploads, commit_events, seal_done, writing
 from persist.spark.events import packed, planned, rows_of
 from persist.spark.options import WriteOptions
@@ -58,6 +58,7 @@ class DataFrameWrite:
 
     planned: PlannedWrite
     rows: Rows
+    multiset: bool = False
 
     @classmethod
     def append(cls, options: WriteOptions, schema: StructType) -> "DataFrameWrite":
@@ -93,7 +94,7 @@ class DataFrameWrite:
         planned = PlannedWrite.overwrite(options, where)
         if options.where is not None:  # Read it here, before any task starts.
             parse_where(options.where, planned.target.schema)
-        return cls._checked(planned, schema, None)
+        return replace(cls._checked(planned, schema, None), multiset=options.multiset)
 
     @classmethod
     def _checked(cls, planned: PlannedWrite, schema: StructType, column: str | None) -> "DataFrameWrite":
@@ -144,13 +145,20 @@ class PersistWriter(DataSourceArrowWriter):
 class OverwritingWriter(PersistWriter):
     """Makes the contents of a collection those of a DataFrame, as one commit of the difference."""
 
+    def __init__(self, write: DataFrameWrite) -> None:
+        super().__init__(write)
+        self._multiset = write.multiset
+
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Upload and commit the difference; raises Conflict if somebody else writes to the collection."""
-        planned, uploaded = self._planned, uploaded_by(messages)
+        """Upload and commit the difference, anew if others come first.
+
+        Raises:
+            Conflict: somebody else writes to the collection, and the time was given.
+            DuplicateKeys: rows repeat a key.
+        """
         with surfaced_errors():
             try:
-                parts = () if planned.is_done else difference(planned, uploaded.parts)
-                planned.commit(parts, uploaded.digest)
+                commit_difference(self._planned, uploaded_by(messages), multiset=self._multiset)
             finally:
                 self.abort(messages)
 
@@ -170,10 +178,21 @@ def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> N
         writer.discard(uploaded_by(messages).parts)
 
 
-def difference(planned: PlannedWrite, parts: Sequence[Part]) -> tuple[Part, ...]:
+def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -> None:
+    """Commit what turns the contents into the rows that tasks have uploaded; anew if others come first."""
+
+    def attempt(planned: PlannedWrite) -> None:
+        parts = () if planned.is_done else _difference(planned, new.parts, multiset=multiset)
+        planned.commit(parts, new.digest)
+
+    planned.until_committed(attempt)
+
+
+def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool) -> tuple[Part, ...]:
     """Upload the updates that turn the present contents into the rows of parts; return their descriptors.
 
     Raises:
+        DuplicateKeys: rows repeat a key, and may not.
         AsOfCompacted: since has passed the last sealed time.
         CorruptBlob, DiffOverflow, Unavailable.
     """
@@ -190,7 +209,12 @@ def difference(planned: PlannedWrite, parts: Sequence[Part]) -> tuple[Part, ...]
         writer = stack.enter_context(target.writer())
         uploads = stack.enter_context(Uploads(writer, target.id))
         stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, target.schema))
-        for rows in differences(present, [*parts], reader):
+
+        def check(rows: pa.Table) -> None:
+            if not multiset:
+                check_one_row_per_key(rows, target.schema, target.name, "overwrite")
+
+        for rows in differences(present, [*parts], reader, check):
             uploads.put(stream.add(with_time(rows, time, target.schema)))
         uploads.put(stream.finish())
         return uploads.parts()

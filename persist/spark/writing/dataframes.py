@@ -5,7 +5,7 @@ that upload what is new.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
 from typing import Any, Literal, get_args
@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from persist.antichain import Antichain
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, canonical, digest_of, int64_array
 from persist.engine import open_engine, target_of_rows
-from persist.errors import InvalidUsage, SchemaMismatch
-from persist.sink import PlannedWrite
+from persist.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
+from persist.sink import PlannedWrite, Target
 from persist.source import CollectionAddress
-from persist.spark.data_source import DataFrameWrite, difference, prepared, present_time
+from persist.spark.data_source import DataFrameWrite, commit_difference, prepared, present_time
 from persist.spark.data_source.source import read_by_source
 from persist.spark.options import write_options
 from persist.spark.reading.store import unused
@@ -74,6 +74,7 @@ def write(
     key: Sequence[str] | None = None,
     timeline: Any = ...,
     where: str | Column | None = None,
+    multiset: bool = False,
     time: int | Moment | None = None,
     seal: int | Moment | Antichain | None = None,
     token: str | None = None,
@@ -91,12 +92,13 @@ def write(
         df: updates, with columns `_time` and `_diff`; or plain rows, see time. The other columns are those of the
             collection, in any order.
         mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
-            last is written as updates at one time, and history stays. A row that df has twice has multiplicity 2.
+            last is written as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
         key: create the collection, with the columns of df and these as its key ([] for none), if there is none; the
             location, too. If it is there, its key must be this one.
         timeline: of one that is created, as for `Client.write`.
         where: to overwrite only the records for which this condition is true, as it must be for all rows of df: SQL
             text, such as "day = '2026-11-21'", or a column.
+        multiset: let keys have several rows when it overwrites; a row that df has twice has multiplicity 2 then.
         time: of every row; None, for rows without `_time`, means that of the commit, which seals after it. Text that
             does not begin with a day is the name of the column with the time of each row. To overwrite, of the
             difference; None means that of the commit. If the collection has a
@@ -112,8 +114,10 @@ def write(
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper, FrontierRegression: a time or the seal is behind upper; nothing was written.
-        UpperMismatch, UpdatesBeyondUpper: overwriting, and another writer has sealed or added updates meanwhile.
-        Errors that tasks find, such as `_diff` 0 or NULL in `_time`, come as Spark's, with ours in its message.
+        UpperMismatch, UpdatesBeyondUpper: overwriting at a time that is given, and another writer has sealed or added
+            updates meanwhile. Without a time, the difference is made anew then, and df is computed again.
+        DuplicateKeys: overwriting, and rows of df repeat a key.
+        Errors that tasks find, such as keys that come twice, or `_diff` 0, come as Spark's, with ours in its message.
     """
     if mode not in get_args(Mode):
         raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
@@ -121,6 +125,8 @@ def write(
     condition = None if where is None else Condition.of(where)
     if condition is not None and mode != "overwrite":
         raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
+    if multiset and mode != "overwrite":
+        raise InvalidUsage('multiset=True goes with mode="overwrite": to append, keys may have several rows anyway')
     prepared(df.sparkSession)
     if key is not None:
         columns = pa.schema([field.with_nullable(True) for field in utc_arrow_schema(df.schema)])
@@ -136,23 +142,46 @@ def write(
         planned.commit(uploaded.parts, uploaded.digest)
     else:
         text = None if condition is None else condition.text
-        _overwrite(df, DataFrameWrite.overwrite(options, df.schema, text), partitions, condition)
+        write = DataFrameWrite.overwrite(replace(options, multiset=multiset), df.schema, text)
+        if is_ranged_by_key(write.planned.target.schema):
+            if not (multiset or write.planned.is_done):
+                _check_nested_keys(df, write.planned.target)
+            write.planned.until_committed(
+                lambda planned: _overwrite(df, replace(write, planned=planned), partitions, condition)
+            )
+        else:
+            _overwrite_on_driver(df, write, condition)
+
+
+def _check_nested_keys(df: DataFrame, target: Target) -> None:
+    """Raise DuplicateKeys if rows repeat a key that is partly nested, so that Spark does not sort by all of it."""
+    keys = [*target.schema.key_names]
+    if any(pa.types.is_nested(target.schema.arrow.field(name).type) for name in keys):
+        repeated = df.groupBy(*map(quoted, keys)).count().where("count > 1").drop("count").limit(10).collect()
+        if repeated:
+            raise DuplicateKeys(target.name, [tuple(row) for row in repeated], "overwrite")
 
 
 def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, condition: Condition | None) -> None:
+    """Commit the difference that tasks make, of rows that are ranged by key."""
     planned = write.planned
     if planned.is_done:
         planned.commit([], upload_by_tasks(df, write.task).digest)
         return
     schema, time = planned.target.schema, planned.time
-    if is_ranged_by_key(schema):
-        # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
-        marker = unused("_is_new", schema.arrow.names) if planned.digest_by else None
-        task = UploadTask(planned.target, Rows(schema), digest_by=planned.digest_by, marker=marker)
-        both = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
-        uploaded = upload_by_tasks(ranged(both, schema, partitions), task)
-        planned.commit(uploaded.parts, uploaded.digest)
-        return
+    # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
+    is_flat = not any(pa.types.is_nested(schema.arrow.field(name).type) for name in schema.key_names)
+    one_per_key = is_flat and not write.multiset
+    marker = unused("_is_new", schema.arrow.names) if planned.digest_by or one_per_key else None
+    rows, by = Rows(schema), planned.digest_by
+    task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
+    both = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
+    uploaded = upload_by_tasks(ranged(both, schema, partitions), task)
+    planned.commit(uploaded.parts, uploaded.digest)
+
+
+def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condition | None) -> None:
+    planned = write.planned
     if condition is not None:
         raise InvalidUsage(
             f"where={condition.text!r} cannot be used here: Spark has no ranges of keys of this collection, whose "
@@ -160,7 +189,7 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
         )
     new = upload_by_tasks(df, write.task)
     try:
-        planned.commit(difference(planned, new.parts), new.digest)
+        commit_difference(planned, new, multiset=write.multiset)
     finally:
         with planned.target.writer() as writer:
             writer.discard(new.parts)  # No record ever names these.
@@ -227,7 +256,8 @@ def delete(
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper: the time is sealed.
-        UpperMismatch, UpdatesBeyondUpper: somebody else has sealed or added updates meanwhile.
+        UpperMismatch, UpdatesBeyondUpper: somebody else has sealed or added updates meanwhile, and time is given.
+            Without one, it is done anew on what is there then.
     """
     options = write_options(location, collection, time, None, token, partitions, storage_options)
     if options.column is not None:
@@ -241,19 +271,21 @@ def delete(
         return
     planned.check()
     schema = planned.target.schema
-    digest = 0
-    if keys is not None:
-        keys = _checked(keys, schema)
-        digest = _digest(keys, schema) if planned.is_compared else 0
-    present = None if planned.is_done else retracted(spark, planned, condition)
-    if present is None:
-        planned.commit_deletion([], digest)
-        return
-    if keys is not None:
-        present = _with_keys(present, keys, schema)
-    rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
-    rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
-    planned.commit_deletion(upload_by_tasks(rows, UploadTask(planned.target, Rows(schema))).parts, digest)
+    keys = None if keys is None else _checked(keys, schema)
+    digest = _digest(keys, schema) if keys is not None and planned.is_compared else 0
+
+    def attempt(planned: PlannedWrite) -> None:
+        present = None if planned.is_done else retracted(spark, planned, condition)
+        if present is None:
+            planned.commit_deletion([], digest)
+            return
+        if keys is not None:
+            present = _with_keys(present, keys, schema)
+        rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
+        rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
+        planned.commit_deletion(upload_by_tasks(rows, UploadTask(planned.target, Rows(schema))).parts, digest)
+
+    planned.until_committed(attempt)
 
 
 def _delete_keyed(

@@ -93,7 +93,8 @@ def test_keys_that_spark_does_not_order_are_written_all_the_same(spark: SparkSes
     for name, frame in (("unit", unit), ("map", maps)):
         persist.spark.write(frame, str(tmp_path), name, time=0, seal=1, partitions=2)
         # Overwriting merges where no task has all rows of a key.
-        persist.spark.write(frame.where("v <> 3 AND v < 400"), str(tmp_path), name, mode="overwrite")
+        rows = frame.where("v <> 3 AND v < 400")
+        persist.spark.write(rows, str(tmp_path), name, mode="overwrite", multiset=True)
     with persist.open(tmp_path, mode="read") as client:
         for name in ("unit", "map"):
             collection = client.load(name)
@@ -153,7 +154,7 @@ def test_overwriting_writes_the_difference_and_keeps_history(spark: SparkSession
     kept = spark.read.format("persist").options(collection="orders", as_of=12).load(location).where("id >= 100")
     new = spark.createDataFrame([(7, "twice", 1.0), (7, "twice", 1.0), (None, None, float("nan"))], ROWS)
     frame = kept.unionByName(new)
-    overwrite(way, frame, location)
+    overwrite(way, frame, location, multiset=True)
     assert upper(location) == persist.Antichain(15)
     expected = Counter({row: n for row, n in before[12].items() if int(row[0]) >= 100})
     expected.update({("7", "'twice'", "1.0"): 2, ("None", "None", "nan"): 1})
@@ -163,7 +164,7 @@ def test_overwriting_writes_the_difference_and_keeps_history(spark: SparkSession
         changed = client.load("orders").changes(14, 15).to_arrow()
     assert changed.num_rows == 99 + 2 + 2  # The keys 0 to 99, of which 1 is not there; 3000 and 3001; two new records.
     assert blobs(location) >= {part.blob for part in parts(location) if part.blob}
-    overwrite(way, frame, location, time=15, seal=20)  # No difference at all.
+    overwrite(way, frame, location, time=15, seal=20, multiset=True)  # No difference at all.
     with persist.open(location, mode="read") as client:
         assert client.load("orders").changes(15, 20).to_arrow().num_rows == 0
 
@@ -203,7 +204,9 @@ def appending(location: str, time: int, seal: int | None) -> Any:
 @pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("way", ["write", "format"])
 @pytest.mark.parametrize("seal", [None, 14])
-def test_overwriting_loses_to_another_writer(spark: SparkSession, location: str, way: str, seal: int | None) -> None:
+def test_overwriting_at_a_time_of_its_own_loses_to_another_writer(
+    spark: SparkSession, location: str, way: str, seal: int | None
+) -> None:
     kept, before = parts(location), sum(contents(location).values())
     frame = spark.createDataFrame([(1, "x", 1.0)], ROWS).coalesce(1)
     error = persist.Conflict if way == "write" else PySparkException
@@ -213,7 +216,7 @@ def test_overwriting_loses_to_another_writer(spark: SparkSession, location: str,
         else r"1 update at time 13 beyond upper=.* Written by .* token 'other'"
     )
     with pytest.raises(error, match=message):
-        overwrite(way, frame.mapInArrow(appending(location, 13, seal), ROWS), location)
+        overwrite(way, frame.mapInArrow(appending(location, 13, seal), ROWS), location, time=20)
     after = parts(location)
     assert {part.blob for part in after if part.blob} == {part.blob for part in kept if part.blob} == blobs(location)
     assert sum(contents(location).values()) == before + bool(seal)
