@@ -28,7 +28,20 @@ from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.lru import AdmittingCache, ByteBoundedLru
 from persist.blob.options import check_fields
-from persist.blob.protocol import Blob, BlobEntry, delete_all, get_at_most, is_remote, turn_at
+from persist.blob.protocol import LIST_PAGE_ENTRIES, Blob, BlobEntry, delete_all, get_at_most, is_remote, turn_at
+from persist.blob.served import (
+    SERVED_DELETE_KEYS,
+    SERVED_PUT_BYTES_MAX,
+    BlobDelete,
+    BlobFailure,
+    BlobGet,
+    BlobHead,
+    BlobListPage,
+    BlobPage,
+    BlobPut,
+    ServedBlob,
+    failure_of,
+)
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.stores.memory import MemoryBlob
@@ -37,4 +50,4 @@ from persist.blob.threads import DaemonThreads, Pool
 from persist.blob.url import open_blob
 
 # What users import from here, to configure a store or to write one.
-__all__ = ["Fault", "LatencyHistogram", "NotDeleted", "S3Options", "Throttled", "UnreliableBlob"]
+__all__ = ["Fault", "LatencyHistogram", "NotDeleted", "S3Options", "ServedBlob", "Throttled", "UnreliableBlob"]

@@ -4,17 +4,20 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from persist.blob.errors import InvalidUsage
 from persist.blob.options import read_options
 from persist.blob.protocol import Blob
+from persist.blob.served import ServedBlob
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob, known_protocols
 from persist.blob.stores.memory import MemoryBlob
 from persist.blob.stores.s3 import S3Blob
 
 _FOLDER_OPTIONS = {"fsync": bool, "file_mode": int | str, "folder_mode": int | str}
+_SERVED_OPTIONS = {"token": str, "certificate": str | bytes, "timeout_s": float}
+TOKEN_VARIABLE = "PERSIST_TOKEN"  # What a server of a location asks for, if no option says it.
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
 _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 
@@ -25,8 +28,8 @@ def open_blob(
     """Return the store at url; nothing is asked of it yet, and nothing is created.
 
     Args:
-        url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`, any
-            other scheme that fsspec knows, or `fsspec+<scheme>://…` to have fsspec open any of these.
+        url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`,
+            `grpc://host:port` of a server that serves a location, any other scheme that fsspec knows, or `fsspec+<scheme>://…` to have fsspec open any of these.
         options: for the store; names it does not know are refused.
         attempt_s: how long one request to S3 waits for bytes at most, and for a connection, which gets 5 s at most.
 
@@ -55,13 +58,15 @@ def open_blob(
         bucket, prefix = _bucket_and_prefix(text)
         connect_s, read_s = min(3.0, attempt_s), min(20.0, attempt_s)
         return S3Blob(bucket, prefix, options, connect_timeout_s=connect_s, read_timeout_s=read_s)
+    if scheme in ("grpc", "grpc+tls"):
+        return _served(text, options)
     if scheme.startswith("fsspec+"):
         return FsspecBlob(text[len("fsspec+") :], options)
     if scheme in known_protocols():
         return FsspecBlob(text, options)
     # The URL itself is not shown: what is unknown may hold a password.
     raise InvalidUsage(
-        f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, and "
+        f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, grpc://, and "
         f"what fsspec has: {', '.join(sorted(known_protocols()))}."
     )
 
@@ -70,7 +75,7 @@ def _check_slashes(text: str) -> None:
     """Refuse a URL with one slash, which would be a folder; pathlib makes such of a good one."""
     match = _ONE_SLASH.match(text)
     scheme = match.group(1).lower() if match else ""
-    known = {"file", "memory", "s3", "s3a"} | known_protocols() if match else set()
+    known = {"file", "memory", "s3", "s3a", "grpc", "grpc+tls"} | known_protocols() if match else set()
     if scheme in known or scheme.startswith("fsspec+"):
         # The rest is not shown: people put secrets there.
         raise InvalidUsage(
@@ -85,6 +90,18 @@ def _path_of_file_url(url: str) -> str:
         host = path.partition("/")[0]
         raise InvalidUsage(f"{url!r} is not of the form file:///absolute/path: it has {host!r} for a host")
     return path
+
+
+def _served(url: str, options: Mapping[str, Any] | None) -> ServedBlob:
+    parts = urlsplit(url)
+    if parts.path.strip("/") or parts.username is not None or parts.port is None or not parts.hostname:
+        raise InvalidUsage(
+            "a location behind a server is grpc://host:port, or grpc+tls://host:port: the server knows which location "
+            "it is. A token goes into storage_options, where no log shows it"
+        )
+    given = read_options(options, _SERVED_OPTIONS, "a server")
+    given.setdefault("token", os.environ.get(TOKEN_VARIABLE))
+    return ServedBlob(url.rstrip("/"), **given)
 
 
 def _memory_name(url: str) -> str:

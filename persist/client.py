@@ -32,7 +32,7 @@ from persist.listing import Collections
 from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
-from persist.notify import Notify
+from persist.notify import Notify, check_token
 from persist.query import AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
 from persist.read import ArrowResult, JointListen
 from persist.replica import LAST
@@ -435,6 +435,8 @@ class Client(CreatingCalls, Described):
         certificate: tuple[str | bytes, str | bytes] | None = None,
         insecure: bool = False,
         commits: bool = False,
+        store: bool = False,
+        write_token: str | None = None,
         sql: bool = False,
         sql_memory_bytes: int = 1 << 30,
         sql_timeout_s: float = 300.0,
@@ -454,6 +456,8 @@ class Client(CreatingCalls, Described):
             insecure: allow an address that other machines reach without a token.
             commits: commit for clients that were opened with `commit_through=`, too. Whoever has the token may then do
                 what a client can that may write to the store. For mode "shared".
+            store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
+            write_token: lets whoever sends it in place of the token write through the store, too.
             sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does. See `docs/sql.md`.
             sql_memory_bytes, sql_timeout_s, sql_rows_max: what one query may take: memory of DuckDB, seconds, and rows
                 of its answer. Eight run at a time.
@@ -465,13 +469,17 @@ class Client(CreatingCalls, Described):
             ReadOnly: commits is asked for, and this client only reads.
         """
         self.engine.check_open("serve")
-        for option, given in (("commits", commits), ("insecure", insecure), ("sql", sql)):
+        for option, given in (("commits", commits), ("insecure", insecure), ("sql", sql), ("store", store)):
             if not isinstance(given, bool):
                 raise InvalidUsage(f"serve({option}={given!r}) is not True or False")
         committer = self.engine.writer("serve with commits").committer if commits else None
         if commits and self.mode != "shared":
             raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
-        from persist.notify import Server  # As above.
+        from persist.notify import BlobCalls, Server  # As above.
+
+        if write_token is not None and (not store or token is None):
+            raise InvalidUsage("write_token= goes with store=True, and with a token= for those who only read")
+        check_token(write_token)
 
         limits = QueryLimits(sql_memory_bytes, sql_timeout_s, sql_rows_max)
         if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
@@ -486,6 +494,8 @@ class Client(CreatingCalls, Described):
             slow_s=slow_s,
             committer=committer,
             queries=Queries(self.engine, limits) if sql else None,
+            store=BlobCalls(self.engine.storage.blob, write_token) if store else None,
+            write_token=write_token,
         )
         self._ends.append(server.close)
         self.engine.count_also("server", server.counts)

@@ -33,7 +33,7 @@ AT_ROOT = {
     "cli": ("__main__",),
 }  # fmt: skip
 # Modules that a door exports as a namespace: `from persist.log import kinds`.
-NAMESPACES = {"persist.log.kinds"}
+NAMESPACES = {"persist.log.kinds", "persist.blob.wire"}
 # Strings that name no module, though they look as if they did, with the module that has them.
 NO_MODULES = {
     ("persist.cli.exposition", "persist.collection"): "an attribute of spans",

@@ -16,7 +16,7 @@ from persist.facts import time_of, written_time_of
 from persist.shown import counted
 
 To = Annotated[str, typer.Option("--to", help="parquet (a folder) or delta (a table).")]
-TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN"
+TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
 
 
 @command
@@ -161,6 +161,9 @@ def serve(
     commits: Annotated[
         bool, typer.Option("--commits", help="Commit for others, too: clients opened with commit_through=.")
     ] = False,
+    store: Annotated[
+        bool, typer.Option("--store", help="Let clients without rights on the store open the location through this.")
+    ] = False,
     sql: Annotated[
         bool, typer.Option("--sql", help="Speak Flight SQL, too, so that any tool with a driver for it asks queries.")
     ] = False,
@@ -173,17 +176,28 @@ def serve(
 ) -> int:
     """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
 
-    The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN.
+    The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN, and the one that lets
+    write through --store from PERSIST_SERVE_WRITE_TOKEN.
     """
     token = os.environ.get(TOKEN_VARIABLE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
     with at.writing(background=True) if commits else at.reading() as client, ExitStack() as stack:
+        write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store else None
         options: dict[str, Any] = {"sql_memory_bytes": sql_memory << 20, "sql_timeout_s": sql_timeout} if sql else {}
         server = stack.enter_context(
-            client.serve(url, token=token, insecure=insecure, commits=commits, sql=sql, **options)
+            client.serve(
+                url,
+                token=token,
+                insecure=insecure,
+                commits=commits,
+                store=store,
+                write_token=write_token,
+                sql=sql,
+                **options,
+            )
         )
         addresses = {"url": server.url}
-        also = ", and commits to it" * commits + ", in SQL, too" * sql
+        also = ", and commits to it" * commits + ", and its store" * store + ", in SQL, too" * sql
         line = f"{server.url} serves {client.url}{also}. Ctrl-C ends it."
         if metrics is not None:
             from persist.cli.exposition import MetricsServer

@@ -7,11 +7,14 @@ one; a client that does not read what it asked for keeps neither history nor oth
 from typing import TYPE_CHECKING
 
 from persist.late_names import late_names
-from persist.notify.address import Notify, host_of, is_loopback, listening
+from persist.notify.address import Notify, check_token, host_of, is_loopback, listening
 
 if TYPE_CHECKING:
     from persist.notify.asking import FlightRelay, Listener
+    from persist.notify.blob_calls import BlobCalls
     from persist.notify.server import Server
 
 
-__getattr__ = late_names(__name__, {"asking": ["FlightRelay", "Listener"], "server": ["Server"]})
+__getattr__ = late_names(
+    __name__, {"asking": ["FlightRelay", "Listener"], "blob_calls": ["BlobCalls"], "server": ["Server"]}
+)

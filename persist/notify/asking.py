@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from persist.blob import Clock
+from persist.blob import Clock, wire
 from persist.errors import InvalidUsage
 from persist.notify.address import Notify, parsed_address
 from persist.notify.messages import CommitRequest, Commits, Committed, Leave, Newest, Wait, decode_message
@@ -33,49 +33,20 @@ WAIT_S = 10.0
 ANSWER_S = 5.0  # What an answer may take beyond that.
 COMMIT_S = 10.0  # What a commit may take.
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 30.0
-# What a call may raise when the server is not there, not one of ours, or does not do what was asked.
-CALL_FAILED = (pa.ArrowException, OSError, ValueError)
-PIECE_BYTES = 128 << 10  # A server takes no message of more than twice as much.
 
 logger = logging.getLogger(__name__)
 
 
 def connected(server: Notify) -> flight.FlightClient:
     """Return what calls a server; nothing is sent yet."""
-    address, certificate = parsed_address(server.url), server.certificate
-    pem = certificate.encode() if isinstance(certificate, str) else certificate
-    return flight.FlightClient(address.url, **({} if pem is None else {"tls_root_certs": pem}))
+    return wire.connected(parsed_address(server.url).url, server.certificate)
 
 
 def ask(client: flight.FlightClient, server: Notify, what: str, body: bytes, timeout_s: float) -> bytes:
-    """Have one action done; return the answer. Raises one of `CALL_FAILED`."""
-    for result in client.do_action(flight.Action(what, body), _options(server, timeout_s)):
-        answer: bytes = result.body.to_pybytes()
+    """Have one action done; return the answer. Raises one of `wire.CALL_FAILED`."""
+    for answer in wire.answers(client, server.token, what, body, timeout_s):
         return answer
     raise ValueError(f"it has no answer to {what!r}")
-
-
-def ask_in_pieces(client: flight.FlightClient, server: Notify, command: bytes, body: bytes, timeout_s: float) -> bytes:
-    """Send body after a command; return the answer. Raises one of `CALL_FAILED`."""
-    descriptor = flight.FlightDescriptor.for_command(command)
-    writer, reader = client.do_exchange(descriptor, _options(server, timeout_s))
-    with contextlib.suppress(*CALL_FAILED):  # The reader says why a server takes no more.
-        for start in range(0, len(body), PIECE_BYTES):
-            writer.write_metadata(body[start : start + PIECE_BYTES])
-        writer.done_writing()
-    try:
-        answer: bytes = reader.read_chunk().app_metadata.to_pybytes()
-    except StopIteration as error:
-        raise ValueError("it has no answer") from error
-    finally:
-        with contextlib.suppress(*CALL_FAILED):
-            writer.close()
-    return answer
-
-
-def _options(server: Notify, timeout_s: float) -> flight.FlightCallOptions:
-    headers = [] if server.token is None else [(b"authorization", f"Bearer {server.token}".encode())]
-    return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
 
 class Listener:
@@ -112,7 +83,7 @@ class Listener:
         self.request_stop()
         client = self._client
         if client is not None:
-            with contextlib.suppress(*CALL_FAILED):
+            with contextlib.suppress(*wire.CALL_FAILED):
                 self._ask(client, "leave", Leave(self._waiter), 1.0)
         for thread in self._threads:
             thread.join(WAIT_S + ANSWER_S)
@@ -129,7 +100,7 @@ class Listener:
                         self._counts["connected"], self._counts["pushes"] = 1, self._counts["pushes"] + 1
                         pause_s, is_known = RETRY_S_MIN, False
                         self._follower.hint(seqno)
-            except CALL_FAILED as error:
+            except wire.CALL_FAILED as error:
                 self._counts["connected"], self._counts["failures"] = 0, self._counts["failures"] + 1
                 if not is_known and not self._stop.is_set():
                     logger.warning("%s does not tell of new records, so this client polls: %s", self._notify.url, error)
@@ -167,7 +138,7 @@ class Listener:
             if client is None or seqno <= max(newest_told, self._heard) or self._stop.is_set():
                 continue
             newest_told = seqno
-            with contextlib.suppress(*CALL_FAILED):  # The other thread says so.
+            with contextlib.suppress(*wire.CALL_FAILED):  # The other thread says so.
                 self._ask(client, "committed", Committed(seqno), ANSWER_S)
 
     def _ask(self, client: flight.FlightClient, what: str, message: msgspec.Struct, timeout_s: float) -> bytes:
@@ -203,7 +174,7 @@ class FlightRelay:
                 f"{self._server.url} does not commit for this client: {error}. Give the address and the token "
                 "of a Client.serve(commits=True) of the same location."
             ) from error
-        except CALL_FAILED as error:
+        except wire.CALL_FAILED as error:
             self._failed(error)
             return
         if location is not None and commits.location != location:
@@ -224,9 +195,9 @@ class FlightRelay:
         try:
             command = msgspec.json.encode(CommitRequest(len(data)))
             answers = answers_from(
-                ask_in_pieces(self._connected(), self._server, command, data, COMMIT_S), len(operations)
+                wire.answer_in_pieces(self._connected(), self._server.token, command, data, COMMIT_S), len(operations)
             )
-        except CALL_FAILED as error:
+        except wire.CALL_FAILED as error:
             self._failed(error)
             return [None] * len(operations)
         self._pause_s = RETRY_S_MIN
@@ -236,7 +207,7 @@ class FlightRelay:
         """Close the connection; idempotent."""
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(*CALL_FAILED):
+            with contextlib.suppress(*wire.CALL_FAILED):
                 client.close()
 
     def _connected(self) -> flight.FlightClient:

@@ -35,6 +35,35 @@ SUBMITTERS_MAX = 4096
 ROOM_BYTES = 2 * REQUEST_BYTES_MAX  # Of all requests that are being received and answered.
 
 
+class Room:
+    """Memory for what is being received and answered: so many bytes of all calls together.
+
+    Attributes:
+        left: how many bytes are free.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = self.left = bytes_max
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def of(self, count: int) -> Iterator[None]:
+        """Keep room for so many bytes.
+
+        Raises:
+            Unavailable: there is none now.
+        """
+        with self._lock:
+            if count > self.left:
+                raise Unavailable(f"requests of {self._bytes_max - self.left:,} bytes are under way: try again later")
+            self.left -= count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.left += count
+
+
 class CommitsForOthers:
     """Answers requests, in any number of threads."""
 
@@ -43,7 +72,7 @@ class CommitsForOthers:
         self._follower = follower
         self._lock = threading.Lock()
         self._newest: OrderedDict[str, int] = OrderedDict()  # The last number that each submitter asked for.
-        self._room_bytes = ROOM_BYTES
+        self.room = Room(ROOM_BYTES)
         self._counts = {"requests": 0, "operations": 0}
 
     def counts(self) -> dict[str, int]:
@@ -54,23 +83,6 @@ class CommitsForOthers:
         """Return which location is committed to, None if there is none yet."""
         # Perhaps the client that asks has only just begun the location.
         return self._follower.state.location or self._follower.refresh().location
-
-    @contextmanager
-    def room(self, count: int) -> Iterator[None]:
-        """Keep room for a request of so many bytes.
-
-        Raises:
-            Unavailable: there is none now.
-        """
-        with self._lock:
-            if count > self._room_bytes:
-                raise Unavailable(f"requests of {ROOM_BYTES - self._room_bytes:,} bytes are under way: try again later")
-            self._room_bytes -= count
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._room_bytes += count
 
     def answer(self, data: bytes) -> bytes:
         """Return the answers to a request, once all are known.

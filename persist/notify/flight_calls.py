@@ -8,7 +8,8 @@ server in a process with a limit of memory, which three requests of strangers en
     connections        CONNECTIONS_MAX, and half of the files that the process may open
     a connection       headers of HEADER_BYTES_MAX, CALLS_A_CONNECTION_MAX calls;
                        HANDSHAKE_S to begin, and IDLE_S without a call
-    calls              calls_max; a message of MESSAGE_BYTES_MAX, which must come within RECEIVE_S
+    calls              calls_max; a message of MESSAGE_BYTES_MAX, which must come within RECEIVE_S,
+                       and what has several, at RECEIVE_BYTES_A_SECOND
 
 An error reaches the client as its class and message, never with a traceback, or the folder of the location.
 """
@@ -19,7 +20,7 @@ import logging
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -42,6 +43,7 @@ CONNECTIONS_MAX = 640
 CALLS_A_CONNECTION_MAX = 32
 MESSAGE_BYTES_MAX = 256 << 10
 HEADER_BYTES_MAX = 8 << 10
+RECEIVE_BYTES_A_SECOND = 128 << 10
 HANDSHAKE_S, IDLE_S, RECEIVE_S = 10.0, 60.0, 10.0
 ERROR_CHARS_MAX = 2000  # Errors travel in headers, which clients bound, too.
 DATA_HEADER, METADATA, DATA_BODY = 2, 3, 1000  # Fields of FlightData.
@@ -62,7 +64,7 @@ class FlightCalls:
         self,
         methods: Mapping[str, Method],
         address: Address,
-        token: str | None,
+        tokens: Sequence[str],
         certificate: tuple[str | bytes, str | bytes] | None,
         *,
         calls_max: int,
@@ -72,12 +74,13 @@ class FlightCalls:
 
         Args:
             methods: by the name of a Flight call, what returns its answers, given its messages.
+            tokens: of which a call must send one; anybody may call if there are none.
             hidden: the URL of the location, which no error shows.
 
         Raises:
             OSError: the port is taken, or the certificate is none.
         """
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._expected = [f"Bearer {token}".encode() for token in tokens]
         self._methods = {_SERVICE + name: method for name, method in methods.items()}
         self._hidden = hidden
         self._receiving: dict[int, tuple[grpc.ServicerContext, float]] = {}
@@ -121,15 +124,16 @@ class FlightCalls:
         return grpc.stream_stream_rpc_method_handler(answer)
 
     def _is_allowed(self, headers: Iterable[tuple[str, str | bytes]]) -> bool:
-        if self._expected is None:
+        if not self._expected:
             return True
         given = [value for name, value in headers if name.lower() == "authorization"]
         first = given[0] if len(given) == 1 else b""
-        return hmac.compare_digest(first.encode() if isinstance(first, str) else first, self._expected)
+        first = first.encode() if isinstance(first, str) else first
+        return any(hmac.compare_digest(first, expected) for expected in self._expected)
 
     def _timed(self, requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
         """Yield messages, all of which must come within `RECEIVE_S` after the first was asked for."""
-        since_s, number = time.monotonic(), id(context)
+        since_s, number = time.monotonic(), id(context)  # What comes steadily may be long.
         while True:
             with self._lock:
                 self._receiving[number] = context, since_s
@@ -141,6 +145,7 @@ class FlightCalls:
             if message is None:
                 raise ValueError("the call ended before all of its message had come")
             yield message
+            since_s = min(time.monotonic(), since_s + len(message) / RECEIVE_BYTES_A_SECOND)
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -226,9 +231,14 @@ def _told(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
         logger.exception("a call failed", exc_info=error)
         return grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}); its log says how"
     text = f"{type(error).__name__}: {error}" if isinstance(error, PersistError) else str(error)
-    for shown in (hidden, hidden.removeprefix("file://")):
+    return code, without_location(text, hidden)[:ERROR_CHARS_MAX]
+
+
+def without_location(text: str, url: str) -> str:
+    """Return a text that does not show where the location is."""
+    for shown in (url, url.removeprefix("file://")):
         text = text.replace(shown, "the location")
-    return code, text[:ERROR_CHARS_MAX]
+    return text
 
 
 def _limits() -> list[tuple[str, int]]:

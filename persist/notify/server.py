@@ -26,10 +26,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from persist.blob import SERVED_PUT_BYTES_MAX, BlobPut
 from persist.closing import Closes
 from persist.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.notify.address import Address, check_token, parsed_address
-from persist.notify.commits import CommitsForOthers
+from persist.notify.blob_calls import BlobCalls
+from persist.notify.commits import CommitsForOthers, Room
 from persist.notify.flight_calls import (
     METADATA,
     FlightCalls,
@@ -126,9 +128,11 @@ class Server(Closes):
         slow_s: float,
         committer: Committer | None = None,
         queries: Queries | None = None,
+        store: BlobCalls | None = None,
+        write_token: str | None = None,
     ) -> None:
         """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them; with queries, it
-        speaks Flight SQL.
+        speaks Flight SQL; with a store, others open the location through it.
         """
         address = _checked(url, token, certificate, insecure)
         self._commits = None if committer is None else CommitsForOthers(committer, follower)
@@ -136,7 +140,7 @@ class Server(Closes):
         self._hub = _Hub(seqno=follower.state.seqno)
         self._slow_s = slow_s
         sql = None if queries is None else FlightSql(queries)
-        answers = _Answers(face, follower, self._hub, self._commits, sql)
+        answers = _Answers(face, follower, self._hub, self._commits, sql, store)
         methods: dict[str, Method] = {
             "ListFlights": answers.list_flights,
             "GetFlightInfo": answers.get_flight_info,
@@ -148,7 +152,8 @@ class Server(Closes):
             "ListActions": answers.list_actions,
         }
         try:
-            self._calls = FlightCalls(methods, address, token, certificate, calls_max=CALLS_MAX, hidden=face.url)
+            tokens = [] if token is None else [token] if write_token is None else [token, write_token]
+            self._calls = FlightCalls(methods, address, tokens, certificate, calls_max=CALLS_MAX, hidden=face.url)
         except OSError as error:
             raise InvalidUsage(
                 f"{url!r} cannot be served: {error}. Is the port taken, or the certificate none? "
@@ -219,9 +224,17 @@ class _Answers:
     """What is answered to the calls of Flight clients, each in a thread of its own."""
 
     def __init__(
-        self, face: Face, follower: Follower, hub: _Hub, commits: CommitsForOthers | None, sql: FlightSql | None
+        self,
+        face: Face,
+        follower: Follower,
+        hub: _Hub,
+        commits: CommitsForOthers | None,
+        sql: FlightSql | None,
+        store: BlobCalls | None,
     ) -> None:
         self._face = face
+        self._store = store
+        self._putting = Room(2 * SERVED_PUT_BYTES_MAX)
         self._sql = sql
         self._follower = follower
         self._hub = hub
@@ -263,20 +276,25 @@ class _Answers:
     def do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         action = _parsed(flight.Action, next(requests))
         body = action.body.to_pybytes()
-        result = None if self._sql is None else self._sql.done(action.type, body)
-        yield message_of((ACTION_RESULT, self._done(action.type, body, context) if result is None else result))
+        results = None if self._store is None else self._store.done(action.type, body, context)
+        if results is None:
+            result = None if self._sql is None else self._sql.done(action.type, body)
+            results = iter([self._done(action.type, body, context) if result is None else result])
+        for each in results:
+            yield message_of((ACTION_RESULT, each))
 
     def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Commit for others: the descriptor says how long the request is, and metadata are its pieces."""
+        """Commit for others, or store a value: the descriptor says how long it is, and metadata are its pieces."""
         message = fields_of(next(requests))
         descriptor = _parsed(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
-        length = decode_message(descriptor.command or b"", CommitRequest).commit
+        command = descriptor.command or b""
+        if command.startswith(b'{"put"'):
+            yield message_of((METADATA, self._stored(decode_message(command, BlobPut), message, requests, context)))
+            return
+        length = decode_message(command, CommitRequest).commit
         commits = self._committing()
-        with commits.room(length):
-            data = bytearray(message.get(METADATA, b""))
-            while len(data) < length:
-                data += fields_of(next(requests)).get(METADATA, b"")
-            yield message_of((METADATA, commits.answer(bytes(data))))
+        with commits.room.of(length):
+            yield message_of((METADATA, commits.answer(_received(length, message, requests))))
 
     def do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield self._speaking_sql().put(requests)
@@ -308,6 +326,15 @@ class _Answers:
         else:
             raise ValueError(f"there is no action {what[:200]!r}: use wait, leave, committed or commits")
         return b"{}"
+
+    def _stored(self, put: BlobPut, first: dict[int, bytes], requests: Iterator[bytes], context: Any) -> bytes:
+        if self._store is None:
+            raise ValueError("this server does not serve its store: it needs serve(store=True)")
+        refusal = self._store.refusal(put, context)
+        if refusal is not None:
+            return refusal
+        with self._putting.of(put.bytes):
+            return self._store.put(put, _received(put.bytes, first, requests))
 
     def _speaking_sql(self) -> FlightSql:
         if self._sql is None:
@@ -352,6 +379,16 @@ class _Answers:
                 hub.waiters.discard(wait.waiter)
                 hub.left.discard(wait.waiter)
             return msgspec.json.encode(Newest(self._follower.state.location, hub.seqno))
+
+
+def _received(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+    """Return so many bytes of the metadata of messages, of which the first is there."""
+    data = bytearray(first.get(METADATA, b""))
+    while len(data) < length:
+        data += fields_of(next(requests)).get(METADATA, b"")
+    if len(data) != length:
+        raise ValueError(f"{len(data):,} bytes have come, and {length:,} were announced")
+    return bytes(data)
 
 
 def _path_of(descriptor: flight.FlightDescriptor) -> str:

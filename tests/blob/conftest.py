@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from persist.blob import Blob
+import persist
+from persist.blob import Blob, MemoryBlob
 from tests.blob.places import WRAPPERS, Place
 from tests.servers.fixtures import make_bucket
 
@@ -21,7 +22,7 @@ CROWD = [*PAGES, "page.", "pag/e", "page0", "pages/1"]
 FSSPEC = pytest.param("fsspec", marks=pytest.mark.thorough)
 # Stores behind fsspec that have servers of their own, where these are installed.
 CLOUDS = {"azure": "abfs://box", "gcs": "gs://box"}
-KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "s3", FSSPEC, *CLOUDS)
+KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "served", "s3", FSSPEC, *CLOUDS)
 
 
 @pytest.fixture(scope="session")
@@ -70,11 +71,21 @@ def cloud_place(request: pytest.FixtureRequest, kind: str, prefix: str) -> Place
     return Place(f"{CLOUDS[kind]}/{prefix}", request.getfixturevalue(f"{kind}_options"), is_shared=True)
 
 
+def served_place(request: pytest.FixtureRequest) -> Place:
+    """Return an empty store behind a server, by the token that lets write."""
+    client = persist.open(MemoryBlob(), mode="read", settings=persist.Settings(background=False))
+    request.addfinalizer(client.close)
+    server = client.serve("grpc://127.0.0.1:0", token="reads", store=True, write_token="writes")
+    return Place(server.url, {"token": "writes"}, is_shared=True)
+
+
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """An empty store of each kind; the server is started only for those that need it."""
     if request.param in CLOUDS:
         return cloud_place(request, request.param, f"test/{uuid.uuid4().hex}")
+    if request.param == "served":
+        return served_place(request)
     needs_server = request.param in ("s3", "fsspec")
     s3_options = request.getfixturevalue("s3_options") if needs_server else {}
     bucket = request.getfixturevalue("bucket") if needs_server else ""
@@ -88,6 +99,9 @@ def crowded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blob]:
         blob = cloud_place(request, request.param, "crowd").open()
         if blob.get(CROWD[-1]) is None:
             fill(blob, CROWD)
+    elif request.param == "served":
+        blob = served_place(request).open()
+        fill(blob, CROWD)
     elif request.param in ("s3", "fsspec"):
         prefix = request.getfixturevalue("crowd_in_bucket")
         options, bucket = request.getfixturevalue("s3_options"), request.getfixturevalue("bucket")

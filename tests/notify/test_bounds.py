@@ -16,9 +16,9 @@ import pyarrow.flight as flight
 import pytest
 
 import persist
-from persist.blob import MemoryBlob
+from persist.blob import MemoryBlob, wire
 from persist.client import Client
-from persist.notify import asking, commits, flight_calls, server
+from persist.notify import commits, flight_calls, server
 from persist.notify.address import parsed_address
 from tests.notify.test_serve import LOCAL, QUIET, asked, got
 from tests.stepped import wait_until
@@ -163,7 +163,7 @@ def test_a_message_that_does_not_come_ends_its_call(serving: Client, monkeypatch
         with pytest.raises(flight.FlightUnavailableError):
             reader.read_chunk()
         assert served._commits is not None
-        wait_until(lambda: served._commits is not None and served._commits._room_bytes == commits.ROOM_BYTES)
+        wait_until(lambda: served._commits is not None and served._commits.room.left == commits.ROOM_BYTES)
 
 
 def test_requests_for_commits_have_room_for_so_many_bytes_together(
@@ -171,17 +171,16 @@ def test_requests_for_commits_have_room_for_so_many_bytes_together(
 ) -> None:
     monkeypatch.setattr(commits, "ROOM_BYTES", 1000)
     with serving.serve(LOCAL, commits=True) as served, flight.FlightClient(served.url) as client:
-        notify = persist.Notify(served.url)
         for length, error, why in (
             (1001, flight.FlightUnavailableError, "try again later"),
             (2**40, pa.ArrowInvalid, "<= 67108864"),
             (-1, pa.ArrowInvalid, ">= 1"),
         ):
             with pytest.raises(error, match=why):
-                asking.ask_in_pieces(client, notify, msgspec.json.encode({"commit": length}), b"a" * 1001, 60.0)
+                wire.answer_in_pieces(client, None, msgspec.json.encode({"commit": length}), b"a" * 1001, 60.0)
         for _ in range(3):  # What was refused gives its room back.
             with pytest.raises(pa.ArrowInvalid, match="checksum"):
-                asking.ask_in_pieces(client, notify, msgspec.json.encode({"commit": 1000}), b"a" * 1000, 60.0)
+                wire.answer_in_pieces(client, None, msgspec.json.encode({"commit": 1000}), b"a" * 1000, 60.0)
 
 
 def test_errors_are_those_of_a_local_call_without_traceback_or_path(tmp_path: Path) -> None:

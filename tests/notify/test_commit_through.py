@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 import persist
-from persist.blob import Blob, MemoryBlob
+from persist.blob import Blob, MemoryBlob, wire
 from persist.client import Client
 from persist.engine import Commit
 from persist.log import KINDS, Record, kinds, read_record
@@ -531,20 +531,20 @@ def test_a_location_that_somebody_has_alone_is_locked_for_others_through_a_serve
 def asked(url: str, body: bytes) -> bytes:
     command = msgspec.json.encode({"commit": len(body)})
     with flight.FlightClient(url) as client:
-        return asking.ask_in_pieces(client, persist.Notify(url), command, body, 60.0)
+        return wire.answer_in_pieces(client, None, command, body, 60.0)
 
 
 def request(blob: Blob, url: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Return the bytes of a request that a client has just made for the row of key 1."""
     sent: list[bytes] = []
-    ask = asking.ask_in_pieces
+    ask = wire.answer_in_pieces
 
     def kept(client: Any, server: Any, command: bytes, body: bytes, timeout_s: float) -> bytes:
         sent.append(body)
         return ask(client, server, command, body, timeout_s)
 
     with monkeypatch.context() as patched:
-        patched.setattr(asking, "ask_in_pieces", kept)
+        patched.setattr(wire, "answer_in_pieces", kept)
         with through(blob, url) as client:
             client["orders"].write(row(1)).result()
     return sent[-1]

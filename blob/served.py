@@ -1,0 +1,274 @@
+"""A location through a server that has the rights on its store: what both sides say to each other, and the store of
+the side that has none.
+
+The client asks for the calls of `Blob` and does all the rest itself, as on any store: it reads the log, checks
+checksums, plans, decodes and commits. So nothing of the library is there twice, and what a server could lie about is
+what a store could: which records there are. The server is `persist.notify.blob_calls`.
+
+    action "blob.get"     BlobGet     → a BlobHead, then the value in pieces
+    action "blob.list"    BlobListPage → a BlobPage of at most `LIST_PAGE_ENTRIES` entries
+    action "blob.delete"  BlobDelete  → a BlobHead
+    exchange              BlobPut, then the value in pieces → a BlobHead
+
+A BlobHead tells an error of the store by its class and what it says, so certain and uncertain ones stay apart. When a call
+fails on the way, a read is `Unavailable`, and a write `Indeterminate`: it may have been done, or may yet be.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from persist.blob.errors import (
+    CorruptBlob,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    ReadOnlyStore,
+    StoreFull,
+    StoreMisconfigured,
+    Throttled,
+    Unavailable,
+)
+from persist.blob.protocol import LIST_PAGE_ENTRIES, BlobEntry, check_key, check_range
+
+if TYPE_CHECKING:
+    import pyarrow.flight as flight
+
+SERVED_PUT_BYTES_MAX = 256 << 20
+SERVED_DELETE_KEYS = 200  # Of one message, which a server takes up to 256 KiB.
+
+
+class BlobGet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for a value, or for a range of it, or for one that has so many bytes at most."""
+
+    key: str
+    range: tuple[int, int] | None = None
+    most: int | None = None
+
+
+class BlobListPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for a page of entries."""
+
+    prefix: str
+    start_after: str | None = None
+
+
+class BlobDelete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask to remove values."""
+
+    keys: list[str]
+
+
+class BlobPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask to store a value of so many bytes; if is_new, only if there is none."""
+
+    put: str
+    bytes: int
+    is_new: bool
+
+
+class BlobFailure(msgspec.Struct, frozen=True):
+    """An error of the store: its class, what it says, and of `CorruptBlob` its fields."""
+
+    kind: str
+    text: str
+    fields: tuple[str, ...] = ()
+
+
+class BlobHead(msgspec.Struct, frozen=True):
+    """The answer of a call.
+
+    Attributes:
+        found: whether there is a value; or whether this call stored it.
+        bytes: how many bytes of it follow.
+        failure: why not.
+        failed: which of many keys may still be there, and why.
+    """
+
+    found: bool = False
+    bytes: int = 0
+    failure: BlobFailure | None = None
+    failed: dict[str, BlobFailure] = {}
+
+
+class BlobPage(msgspec.Struct, frozen=True):
+    """Entries of a listing, as (key, bytes, modified_s); more is asked for after the last one."""
+
+    entries: list[tuple[str, int, float]]
+    failure: BlobFailure | None = None
+
+
+# What a server may say; any other error is one that is told by its words, as unavailable.
+_KINDS: dict[str, type[PersistError]] = {
+    kind.__name__: kind
+    for kind in (InvalidUsage, StoreMisconfigured, ReadOnlyStore, Unavailable, StoreFull, Throttled, Indeterminate)
+}
+
+
+def failure_of(error: PersistError) -> BlobFailure:
+    """Return what is told of an error."""
+    if isinstance(error, CorruptBlob):
+        return BlobFailure("CorruptBlob", str(error), (error.key, error.reason, error.advice))
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
+    return BlobFailure(kinds[0] if kinds else "Unavailable", str(error))
+
+
+def error_of(failure: BlobFailure) -> PersistError:
+    """Return the error that was told of."""
+    if failure.kind == "CorruptBlob" and len(failure.fields) == 3:
+        return CorruptBlob(*failure.fields)
+    return _KINDS.get(failure.kind, Unavailable)(failure.text)
+
+
+class ServedBlob:
+    """A location through `Client.serve(store=True)`.
+
+    Args:
+        url: `grpc://host:port`, or `grpc+tls://host:port`.
+        token: what the server was started with: the one that lets read, or the one that lets write, too.
+        certificate: of who vouches for the server, as PEM; None for those that the machine trusts.
+        timeout_s: how long a call may take.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self, url: str, *, token: str | None = None, certificate: str | bytes | None = None, timeout_s: float = 60.0
+    ) -> None:
+        self._url = url
+        self._token = token
+        self._certificate = certificate
+        self._timeout_s = timeout_s
+        self._client: flight.FlightClient | None = None
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        return self._got(BlobGet(check_key(key), None if range is None else check_range(range)))
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        return self._got(BlobGet(check_key(key), None, bytes_max))
+
+    def set(self, key: str, value: bytes) -> None:
+        self._put(key, value, is_new=False)
+
+    def create(self, key: str, value: bytes) -> bool:
+        return self._put(key, value, is_new=True)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        while True:
+            page = self._asked("blob.list", BlobListPage(prefix, start_after), BlobPage)
+            if page.failure is not None:
+                raise error_of(page.failure)
+            for entry in page.entries:
+                yield BlobEntry(*entry)
+            if len(page.entries) < LIST_PAGE_ENTRIES:
+                return
+            start_after = page.entries[-1][0]
+
+    def delete(self, key: str) -> None:
+        for error in self.delete_page([check_key(key)]).values():
+            raise error
+
+    def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        failed: dict[str, PersistError] = {}
+        for start in range(0, len(keys), SERVED_DELETE_KEYS):
+            head = self._asked(
+                "blob.delete", BlobDelete([*map(check_key, keys[start : start + SERVED_DELETE_KEYS])]), BlobHead
+            )
+            if head.failure is not None:
+                raise error_of(head.failure)
+            failed |= {key: error_of(failure) for key, failure in head.failed.items()}
+        return failed
+
+    def close(self) -> None:
+        from persist.blob import wire
+
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                client.close()
+            except wire.CALL_FAILED:
+                return
+
+    def __repr__(self) -> str:
+        return f"ServedBlob({self._url!r})"
+
+    def __reduce__(self) -> Any:
+        return _served, (self._url, self._token, self._certificate, self._timeout_s)
+
+    def _got(self, wanted: BlobGet) -> bytes | None:
+        from persist.blob import wire
+
+        body = msgspec.json.encode(wanted)
+        try:
+            pieces = wire.answers(self._connected(), self._token, "blob.get", body, self._timeout_s)
+            head = msgspec.json.decode(next(pieces), type=BlobHead)
+            if head.failure is None and head.found:
+                value = b"".join(pieces)
+        except (*wire.CALL_FAILED, StopIteration) as error:
+            raise self._unanswered(Unavailable, error) from error
+        if head.failure is not None:
+            raise error_of(head.failure)
+        if not head.found:
+            return None
+        if len(value) != head.bytes:
+            raise Unavailable(f"{self._url} gave {len(value):,} bytes of {wanted.key!r}, and said {head.bytes:,}")
+        return value
+
+    def _put(self, key: str, value: bytes, *, is_new: bool) -> bool:
+        from persist.blob import wire
+
+        if len(value) > SERVED_PUT_BYTES_MAX:
+            raise InvalidUsage(f"{key!r} has {len(value):,} bytes, and a server takes {SERVED_PUT_BYTES_MAX:,} at most")
+        command = msgspec.json.encode(BlobPut(check_key(key), len(value), is_new))
+        try:
+            told = wire.answer_in_pieces(self._connected(), self._token, command, value, self._timeout_s)
+            head = msgspec.json.decode(told, type=BlobHead)
+        except wire.CALL_FAILED as error:
+            raise self._unanswered(Indeterminate, error) from error
+        if head.failure is not None:
+            raise error_of(head.failure)
+        return head.found
+
+    def _asked(self, what: str, message: msgspec.Struct, kind: type[Any]) -> Any:
+        from persist.blob import wire
+
+        is_read = what == "blob.list"
+        try:
+            told = next(
+                wire.answers(self._connected(), self._token, what, msgspec.json.encode(message), self._timeout_s), b""
+            )
+            return msgspec.json.decode(told, type=kind)
+        except wire.CALL_FAILED as error:
+            raise self._unanswered(Unavailable if is_read else Indeterminate, error) from error
+
+    def _connected(self) -> "flight.FlightClient":
+        from persist.blob import wire
+
+        client = self._client
+        if client is None:
+            client = self._client = wire.connected(self._url, self._certificate)
+        return client
+
+    def _unanswered(self, kind: type[PersistError], error: BaseException) -> PersistError:
+        """Return what an error of a call means: a refusal is certain, and says what is wrong."""
+        import pyarrow as pa
+        import pyarrow.flight as flight
+
+        text = str(error).partition(". gRPC client debug context")[0].partition(" Detail: ")[0]
+        if isinstance(error, flight.FlightUnauthenticatedError):
+            return StoreMisconfigured(f"{self._url} refuses this client: {text}. Give storage_options={{'token': …}}")
+        if isinstance(error, pa.ArrowInvalid | msgspec.MsgspecError):
+            return StoreMisconfigured(f"{self._url} does not serve a location to this client: {text}")
+        failure = kind(f"{self._url} did not answer: {text or type(error).__name__}")
+        if isinstance(failure, Unavailable | Indeterminate) and isinstance(error, flight.FlightTimedOutError):
+            failure.timed_out = True
+        return failure
+
+
+def _served(url: str, token: str | None, certificate: str | bytes | None, timeout_s: float) -> ServedBlob:
+    return ServedBlob(url, token=token, certificate=certificate, timeout_s=timeout_s)

@@ -1,0 +1,50 @@
+"""Calls of a server of this library over Arrow Flight, as `Client.serve` makes one."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+# What a call may raise when the server is not there, not one of ours, or does not do what was asked.
+CALL_FAILED = (pa.ArrowException, OSError, ValueError)
+PIECE_BYTES = 128 << 10  # A server takes no message of more than twice as much.
+
+
+def connected(url: str, certificate: str | bytes | None) -> flight.FlightClient:
+    """Return what calls a server; nothing is sent yet."""
+    pem = certificate.encode() if isinstance(certificate, str) else certificate
+    return flight.FlightClient(url, **({} if pem is None else {"tls_root_certs": pem}))
+
+
+def answers(
+    client: flight.FlightClient, token: str | None, what: str, body: bytes, timeout_s: float
+) -> Iterator[bytes]:
+    """Have one action done; yield the answers. Raises one of `CALL_FAILED`."""
+    for result in client.do_action(flight.Action(what, body), _options(token, timeout_s)):
+        yield result.body.to_pybytes()
+
+
+def answer_in_pieces(
+    client: flight.FlightClient, token: str | None, command: bytes, body: bytes, timeout_s: float
+) -> bytes:
+    """Send body after a command; return the answer. Raises one of `CALL_FAILED`."""
+    descriptor = flight.FlightDescriptor.for_command(command)
+    writer, reader = client.do_exchange(descriptor, _options(token, timeout_s))
+    with contextlib.suppress(*CALL_FAILED):  # The reader says why a server takes no more.
+        for start in range(0, max(len(body), 1), PIECE_BYTES):
+            writer.write_metadata(body[start : start + PIECE_BYTES])
+        writer.done_writing()
+    try:
+        answer: bytes = reader.read_chunk().app_metadata.to_pybytes()
+    except StopIteration as error:
+        raise ValueError("it has no answer") from error
+    finally:
+        with contextlib.suppress(*CALL_FAILED):
+            writer.close()
+    return answer
+
+
+def _options(token: str | None, timeout_s: float) -> flight.FlightCallOptions:
+    headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
