@@ -8,7 +8,7 @@ and `"quarter-end".main.orders` for a tag. The schema `main` is that of names wi
 import json
 import re
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from persist.timeline import Moment
 
 BATCH_ROWS = 100_000
 MEMORY_BYTES_MIN = 16 << 20
+INTERRUPT_AGAIN_S = 0.05
 
 _WITH_FILES = {"python_enable_replacements": "false"}
 
@@ -143,6 +144,9 @@ class QueryResult(ArrowResult):
         self._interrupted = self._interrupted or why
         with suppress(self._refusals[0]):  # It may be closed already.
             self._connection.interrupt()
+        if self._busy.locked():
+            # DuckDB forgets an interruption that comes just before it begins.
+            _later(INTERRUPT_AGAIN_S, self.interrupt, why)
 
     def _relation(self) -> Any:
         return self._connection.sql(self.sql, params=self._parameters or None)
@@ -150,7 +154,8 @@ class QueryResult(ArrowResult):
     def _tables(self) -> Generator[pa.Table, None, None]:
         with ExitStack() as stack:
             if self._limits is not None:
-                stack.callback(self._ending_after(self._limits.timeout_s).cancel)
+                timeout_s = self._limits.timeout_s
+                stack.callback(_later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
             rows, reader = 0, None
             while True:
                 # A connection does one thing at a time, and nobody may close it meanwhile.
@@ -167,12 +172,6 @@ class QueryResult(ArrowResult):
                 if self._limits is not None and rows > self._limits.rows_max:
                     raise InvalidUsage(f"the answer has more than {self._limits.rows_max:,} rows: narrow the query")
                 yield pa.Table.from_batches([batch])
-
-    def _ending_after(self, timeout_s: float) -> threading.Timer:
-        timer = threading.Timer(timeout_s, self.interrupt, [f"it took longer than {timeout_s:g} s"])
-        timer.daemon = True
-        timer.start()
-        return timer
 
     def _check_open(self) -> None:
         if self._interrupted:
@@ -199,6 +198,13 @@ class QueryResult(ArrowResult):
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"
+
+
+def _later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
+    timer = threading.Timer(after_s, do, [argument])
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _table_of(path: Path, names: Sequence[str]) -> _Table | None:
