@@ -10,8 +10,8 @@ what a store could: which records there are. The server is `persist.notify.blob_
     action "blob.delete"  BlobDelete  → a BlobHead
     exchange              BlobPut, then the value in pieces → a BlobHead
 
-A BlobHead tells an error of the store by its class and what it says, so certain and uncertain ones stay apart. When a call
-fails on the way, a read is `Unavailable`, and a write `Indeterminate`: it may have been done, or may yet be.
+A BlobHead tells an error of the store by its class and what it says, so certain and uncertain ones stay apart. When a
+call fails on the way, a read is `Unavailable`, and a write `Indeterminate`: it may have been done, or may yet be.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -29,7 +29,8 @@ def open_blob(
 
     Args:
         url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`,
-            `grpc://host:port` of a server that serves a location, any other scheme that fsspec knows, or `fsspec+<scheme>://…` to have fsspec open any of these.
+            `grpc://host:port` of a server that serves a location, any other scheme that fsspec knows, or
+            `fsspec+<scheme>://…` to have fsspec open any of these.
         options: for the store; names it does not know are refused.
         attempt_s: how long one request to S3 waits for bytes at most, and for a connection, which gets 5 s at most.
 
