@@ -55,5 +55,5 @@ def test_the_page_about_python_runs_when_it_is_pasted_into_an_interactive_python
     write_files(tmp_path)
     done = pasted("\n\n".join(blocks_of("docs/python.md")), tmp_path)
     assert_clean(done)
-    assert "Antichain(9)" in done.stdout
+    assert "Antichain(11)" in done.stdout
     assert "2026-11-21 18:00:00+00:00" in done.stdout

@@ -161,6 +161,9 @@ def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
     return bool(pat.is_floating(source) and source.bit_width > target.bit_width)
 
 
+INTEGER_DIGITS = 20  # Of the greatest uint64: a decimal with so many before its point holds every integer.
+
+
 def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
     if pat.is_dictionary(source):
         return _fits(source.value_type, target, top)
@@ -170,6 +173,8 @@ def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
         return not is_flat(source) and _nested_fits(source, target)
     if pat.is_integer(target) and (pat.is_floating(source) or pat.is_decimal(source)):
         return top
+    if pat.is_integer(source) and pat.is_decimal(target):
+        return bool(target.precision - target.scale >= INTEGER_DIGITS)
     if is_number(source) and pat.is_floating(target):
         return top or not _may_round(source, target)
     if pat.is_timestamp(source) and pat.is_timestamp(target):

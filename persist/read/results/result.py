@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from persist.shown import ShownByRepr
 from persist.work import task
 
 BATCH_ROWS_MAX = 128 * 1024
+WHOLE_NUMBERS = pa.decimal128(38, 0)  # The type of a sum of integers: exact, however many there are.
 
 
 class ArrowResult(Closes, ShownByRepr):
@@ -66,6 +67,8 @@ class ArrowResult(Closes, ShownByRepr):
     def to_pandas(self, *, dtype_backend: DtypeBackend | None = None, **options: Any) -> Any:
         """Return the whole result as a `pandas.DataFrame`. No value changes on the way.
 
+        A sum of integers, which is stored as decimal(38, 0), is int64 if all of its values fit.
+
         Args:
             dtype_backend: as in pandas: "numpy_nullable" or "pyarrow". None means NumPy's types, and pandas' nullable
                 ones for integers and booleans among which there are NULLs. A NULL among floats is NaN then, as
@@ -73,17 +76,19 @@ class ArrowResult(Closes, ShownByRepr):
             options: for `pyarrow.Table.to_pandas`, such as `types_mapper` or `split_blocks`.
         """
         required("pandas>=2.2")
-        return to_frame(self.to_arrow(), dtype_backend, options)
+        keeps_types = dtype_backend == "pyarrow" or "types_mapper" in options
+        table = self.to_arrow()
+        return to_frame(table if keeps_types else whole_as_int64(table), dtype_backend, options)
 
     def to_polars(self) -> Any:
-        """Return the whole result as a `polars.DataFrame`. No value changes on the way.
+        """Return the whole result as a `polars.DataFrame`. No value changes on the way; sums are as in `to_pandas`.
 
         Raises:
             InvalidUsage: Polars, which counts milliseconds at least, cannot hold a moment or duration; and what reading
                 raises.
         """
         polars = required("polars>=1.36")
-        return polars.from_arrow(in_milliseconds(self.to_arrow()))
+        return polars.from_arrow(in_milliseconds(whole_as_int64(self.to_arrow())))
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """Return the whole result as a dict for each row.
@@ -180,11 +185,20 @@ class ArrowResult(Closes, ShownByRepr):
 def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
     """Return a dict for each row; errors are those of `ArrowResult.to_pylist`."""
     try:
-        return table.to_pylist()  # type: ignore[no-any-return]
+        return whole_as_int64(table).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise InvalidUsage(
             f'a value has no object in Python: {error}. Read it as Arrow; times also with times="int"'
         ) from error
+
+
+def whole_as_int64(table: pa.Table) -> pa.Table:
+    """Return a table whose columns of decimal(38, 0), as sums of integers have it, are int64 where all values fit."""
+    for at, field in enumerate(table.schema):
+        if field.type == WHOLE_NUMBERS:
+            with suppress(pa.ArrowInvalid):
+                table = table.set_column(at, field.with_type(pa.int64()), table.column(at).cast(pa.int64()))
+    return table
 
 
 def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -33,7 +33,7 @@ from persist.read.results.aggregate import Request, aggregate
 from persist.read.results.export import Mode, export_delta, export_iceberg, export_parquet
 from persist.read.results.pandas_frame import to_frame
 from persist.read.results.polars_frame import in_milliseconds
-from persist.read.results.result import ArrowResult, python_dicts, required
+from persist.read.results.result import ArrowResult, python_dicts, required, whole_as_int64
 from persist.read.scanning.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
 from persist.read.scanning.plan import Explanation, explained
 from persist.read.scanning.reader import ClaimedRead
@@ -241,9 +241,9 @@ class Snapshot(ArrowResult):
         matching_rows = self._with_keys(keys if given is None else given)
         package = type(keys).__module__.partition(".")[0]
         if package == "pandas":
-            return to_frame(matching_rows, None, {})
+            return to_frame(whole_as_int64(matching_rows), None, {})
         if package == "polars":
-            return required("polars").from_arrow(in_milliseconds(matching_rows))
+            return required("polars").from_arrow(in_milliseconds(whole_as_int64(matching_rows)))
         if given is not None:
             return matching_rows
         if {*self.scan.columns} == {*self.scan.schema.names}:
@@ -285,7 +285,7 @@ class Snapshot(ArrowResult):
     def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         if not table.num_columns:  # A collection without any column, in rows: nothing is left to convert.
             return iter([(None, None)] * table.num_rows)
-        return (to_rows if self.form == "rows" else to_tuples)(table, self.scan.given)
+        return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.given)
 
     def _read(self) -> Iterator[pa.Table]:
         return snapshot_tables(self.scan, self.form, self._reading)
