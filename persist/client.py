@@ -33,6 +33,7 @@ from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.notify import Notify, check_token
+from persist.publish import keep_tables_current
 from persist.query import AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
 from persist.read import ArrowResult, JointListen
 from persist.replica import LAST
@@ -136,6 +137,8 @@ class Client(CreatingCalls, Described):
 
     def __init__(self, engine: Engine, notify: Notify | None = None) -> None:
         self.engine = engine
+        if engine.mode != "read":
+            keep_tables_current(engine)
         self._pid = os.getpid()
         self._ends: list[Callable[[], object]] = []  # What else must be closed.
         if notify is not None:

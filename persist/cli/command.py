@@ -30,7 +30,7 @@ SECTIONS = {
     "Derive": ("view", "refresh", "apply"),
     "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
     "Change": ("evolve", "rename", "drop"),
-    "Exchange": ("export", "import", "serve"),
+    "Exchange": ("export", "import", "publish", "unpublish", "serve"),
     "Maintain": ("compact", "gc", "fsck", "bench"),
 }
 

@@ -1,8 +1,9 @@
-"""Commands that change a schema, move data in and out, and serve it: evolve, export, import, serve, ui."""
+"""Commands that change a schema, move data in and out, and serve it: evolve, export, import, publish, serve, ui."""
 
 import os
 import signal
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -110,6 +111,52 @@ def export(
                 made = snapshot.export_delta(target)
                 line = f"wrote version {made} of the Delta table {target}"
         tell_done(at, {"collection": collection, "to": to, "target": target, "made": made}, line)
+    return OK
+
+
+Format = Annotated[str, typer.Argument(metavar="FORMAT", help="delta or iceberg.")]
+
+
+@command
+def publish(
+    at: Place,
+    collection: Name,
+    table: Format = "delta",
+    as_of: AsOf = None,
+    deletes: Annotated[
+        str, typer.Option(help="How changed rows are left out: vectors, or none for readers that know no vectors.")
+    ] = "vectors",
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help='Keep it current: seal, keyframe, or "10 minutes".'),
+    ] = None,
+    digest: Annotated[bool, typer.Option("--digest", help="Say the digest of the rows with the version.")] = False,
+    catalog: Annotated[str | None, typer.Option(help="Of Iceberg, as pyiceberg is configured with it.")] = None,
+    identifier: Annotated[str | None, typer.Option(help="What the table is called in the catalog.")] = None,
+) -> int:
+    """Let other programs read a sealed time as a table of theirs, without copying; or the next version of one."""
+    with at.writing() as client:
+        loaded = client.load(collection)
+        made = loaded.publish(
+            table,  # type: ignore[arg-type]
+            None if as_of is None else time_of(as_of),
+            deletes=deletes,  # type: ignore[arg-type]
+            every=every,
+            digest=digest,
+            catalog=catalog,
+            identifier=identifier,
+        )
+        tell_done(at, asdict(made), f"{'published' if made.is_new else 'there already'}: {made}")
+    return OK
+
+
+@command
+def unpublish(at: Place, collection: Name, table: Format = "delta") -> int:
+    """Give a published table up: readers find it no more, and gc deletes what only it needed."""
+    with at.writing() as client:
+        was_there = client.load(collection).unpublish(table)  # type: ignore[arg-type]
+        line = f"unpublished the {table} table of {collection}" if was_there else f"{collection} has no {table} table"
+        tell_done(at, {"collection": collection, "table": table, "unpublished": was_there}, line)
     return OK
 
 

@@ -1,11 +1,11 @@
 """Publishing a collection: as a table that other programs read, without copying."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from persist.collection.describing import CollectionBase
 from persist.errors import InvalidUsage
 from persist.log import Table
-from persist.publish import Published, publish, published_tables, unpublish
+from persist.publish import Published, format_of, publish, published_tables, unpublish, wanted_every
 from persist.timeline import Moment
 
 Deleting = Literal["vectors", "none"]
@@ -20,7 +20,10 @@ class PublishingCalls(CollectionBase):
         as_of: int | Moment | None = None,
         *,
         deletes: Deleting = "vectors",
+        every: str | None = None,
         digest: bool = False,
+        catalog: Any = None,
+        identifier: str | None = None,
     ) -> Published:
         """Let other programs read what the collection holds as of a sealed time, as a table; return its new version.
 
@@ -34,17 +37,30 @@ class PublishingCalls(CollectionBase):
             as_of: a time, a moment, a tag or "latest"; None means the latest sealed one.
             deletes: how rows of a file are left out: "vectors", as the format does it, by deletion vectors or position
                 deletes; "none" writes the others of such a file anew, for readers that know neither.
+            every: keep the table current from now on: "seal", "keyframe", or a span such as "10 minutes". Clients that
+                write to the location do so in the background, or in `Client.maintain`. None ends that.
+            catalog: for Iceberg, a catalog of pyiceberg, or the name of one that pyiceberg is configured with, which is
+                told of each version. Only one that is named is remembered, and told of what `every` publishes.
+            identifier: what the table is called there, such as "shop.orders"; its namespace must be there.
             digest: put the digest of the rows with the version. That reads all of them.
 
         Raises:
             InvalidUsage: a column has no type in that format; or a table of somebody else lies where it is to be.
             AsOfCompacted, AsOfNotSealed: the time cannot be read.
             NegativeMultiplicity: of a record, which no table can show.
+            Unavailable: the catalog did not take the version, which is published: publish again.
             ReadOnly: this client only reads.
         """
+        if (catalog is None) != (identifier is None) or (catalog is not None and table != "iceberg"):
+            raise InvalidUsage("catalog and identifier go together, with the table 'iceberg'")
         if deletes not in get_args(Deleting):
             raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
-        return publish(self.handle, table, as_of, options={"deletes": deletes}, digest=digest)
+        options = {"deletes": deletes, **wanted_every(every)}
+        if identifier is not None:
+            options |= {"identifier": identifier, **({"catalog": catalog} if isinstance(catalog, str) else {})}
+        self.handle.engine.settle()
+        format = format_of(self.handle, table, options, None if isinstance(catalog, str) else catalog)
+        return publish(self.handle, format, as_of, options=options, digest=digest)
 
     def unpublish(self, table: Table = "delta") -> bool:
         """Give a published table up; return whether there was one. Readers find it no more.

@@ -151,6 +151,11 @@ class DeltaTable:
                 self._blob.set(name, data)
             self._shorten(known.version - 2 * CHECKPOINT_EVERY)
 
+    def shown_at_s(self, known: Publication) -> float | None:
+        """Return since when the present version is in the log."""
+        listed = self._blob.list(log_key(self._handle.id, known.version))
+        return next((entry.modified_s for entry in listed), None)
+
     def _shorten(self, version: int) -> None:
         """Delete the versions before one at which there is a checkpoint, when there is a later one, too."""
         end, _ = checkpoint_keys(self._handle.id, max(0, version))

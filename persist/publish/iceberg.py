@@ -34,7 +34,7 @@ import pyarrow.types as pt
 from persist.blob import MissingBlob
 from persist.codecs import CollectionSchema, Part, children, file_schema
 from persist.engine import CollectionHandle
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, Unavailable
 from persist.log import Deletes, Table, kinds, manifest_key, part_key, table_root
 from persist.publish.bitmaps import Rows
 from persist.publish.planning import PlannedFile, check_columns
@@ -104,10 +104,13 @@ class IcebergTable:
 
     name: Table = "iceberg"
 
-    def __init__(self, handle: CollectionHandle) -> None:
+    def __init__(self, handle: CollectionHandle, options: Mapping[str, str], catalog: Any = None) -> None:
+        """Take what makes tables of a collection; catalog is told of each version, or that which options name."""
         required("pyiceberg[pyarrow]>=0.12")
         self._handle = handle
         self._blob = handle.engine.blob
+        self._catalog = catalog
+        self._catalog_name = options.get("catalog", "")
 
     def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
         """Raise InvalidUsage if a table cannot have such columns, or nobody else could read what is there."""
@@ -161,8 +164,16 @@ class IcebergTable:
         shown = self._blob.get(hint)
         if shown is None or not shown.strip().isdigit() or int(shown) < number:
             self._blob.set(hint, str(number).encode())
-            if number > 2:
+            if number > 2 and "identifier" not in known.options:  # Or else a catalog may point to it.
                 self._blob.delete(f"{root}v{number - 2}.metadata.json")
+        if self._catalog is not None or self._catalog_name:
+            told = CatalogTable(self._catalog, self._catalog_name, known.options["identifier"])
+            told.take(contents, known, self._url_of, self.url(contents, known), self._handle.engine.clock.wall_ms())
+
+    def shown_at_s(self, known: Publication) -> float | None:
+        """Return since when the metadata of the present version is there."""
+        listed = self._blob.list(f"{table_root(self._handle.id)}metadata/v{known.version + 1}.metadata.json")
+        return next((entry.modified_s for entry in listed), None)
 
     def url(self, contents: CollectionState, known: Publication) -> str:
         """Return the newest metadata of the table."""
@@ -199,6 +210,81 @@ class IcebergTable:
             "partition-statistics": [],
         }
         return json.dumps(table).encode()
+
+
+class CatalogTable:
+    """A published table as a catalog of pyiceberg knows it, with metadata of the catalog's own.
+
+    Args:
+        catalog: the catalog; None to load it by its name, from where pyiceberg is configured.
+    """
+
+    def __init__(self, catalog: Any, name: str, identifier: str) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._identifier = identifier
+
+    def take(self, contents: CollectionState, known: Publication, url_of: Any, url: str, now_ms: int) -> None:
+        """Let the catalog have the present version, unless it has.
+
+        Raises:
+            InvalidUsage: another table has that name there.
+            Unavailable: the catalog did not take it, which can be tried again.
+        """
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            catalog = self._catalog if self._catalog is not None else load_catalog(self._name)
+            try:
+                table = catalog.load_table(self._identifier)
+            except NoSuchTableError:
+                catalog.register_table(self._identifier, url)
+                return
+            if table.properties.get("persist.table") == known.id:
+                self._update(catalog, table, contents, known, snapshot_json(contents, known, url_of, now_ms))
+                return
+        except Exception as error:  # What is raised depends on the kind of catalog.
+            raise Unavailable(
+                f"the catalog did not take version {known.version} of {self._identifier}: {error}. It is published, "
+                "and publishing again tells the catalog of it"
+            ) from error
+        raise InvalidUsage(
+            f"the catalog has another table called {self._identifier!r}, which was not published from "
+            f"{contents.name!r}, or before it was unpublished: drop that table there, or give another identifier"
+        )
+
+    @staticmethod
+    def _update(
+        catalog: Any, table: Any, contents: CollectionState, known: Publication, snapshot: dict[str, Any]
+    ) -> None:
+        from pyiceberg.schema import Schema
+        from pyiceberg.table import update as updates
+        from pyiceberg.table.snapshots import Snapshot
+
+        current = table.current_snapshot()
+        if current is not None and current.snapshot_id == snapshot["snapshot-id"]:
+            return
+        changes: list[Any] = []
+        if known.schema not in {schema.schema_id for schema in table.metadata.schemas}:
+            schema = Schema.model_validate(schema_json(version_of(contents, known.schema)))
+            changes.append(updates.AddSchemaUpdate(schema=schema))
+        if known.schema != table.metadata.current_schema_id:
+            changes.append(updates.SetCurrentSchemaUpdate(schema_id=known.schema))
+        snapshot |= {} if current is None else {"parent-snapshot-id": current.snapshot_id}
+        id_ = snapshot["snapshot-id"]
+        gone = [each.snapshot_id for each in table.metadata.snapshots]  # Their files go, too.
+        changes += [
+            updates.AddSnapshotUpdate(snapshot=Snapshot.model_validate(snapshot)),
+            updates.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=id_),
+            updates.SetPropertiesUpdate(updates=properties(contents, known)),
+            *([updates.RemoveSnapshotsUpdate(snapshot_ids=gone)] if gone else []),
+        ]
+        required_state = (
+            updates.AssertTableUUID(uuid=table.metadata.table_uuid),
+            updates.AssertRefSnapshotId(ref="main", snapshot_id=None if current is None else current.snapshot_id),
+        )
+        catalog.commit_table(table, required_state, tuple(changes))
 
 
 def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, now_ms: int) -> dict[str, Any]:

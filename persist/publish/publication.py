@@ -13,7 +13,7 @@ first, and plans again from there. A table is never shown without a record that 
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import msgspec
 
@@ -81,10 +81,13 @@ class TableFormat(Protocol):
     def url(self, contents: CollectionState, known: Publication) -> str:
         """Return where readers find the table."""
 
+    def shown_at_s(self, known: Publication) -> float | None:
+        """Return since when the present version is shown, by the clock of the store; None if it is not."""
+
 
 def publish(
     handle: CollectionHandle,
-    table: str,
+    format: TableFormat,
     as_of: int | Moment | None = None,
     *,
     options: Mapping[str, str],
@@ -92,21 +95,20 @@ def publish(
 ) -> Published:
     """Publish a collection as of a sealed time; see `Collection.publish`."""
     writer = handle.engine.writer("publish")
-    handle.engine.settle()
     time = handle.sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)[1]
     for _ in range(ATTEMPTS):
-        attempt = Attempt(handle, format_of(handle, table), options)
         contents = handle.contents()
-        known = contents.published.get(attempt.format.name)
+        known = contents.published.get(format.name)
+        attempt = Attempt(handle, format, {**_catalog_of(known), **options})
         schema = handle.schema_in(contents, None)
-        attempt.format.check(schema, options)
+        format.check(schema, options)
         if known is None:
-            _check_free(handle, attempt.format.name)
+            _check_free(handle, format.name)
         else:
-            attempt.format.show(contents, known)
-            is_same = known.schema == schema.version and known.options == dict(options)
+            format.show(contents, known)
+            is_same = known.schema == schema.version and known.options == attempt.options
             if is_same and (known.as_of == time or (as_of is None and known.as_of > time)):
-                return _published(attempt.format, contents, known, is_new=False)
+                return _published(format, contents, known, is_new=False)
         planner = Planner(handle, attempt.store, LEFT_OUT_SHARE if options["deletes"] == "vectors" else 0.0)
         try:
             plan = planner.next_version(known, time)
@@ -121,11 +123,11 @@ def publish(
                 attempt.discard()
             raise
         contents = handle.contents()
-        known = contents.published.get(attempt.format.name)
+        known = contents.published.get(format.name)
         if known is None:
-            raise Superseded(f"the {table} table of {handle.name!r} was given up as soon as it was published")
-        attempt.format.show(contents, known)
-        return _published(attempt.format, contents, known, is_new=True)
+            raise Superseded(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
+        format.show(contents, known)
+        return _published(format, contents, known, is_new=True)
     raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
 
 
@@ -156,8 +158,20 @@ def published_tables(handle: CollectionHandle) -> list[Published]:
     return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
 
 
-def format_of(handle: CollectionHandle, table: str) -> TableFormat:
+def _catalog_of(known: Publication | None) -> dict[str, str]:
+    """Return how a catalog knows a table, which stays so."""
+    kept = ("catalog", "identifier")
+    return {} if known is None else {name: value for name, value in known.options.items() if name in kept}
+
+
+def format_of(
+    handle: CollectionHandle, table: str, options: Mapping[str, str] | None = None, catalog: Any = None
+) -> TableFormat:
     """Return what makes tables of a format.
+
+    Args:
+        options: what the table is published with; None where it is not to be published.
+        catalog: of pyiceberg, which is told of versions; None for that which options name, if they do.
 
     Raises:
         InvalidUsage: there is no such format, or what it needs is not installed.
@@ -169,7 +183,7 @@ def format_of(handle: CollectionHandle, table: str) -> TableFormat:
     if table == "iceberg":
         from persist.publish.iceberg import IcebergTable
 
-        return IcebergTable(handle)
+        return IcebergTable(handle, options or {}, catalog)
     raise InvalidUsage(f"table={table!r} is no format of a table: give one of {', '.join(map(repr, get_args(Table)))}")
 
 
@@ -177,9 +191,9 @@ class Attempt:
     """What was stored for one version, to be deleted if it is not recorded."""
 
     def __init__(self, handle: CollectionHandle, format: TableFormat, options: Mapping[str, str]) -> None:
-        self.format = format
+        self._format = format
         self._handle = handle
-        self._options = dict(options)
+        self.options = dict(options)
         self._parts: list[Part] = []
         self._blobs: list[str] = []
 
@@ -195,7 +209,7 @@ class Attempt:
         """Store what goes with the files of a plan; return what records the version."""
         before = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
         old = [None if file is None else file.deletes for file in before]
-        deletes = self.format.left_out([*zip(plan.files, old, strict=True)], plan.is_anew)
+        deletes = self._format.left_out([*zip(plan.files, old, strict=True)], plan.is_anew)
         fresh = {each.blob for each in deletes if each is not None} - {each.blob for each in old if each is not None}
         self._blobs += sorted(fresh)
         new = [file.part for file in plan.files if file.number is None]
@@ -207,7 +221,7 @@ class Attempt:
         ]
         step = kinds.Publish(
             self._handle.id,
-            self.format.name,
+            self._format.name,
             uuid.uuid4().hex if known is None else known.id,
             0 if known is None else known.version + 1,
             plan.as_of,
@@ -215,10 +229,10 @@ class Attempt:
             files=tuple(files),
             removed=tuple(plan.removed),
             schema=len(contents.earlier) + 1,
-            options=self._options,
+            options=self.options,
             digest=digest,
         )
-        metadata = self.format.metadata(contents, step)
+        metadata = self._format.metadata(contents, step)
         self._blobs += metadata
         step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
         return msgspec.structs.replace(step, unused=left_unused(self._handle.contents(), step))
