@@ -1,4 +1,4 @@
-"""Commands that read data: read, changes, diff, tail, sql."""
+"""Commands that read data: read, changes, diff, tail, wait, sql."""
 
 import sys
 from dataclasses import asdict
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import persist
-from persist.cli.command import OK, Name, command
+from persist.cli.command import OK, PROBLEMS, Name, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import cell, say, tell
+from persist.errors import AsOfCompacted, AsOfNotSealed
 from persist.facts import time_of, times_of, written_time_of
 from persist.shown import counted
 
@@ -149,6 +150,31 @@ def tail(
         loaded = client.load(collection)
         start = None if after is None else time_of(after)
         follow(loaded, start, contents=contents, until=None if until is None else time_of(until), format=wanted)
+    return OK
+
+
+@command
+def wait(
+    at: Place,
+    collection: Name,
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="What is to be sealed: a time, or a moment.")],
+) -> int:
+    """Wait until a time of a collection is sealed, so that it reads the same for ever; then end with status 0.
+
+    It waits as long as it takes, or for the seconds of --timeout. Status 1 says that it was not sealed in time.
+    """
+    with at.reading() as client:
+        handle = client.load(collection)
+        wanted = time_of(until)
+        try:
+            handle.snapshot(wanted, timeout_s=at.timeout_s).close()
+        except AsOfNotSealed as error:
+            tell(str(error))
+            return PROBLEMS
+        except AsOfCompacted:
+            tell(f"{collection} was complete up to {until} long ago: history that old is no longer kept")
+        upper = handle.upper.time
+        tell_done(at, {"collection": collection, "upper": upper}, f"{collection} is complete up to {until}")
     return OK
 
 

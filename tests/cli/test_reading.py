@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,6 +132,24 @@ def test_a_tail_until_what_is_sealed_already_ends_at_once(place: str, capsys: Pr
     assert main(["tail", place, "orders", "--until", until]) == 0
     out, err = capsys.readouterr()
     assert (out, err) == ("", "-- complete before 13\n")
+
+
+def test_a_program_waits_until_a_time_is_sealed(place: str, capsys: Printed) -> None:
+    assert main(["wait", place, "orders", "--until", "12"]) == 0
+    assert capsys.readouterr().out == "orders is complete up to 12\n"
+    assert main(["wait", place, "shop.items", "--until", "2026-01-01T23:00Z", "--json"]) == 0
+    assert lines(capsys) == [{"collection": "shop.items", "upper": 1767312000}]
+    assert main(["wait", place, "orders", "--until", "13", "--timeout", "0.05"]) == 1
+    assert "13" in capsys.readouterr().err
+    with persist.open(place, settings=persist.Settings(background=False)) as client:
+        orders = client["orders"]
+        sealing = threading.Timer(0.1, lambda: orders.seal(14).result())
+        sealing.start()
+        assert main(["wait", place, "orders", "--until", "13", "--timeout", "60"]) == 0
+        sealing.join()
+        orders.allow_compaction(13)
+    assert main(["wait", place, "orders", "--until", "9"]) == 0
+    assert main(["wait", place, "nothing", "--until", "9"]) == 2
 
 
 def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed) -> None:
