@@ -10,7 +10,6 @@ import persist
 from persist.cli.command import OK, PROBLEMS, Name, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import cell, say, tell
-from persist.errors import AsOfCompacted, AsOfNotSealed
 from persist.facts import time_of, times_of, written_time_of
 from persist.shown import counted
 
@@ -163,6 +162,8 @@ def wait(
 
     It waits as long as it takes, or for the seconds of --timeout. Status 1 says that it was not sealed in time.
     """
+    from persist.errors import AsOfCompacted, AsOfNotSealed
+
     with at.reading() as client:
         handle = client.load(collection)
         wanted = time_of(until)

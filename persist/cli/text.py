@@ -164,16 +164,8 @@ _PHRASES = tuple(
         ),
         # Keyed collections and events.
         (
-            r"Use upsert\(\), transition\(\) or delete\(keys\), and seal\(\)\.",
-            "Use persist upsert, or persist delete with --keys FILE, and persist seal.",
-        ),
-        (
-            r"^delete\(where=…\) of the keyed collection (.*)Give keys\.",
-            r"--where of the keyed collection \1Give --keys FILE.",
-        ),
-        (
-            r"Use write\(\), or create a collection with keyed=persist\.Keyed\(\)\.",
-            "Use persist write, or create a collection with --keyed.",
+            r"Use upsert\(\), transition\(\), overwrite\(\) or delete\(\), and seal\(\)\.",
+            "Use persist upsert, persist overwrite or persist delete, and persist seal.",
         ),
         (r"Create one with tombstone=\.", "Create one with --tombstone COLUMN."),
         (r'have them collected with late="collect"', "have them collected with --late collect"),

@@ -93,11 +93,9 @@ CASES: list[tuple[str, str, int]] = [
     ("view shop orders", "persist read shows what it holds", 2),
     (
         "write shop keyed rows.csv --time 4",
-        "Use persist upsert, or persist delete with --keys FILE, and persist seal",
+        "Use persist upsert, persist overwrite or persist delete, and persist seal",
         2,
     ),
-    ("delete shop keyed --where v=1 --time 4", "--where of the keyed collection 'keyed'", 2),
-    ("upsert shop orders rows.csv --time 9", "Use persist write, or create a collection with --keyed", 2),
     ("upsert shop keyed gone.csv --time 9", "Create one with --tombstone COLUMN", 2),
     ("upsert shop keyed rows.csv --time 9 --late never", "--late 'never' is no way", 2),
     ("evolve shop other --keyed", "see docs/how-to.md, erasure", 2),
