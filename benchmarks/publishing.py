@@ -1,0 +1,100 @@
+"""Publishing 5M rows as a Delta table, against a copy of them by deltalake: nothing touched, 1% of keys, and again.
+
+CPU time of this process, each time by a client that has read nothing yet, but for the versions that follow: those are
+made by the client that writes, as its own upkeep does. Of every table, the number of rows and sums are compared with
+the snapshot's.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import persist
+from benchmarks.harness import Row, duration
+from benchmarks.workspace import Workspace
+
+ROWS = 5_000_000
+QUIET = persist.Settings(background=False)
+AGAIN = 10
+
+
+def publishing(work: Workspace) -> list[Row]:
+    """Publish, change 1% of the keys, publish anew, then follow small commits."""
+    count = max(1000, round(ROWS * work.scale))
+    chance = np.random.default_rng(3)
+    place = str(work.folder / "published")
+    with persist.open(place, settings=QUIET) as client:
+        c = client.create_or_load("c", key={"id": int}, value={"a": int, "b": float, "name": str})
+        rows = _rows(count)
+        c.write(rows, time=0, seal=1).result()
+        c.compact()
+        lines = [_against_a_copy(work, client, "nothing touched", ">= 50")]
+        _change(c, rows, chance.choice(count, count // 100, replace=False), 1)
+        lines.append(_against_a_copy(work, client, "1% of keys touched", ">= 5"))
+        c.publish("delta")
+        taken, requests = [], []
+        for turn in range(AGAIN):
+            _change(c, rows, chance.choice(count, 100, replace=False), 2 + turn)
+            before = _requests(client)
+            taken.append(_cpu_s(lambda: c.publish("delta")))
+            requests.append(_requests(client) - before)
+            _check(c)
+        shown = f"{duration(float(np.median(taken)))} of CPU, {int(np.median(requests))} requests"
+        lines.append(Row("publish again after 100 rows, anywhere", "-", "<= 30 ms, <= 6", shown))
+    return lines
+
+
+def _against_a_copy(work: Workspace, client: persist.Client, what: str, reach: str) -> Row:
+    ours, theirs = [], []
+    for turn in range(max(work.rounds, 2)):
+        client["c"].unpublish("delta")
+        with persist.open(client.url, settings=QUIET) as fresh:
+            c = fresh["c"]
+            ours.append(_cpu_s(lambda c=c: c.publish("delta")))  # type: ignore[misc]
+            _check(c)
+            target = str(work.folder / f"copy {what} {turn}")
+            theirs.append(_cpu_s(lambda c=c, target=target: c.snapshot().export_delta(target)))  # type: ignore[misc]
+    ratio = np.median([them / us for them, us in zip(theirs, ours, strict=True)])
+    shown = f"{duration(float(np.median(ours)))} of CPU, {ratio:.1f} times as fast"
+    return Row(f"publish, {what}", f"export_delta, {duration(float(np.median(theirs)))}", reach, shown)
+
+
+def _check(c: persist.Collection) -> None:
+    """Make sure that the table has the rows of the snapshot."""
+    import deltalake
+
+    [made] = c.published()
+    query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(made.url))
+    read = query.execute("SELECT count(*) AS n, sum(id) AS ids, sum(a) AS a FROM t").read_all()
+    wanted = c.snapshot().aggregate((), {"n": (None, "count"), "ids": ("id", "sum"), "a": ("a", "sum")})
+    assert pa.table(read).to_pylist() == wanted.to_pylist(), "the table has other rows"
+
+
+def _change(c: persist.Collection, rows: pa.Table, at: Any, turn: int) -> None:
+    """Give some keys, of those that hold what rows say, another value at a time."""
+    keys = rows["id"].take(pa.array(np.sort(at)))
+    held = c.snapshot().get(pa.table({"id": keys}))
+    new = held.set_column(1, "a", pa.array(np.full(len(held), turn)))
+    diffs = pa.array([-1] * len(held) + [1] * len(new))
+    times = pa.array(np.full(2 * len(held), turn))
+    updates = pa.concat_tables([held, new]).append_column("_time", times).append_column("_diff", diffs)
+    c.write(updates, seal=turn + 1).result()
+
+
+def _requests(client: persist.Client) -> int:
+    return sum(counts.requests for counts in client.metrics().store.values())
+
+
+def _cpu_s(call: Callable[[], object]) -> float:
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def _rows(count: int) -> pa.Table:
+    numbers = np.arange(count)
+    names = pa.array([f"customer-{number % 5000:05d}" for number in range(count)])
+    return pa.table({"id": numbers, "a": numbers * 7, "b": numbers / 3, "name": names})
