@@ -122,12 +122,19 @@ class SortedKeys:
         Args:
             table: sorted by the columns of these keys, floats canonical; it may have other columns besides.
         """
-        rows = SortedKeys(table.select(self.batch.schema.names)).find(self)
+        rows = self._places(table)
         if not len(rows):
             return table.slice(0, 0), table
         is_other = np.ones(len(table), np.bool_)
         is_other[rows] = False
         return table.take(int64_array(rows)), table.filter(boolean_array(is_other))
+
+    def inside(self, table: pa.Table) -> pa.Table:
+        """Return the first of what `split` does. Cost: where there are few, less than that of the others."""
+        return table.take(int64_array(self._places(table)))
+
+    def _places(self, table: pa.Table) -> Rows:
+        return SortedKeys(table.select(self.batch.schema.names)).find(self)
 
     @property
     def nbytes(self) -> int:

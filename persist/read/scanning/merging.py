@@ -203,9 +203,9 @@ def _passed_on(
             elif touching is None:
                 touched.append(_counted(table, apart))
             else:
-                inside, outside = touching.split(table)
+                inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
                 touched.append(_counted(inside, apart))
-                if is_here:
+                if outside is not None:
                     yield from _given_out(_selected(outside, columns), scan, form)
     return _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
 
