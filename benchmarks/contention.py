@@ -77,7 +77,7 @@ def seal_loop(collection: persist.Collection, goes_on: Callable[[], bool], tally
         try:
             collection.seal(upper + 1).result()
             upper += 1
-        except persist.FrontierRegression as error:
+        except persist.errors.FrontierRegression as error:
             tally.refused += 1
             upper = error.current.time or 0
         tally.latencies_s.append(time.perf_counter() - began)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from persist.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from persist import errors as errors
     from persist import public
     from persist.public import *  # noqa: F403
 
@@ -56,7 +57,7 @@ def _loaded() -> ModuleType:
 
 def __dir__() -> list[str]:
     """Offer what users work with, and not the modules that it comes from."""
-    return ["__version__", *_loaded().__all__]
+    return ["__version__", "errors", *_loaded().__all__]
 
 
 sys.modules[__name__].__class__ = _Package

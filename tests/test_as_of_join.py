@@ -26,7 +26,7 @@ def model(updates: list[tuple[int, str, int, int]], rows: list[tuple[Any, Any]])
         values = [] if at is None else sorted({v for k, v, t, _ in updates if k == key and t <= at})
         counts = {v: sum(d for k, w, t, d in updates if (k, w) == (key, v) and t <= at) for v in values}
         if any(count < 0 for count in counts.values()):
-            raise persist.NegativeMultiplicity("", -1, at)
+            raise persist.errors.NegativeMultiplicity("", -1, at)
         matches: list[str | None] = [v for v in values for _ in range(counts[v])]
         found += [(number, key, at, v) for v in matches or [None]]
     return found
@@ -51,8 +51,8 @@ def test_each_row_gets_what_the_model_says(
             c.compact()
         try:
             expected = model(updates, rows)
-        except persist.NegativeMultiplicity:
-            with pytest.raises(persist.NegativeMultiplicity):
+        except persist.errors.NegativeMultiplicity:
+            with pytest.raises(persist.errors.NegativeMultiplicity):
                 c.as_of_join(frame, on=["who"])
             return
         found = c.as_of_join(frame, on=["who"])
@@ -96,17 +96,17 @@ def test_moments_of_a_frame_are_rounded_down_to_times() -> None:
 @pytest.mark.parametrize(
     ("frame", "how", "error", "message"),
     [
-        ({"k": [1], "when": [1]}, {}, persist.SchemaMismatch, r"the frame has no column 'at', it has"),
-        ({"key": [1], "at": [1]}, {}, persist.SchemaMismatch, r"no column 'k'"),
-        ({"k": [1], "at": [1], "v": ["x"]}, {}, persist.SchemaMismatch, "rename it in the frame"),
+        ({"k": [1], "when": [1]}, {}, persist.errors.SchemaMismatch, r"the frame has no column 'at', it has"),
+        ({"key": [1], "at": [1]}, {}, persist.errors.SchemaMismatch, r"no column 'k'"),
+        ({"k": [1], "at": [1], "v": ["x"]}, {}, persist.errors.SchemaMismatch, "rename it in the frame"),
         ({"k": [1], "at": [1]}, {"on": ["k", "at"]}, persist.InvalidUsage, "names 2 columns, and a key of 'c' has 1"),
-        ({"k": [1], "at": [1.5]}, {}, persist.SchemaMismatch, "the time of a row is a whole number"),
-        ({"k": [1], "at": [9]}, {"timeout_s": 0}, persist.AsOfNotSealed, "9"),
+        ({"k": [1], "at": [1.5]}, {}, persist.errors.SchemaMismatch, "the time of a row is a whole number"),
+        ({"k": [1], "at": [9]}, {"timeout_s": 0}, persist.errors.AsOfNotSealed, "9"),
         (7, {}, persist.InvalidUsage, "7 is no frame"),
-        ({"k": [1, 2], "at": [1]}, {}, persist.SchemaMismatch, "not of one length: 'k' 2, 'at' 1"),
-        ([{"k": 1, "at": 1}, {"k": "x", "at": 1}], {}, persist.InvalidUpdate, "column 'k'"),
-        ([{"k": 1, "at": 1}, 5], {}, persist.InvalidUpdate, "update 1 is 5"),
-        ({"k": [1], "at": pa.array([2**63], pa.uint64())}, {}, persist.InvalidUpdate, f"{2**63} in column 'at'"),
+        ({"k": [1, 2], "at": [1]}, {}, persist.errors.SchemaMismatch, "not of one length: 'k' 2, 'at' 1"),
+        ([{"k": 1, "at": 1}, {"k": "x", "at": 1}], {}, persist.errors.InvalidUpdate, "column 'k'"),
+        ([{"k": 1, "at": 1}, 5], {}, persist.errors.InvalidUpdate, "update 1 is 5"),
+        ({"k": [1], "at": pa.array([2**63], pa.uint64())}, {}, persist.errors.InvalidUpdate, f"{2**63} in column 'at'"),
     ],
     ids=repr,
 )
@@ -132,7 +132,7 @@ def test_the_own_columns_of_a_frame_stay_as_they_are() -> None:
             assert c.as_of_join(frame, columns=["w"])["extra"].to_pylist() == [None, 5]
         mixed = {"k": [1, 1], "at": [11, 12], "x": pd.Series([1, "b"], dtype=object)}
         for frame in (mixed, pd.DataFrame(mixed)):
-            with pytest.raises(persist.InvalidUpdate, match="column 'x'"):
+            with pytest.raises(persist.errors.InvalidUpdate, match="column 'x'"):
                 c.as_of_join(frame, columns=["w"])
 
 
@@ -166,7 +166,7 @@ def test_the_times_of_rows_may_be_text_and_categories(times: Any) -> None:
         c = client.create_or_load("c", key={"k": int}, value={"v": str}, timeline="ms")
         c.write([(1, "a")], time="2026-01-01", seal="2026-02-01").result()
         assert c.as_of_join({"k": [1, 1, 1], "at": times})["v"].to_pylist() == ["a", None, None]
-        with pytest.raises(persist.InvalidUpdate, match="the time of row 1: 'soon' is no moment"):
+        with pytest.raises(persist.errors.InvalidUpdate, match="the time of row 1: 'soon' is no moment"):
             c.as_of_join({"k": [1, 1], "at": ["2026-01-01", "soon"]})
 
 

@@ -102,7 +102,8 @@ def test_an_overwrite_beside_what_is_not_sealed_says_how_far_that_goes(
     ]
     for call in calls:
         with pytest.raises(
-            persist.UpdatesBeyondUpper, match=r"^1 update at time 5 beyond .* finish and seal\(6\), or .* at time 6 or"
+            persist.errors.UpdatesBeyondUpper,
+            match=r"^1 update at time 5 beyond .* finish and seal\(6\), or .* at time 6 or",
         ):
             call()
     assert client.seqno == before
@@ -112,11 +113,11 @@ def test_a_reader_is_not_advised_to_create_a_collection() -> None:
     store = MemoryBlob()
     with persist.open(store) as client:
         client.create_or_load("orders", key={"k": int})
-        with pytest.raises(persist.CollectionNotFound, match=r"it has 'orders'\. Create it with create_or_load"):
+        with pytest.raises(persist.errors.CollectionNotFound, match=r"it has 'orders'\. Create it with create_or_load"):
             client.load("ordes")
     for blob, has in ((store, "it has 'orders'."), (MemoryBlob(), "it has no collections at all: is the URL right")):
         with persist.open(blob, mode="read") as reader:
-            with pytest.raises(persist.CollectionNotFound, match=has) as caught:
+            with pytest.raises(persist.errors.CollectionNotFound, match=has) as caught:
                 reader.load("ordes")
             assert str(caught.value).endswith("This client only reads: load one that is there.")
             assert "reate" not in str(caught.value)
@@ -125,7 +126,7 @@ def test_a_reader_is_not_advised_to_create_a_collection() -> None:
 @pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "sNaN", "1E+30", "1E+999999", "1.5"])
 def test_a_decimal_that_is_no_integer_of_64_bits_is_refused(client: persist.Client, value: str) -> None:
     c = client.create_or_load("c", key={"k": int})
-    with pytest.raises(persist.InvalidUpdate, match=r"update 0 has .* for key field 'k' of type int64"):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"update 0 has .* for key field 'k' of type int64"):
         c.write([(Decimal(value), None)], time=0)
 
 

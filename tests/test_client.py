@@ -69,7 +69,7 @@ def test_create_or_load_is_idempotent(client: persist.Client, blob: MemoryBlob) 
 def test_another_schema_is_refused_and_the_difference_shown(
     client: persist.Client, orders: persist.Collection, key: Any, value: Any, difference: str
 ) -> None:
-    with pytest.raises(persist.SchemaMismatch) as caught:
+    with pytest.raises(persist.errors.SchemaMismatch) as caught:
         client.create_or_load("orders", key=key, value=value)
     for text in ("'orders'", difference, "Give the stored schema, or use another collection name"):
         assert text in str(caught.value)
@@ -77,13 +77,13 @@ def test_another_schema_is_refused_and_the_difference_shown(
 
 def test_another_order_of_fields_is_refused_and_shown(client: persist.Client) -> None:
     client.create_or_load("pairs", key={"a": pa.int64(), "b": pa.int64()})
-    with pytest.raises(persist.SchemaMismatch, match=r"stored in the order \['a', 'b'\].*\['b', 'a'\]"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"stored in the order \['a', 'b'\].*\['b', 'a'\]"):
         client.create_or_load("pairs", key={"b": pa.int64(), "a": pa.int64()})
 
 
 def test_another_codec_is_refused_and_shown(client: persist.Client) -> None:
     client.create_or_load("texts", key=persist.Utf8(), value=persist.Json())
-    with pytest.raises(persist.CodecMismatch, match=r"key of collection 'texts'.*'utf8' version 1.*'binary'"):
+    with pytest.raises(persist.errors.CodecMismatch, match=r"key of collection 'texts'.*'utf8' version 1.*'binary'"):
         client.create_or_load("texts", key=persist.Binary(), value=persist.Json())
 
 
@@ -165,13 +165,13 @@ def test_a_users_codec_of_another_version_is_refused_on_reopening(blob: MemoryBl
         here.write([((1, 21.5), 0, 1)])
         here.seal(1).result()
     with persist.open(blob) as client:
-        with pytest.raises(persist.CodecMismatch, match=r"'celsius' version 1, and codec 'celsius' version 2"):
+        with pytest.raises(persist.errors.CodecMismatch, match=r"'celsius' version 1, and codec 'celsius' version 2"):
             client.create_or_load("here", key=KEY, value=NewerCelsius())
         unknown = client.load("here")
         assert unknown.snapshot(0).to_arrow().to_pydict() == {"k": [1], "value": [215]}
-        with pytest.raises(persist.CodecMismatch, match="pass that codec to create_or_load"):
+        with pytest.raises(persist.errors.CodecMismatch, match="pass that codec to create_or_load"):
             list(unknown.snapshot(0).rows())
-        with pytest.raises(persist.CodecMismatch, match="pass that codec to create_or_load"):
+        with pytest.raises(persist.errors.CodecMismatch, match="pass that codec to create_or_load"):
             unknown.write([((1, 21.5), 1, 1)])
 
 
@@ -316,7 +316,7 @@ def test_a_snapshot_holds_what_a_plain_sum_holds(
         rows = orders.snapshot(as_of, columns=columns, where=filter)
         by_key = expected_sums(written, range(as_of + 1), list(dict.fromkeys(["k", *wanted])), passes)
         if any(diff < 0 for diff in by_key.values()):
-            with pytest.raises(persist.NegativeMultiplicity, match="multiplicity -"):
+            with pytest.raises(persist.errors.NegativeMultiplicity, match="multiplicity -"):
                 rows.to_arrow()
         elif wanted:
             repeated = Counter(tuple(row.values()) for row in rows.to_arrow().to_pylist())
@@ -373,7 +373,7 @@ def test_an_awaited_future_raises_its_error_and_close_does_not_again(blob: Memor
     with persist.open(blob) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
         orders.seal(10).result()
-        with pytest.raises(persist.UpdateNotBeyondUpper):
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
             asyncio.run(late(orders))
 
 
@@ -418,7 +418,7 @@ def test_everything_after_close_is_refused(blob: MemoryBlob) -> None:
         client.multi_write,
     ]
     for call in calls:
-        with pytest.raises(persist.ClientClosed, match=r"came after close.*nothing was done.*persist\.open"):
+        with pytest.raises(persist.errors.ClientClosed, match=r"came after close.*nothing was done.*persist\.open"):
             call()
 
 
@@ -587,7 +587,7 @@ def test_a_listen_ends_with_an_error_when_the_collection_is_destroyed(orders: pe
     orders.seal(1).result()
     listen = orders.listen(0)
     orders.drop().result()
-    with pytest.raises(persist.CollectionNotFound, match="'orders'"):
+    with pytest.raises(persist.errors.CollectionNotFound, match="'orders'"):
         next(listen)
 
 
@@ -606,7 +606,7 @@ def test_multi_write_refuses_misuse(client: persist.Client, orders: persist.Coll
         theirs = other.load("orders")
         with pytest.raises(persist.InvalidUsage, match="'orders' belongs to another client"), client.multi_write() as m:
             m.write(theirs, [((1, "a"), 0, 1)])
-    with pytest.raises(persist.InvalidUpdate), client.multi_write() as multi:
+    with pytest.raises(persist.errors.InvalidUpdate), client.multi_write() as multi:
         multi.write(orders, [((1, "a"), 0, 1)])
         multi.write(orders, [((1, "a"), None, 1)])
     assert [entry.key for entry in blob.list("")] == before

@@ -105,7 +105,7 @@ def test_times_are_moments_unless_the_writer_counts_them(client: persist.Client)
 
 def test_what_is_there_keeps_its_key_and_its_timeline(client: persist.Client) -> None:
     client.write("orders", FRAME, key=["id"]).result()
-    with pytest.raises(persist.SchemaMismatch, match=r"key=\['status'\] is not the key .* which is \['id'\]"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"key=\['status'\] is not the key .* which is \['id'\]"):
         client.write("orders", FRAME, key=["status"])
     with pytest.raises(persist.InvalidUsage, match=r"timeline='s' is not that .* which is 'ms'"):
         client.write("orders", FRAME, timeline="s")
@@ -116,7 +116,7 @@ def test_a_frame_with_other_columns_is_refused_by_their_names(client: persist.Cl
     client.write("orders", FRAME, key=["id"]).result()
     for rows in (FRAME.assign(note="x"), FRAME.drop(columns="status"), FRAME.assign(amount="much")):
         named = next(iter({*FRAME.columns} ^ {*rows.columns}), "amount")
-        with pytest.raises(persist.SchemaMismatch, match=rf"'{named}'.*evolve\("):
+        with pytest.raises(persist.errors.SchemaMismatch, match=rf"'{named}'.*evolve\("):
             client.write("orders", rows)
     client["orders"].evolve(add={"note": str})
     client.write("orders", FRAME.assign(note="x")).result()
@@ -133,7 +133,7 @@ def test_a_frame_without_rows_makes_a_collection_that_can_be_read(client: persis
 
 
 def test_a_frame_without_rows_and_types_makes_none(client: persist.Client) -> None:
-    with pytest.raises(persist.SchemaMismatch, match="column 'id' has no rows, and no type"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="column 'id' has no rows, and no type"):
         client.write("orders", pd.DataFrame({"id": [], "amount": pd.Series([], dtype=float)}, dtype=object), key=["id"])
     assert client.collections() == []
 
@@ -161,7 +161,7 @@ def test_two_clients_that_create_at_once_write_to_one_collection() -> None:
 
 def test_who_only_reads_creates_nothing(client: persist.Client) -> None:
     client.write("orders", FRAME, key=["id"]).result()
-    with persist.open(client.engine.storage.blob, mode="read") as reader, pytest.raises(persist.ReadOnly):
+    with persist.open(client.engine.storage.blob, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
         reader.write("others", FRAME, key=["id"])
 
 

@@ -17,7 +17,8 @@ SEVEN = persist.Antichain(7)
 VALUES: dict[str, Any] = {
     "upper": SEVEN, "since": SEVEN, "asked": SEVEN, "current": SEVEN, "names": ("a", "b"), "known": ("a", "b"),
     "mine": ("x",), "theirs": (), "keys": [(("k", 1), 5)], "are_null": False, "location": "memory://x",
-    "timeout_s": 1.5, "frontier": "upper", "reasons": {}, "readers": {"c": ("a view",)}, "is_empty": False,
+    "timeout_s": 1.5, "frontier": "upper", "reasons": {}, "readers": {"c": ("a view",)},
+    "is_empty": False, "failed": {"a key": "it is gone"},
 }  # fmt: skip
 KINDS = sorted(
     {each for name in errors.__all__ if isinstance(each := getattr(errors, name), type)} - {UnsealedWrites},

@@ -127,11 +127,11 @@ def test_a_read_names_time_and_version_and_gives_the_same(orders: persist.Collec
     assert [row["text"] for row in rows(orders, 1, schema=2)] == ["0", "1", "2", "3", "4", "9"]
     assert orders.changes(1, 2, schema=2).to_arrow()["text"].to_pylist() == ["9"]
     orders.compact()
-    with pytest.raises(persist.SchemaMismatch, match="'s' of schema version 1 is gone"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'s' of schema version 1 is gone"):
         orders.snapshot(0, schema=1)
     assert orders.snapshot(0, schema=1, columns=["k", "v"]).count() == 5
     for bad in (0, 4, True, "1"):
-        with pytest.raises(persist.SchemaMismatch, match="no version"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="no version"):
             orders.snapshot(0, schema=bad)  # type: ignore[arg-type]
 
 
@@ -175,9 +175,9 @@ def test_the_largest_integer_can_be_a_default(orders: persist.Collection) -> Non
     assert {row["n"] for row in rows(orders)} == {2**64 - 1}
     assert len(rows(orders)) == 4
     for bad in (2**64, -1):
-        with pytest.raises(persist.SchemaMismatch, match="does not fit"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="does not fit"):
             orders.evolve(add={"m": pa.uint64()}, defaults={"m": bad})
-    with pytest.raises(persist.SchemaMismatch, match="does not fit"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="does not fit"):
         orders.evolve(add={"m": pa.float64()}, defaults={"m": 2**64 - 1})
 
 
@@ -228,7 +228,7 @@ def test_a_default_that_has_no_place_in_a_finer_unit_is_said_to_have_none(
     orders: persist.Collection, before: pa.DataType, default: Any, after: pa.DataType
 ) -> None:
     orders.evolve(add={"x": before}, defaults={"x": default})
-    with pytest.raises(persist.SchemaMismatch, match="the default of column 'x' does not fit"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="the default of column 'x' does not fit"):
         orders.evolve(widen={"x": after})
     assert orders.evolve(add={"n": pa.int8()}) == 3
 
@@ -237,7 +237,7 @@ def test_a_record_that_changes_a_default_is_refused(orders: persist.Collection) 
     orders.evolve(add={"x": pa.int32()}, defaults={"x": 7})
     schema = orders.schema.to_json() | {"version": 3}
     for changed in ({}, {"3": 8}):
-        with pytest.raises((ValueError, persist.SchemaMismatch), match="keeps the default"):
+        with pytest.raises((ValueError, persist.errors.SchemaMismatch), match="keeps the default"):
             orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, {**schema, "defaults": changed})]).result()
     orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, {**schema, "defaults": {"3": 7}})]).result()
     assert {row["x"] for row in rows(orders)} == {7}
@@ -281,7 +281,7 @@ def test_types_are_given_as_for_a_new_collection(orders: persist.Collection) -> 
 
 @pytest.mark.parametrize("bad", [0, 2, -1, True, 1.0, "1"])
 def test_a_version_that_there_is_not_is_refused(orders: persist.Collection, bad: Any) -> None:
-    with pytest.raises(persist.SchemaMismatch, match=r"is no version of the schema.*it has 1 to 1"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"is no version of the schema.*it has 1 to 1"):
         orders.snapshot(schema=bad)
 
 
@@ -328,13 +328,13 @@ def test_a_writer_with_an_old_schema_is_lifted_if_columns_were_only_added(
 def test_a_writer_with_an_old_schema_is_told_the_difference(client: persist.Client, orders: persist.Collection) -> None:
     old = client.load("orders")
     orders.evolve(rename={"s": "text"}, drop=["v"])
-    with pytest.raises(persist.SchemaMismatch, match=r"'v' .int32. was dropped; 's' was renamed to 'text'"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"'v' .int32. was dropped; 's' was renamed to 'text'"):
         old.write([((7, (7, "7")), 1, 1)]).result()
-    with pytest.raises(persist.SchemaMismatch, match="load it again"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="load it again"):
         old.overwrite([(1, (1, "x"))], time=1)
-    with pytest.raises(persist.SchemaMismatch, match="load it again"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="load it again"):
         old.delete([1], time=1)
-    with pytest.raises(persist.SchemaMismatch, match="'text'"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'text'"):
         client.create_or_load("orders", key=KEY, value=VALUE)
     assert rows(old)[0] == {"k": 0, "text": "0"}
     client.load("orders").overwrite([(1, "one")], time=1).result()
@@ -358,7 +358,9 @@ def test_an_evolve_that_another_overtook_tells_both_differences(
 ) -> None:
     mine = {"key": {"fields": [["k", "int32"]]}, "value": {"fields": [["v", "int32"]]}, "version": 2, "ids": [0, 1]}
     orders.evolve(add={"note": pa.string()})
-    with pytest.raises(persist.SchemaMoved, match=r"'s' \(string\) was dropped.* version 2 by now .'note'") as caught:
+    with pytest.raises(
+        persist.errors.SchemaMoved, match=r"'s' \(string\) was dropped.* version 2 by now .'note'"
+    ) as caught:
         orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, mine)]).result()
     assert (caught.value.expected, caught.value.actual) == (1, 2)
     assert orders.handle.contents().schema.version == 2
@@ -374,7 +376,9 @@ def test_an_evolve_through_a_handle_from_before_another_evolve_is_refused(
     old = client.load("orders")
     orders.evolve(**others)
     seqno = client.seqno
-    with pytest.raises(persist.SchemaMoved, match=r"version 1 .*version 2 by now.*Load the collection again") as caught:
+    with pytest.raises(
+        persist.errors.SchemaMoved, match=r"version 1 .*version 2 by now.*Load the collection again"
+    ) as caught:
         old.evolve(**mine)
     assert (caught.value.expected, caught.value.actual) == (1, 2)
     told = {"drop": "'v' (int32) was dropped", "keyed": "it becomes keyed", "rename": "nothing"}
@@ -382,7 +386,7 @@ def test_an_evolve_through_a_handle_from_before_another_evolve_is_refused(
     assert caught.value.theirs
     assert client.seqno == seqno
     assert old.schema.version == 1
-    with pytest.raises(persist.SchemaMoved, match="'note' is no column of this collection"):
+    with pytest.raises(persist.errors.SchemaMoved, match="'note' is no column of this collection"):
         old.evolve(drop=["note"])  # Of that it cannot be said what it would change.
     assert client.load("orders").evolve(drop=["v"]) == 3
 
@@ -402,9 +406,9 @@ def test_a_handle_has_the_schema_that_it_made_even_if_another_has_come_right_aft
         assert blob.after_next is None
         assert mine.schema.names == ("k", "v", "s", "note")
         assert client.load("orders").schema.version == 3
-        with pytest.raises(persist.SchemaMoved, match=r"'note' .string. was dropped"):
+        with pytest.raises(persist.errors.SchemaMoved, match=r"'note' .string. was dropped"):
             mine.evolve(rename={"v": "n"})
-        with pytest.raises(persist.SchemaMoved, match="nothing"):
+        with pytest.raises(persist.errors.SchemaMoved, match="nothing"):
             theirs.evolve(rename={"v": "n"})
 
 
@@ -446,7 +450,7 @@ def test_what_was_said_of_a_column_that_is_dropped_takes_no_room(orders: persist
         "v": persist.About("kept", {"unit": "m"}),
         "note": persist.About("y" * 60_000),
     }
-    with pytest.raises(persist.DescriptionMoved):
+    with pytest.raises(persist.errors.DescriptionMoved):
         orders.describe("late", expected=seen).result()
     orders.evolve(drop=["note"])
     orders.evolve(add={"s": pa.string()})
@@ -460,7 +464,9 @@ def test_words_about_a_column_are_about_the_one_seen(client: persist.Client, ord
         lambda: old.describe(columns={"v": "a number"}),
         lambda: old.evolve(comments={"v": "a number"}),
     ):
-        with pytest.raises(persist.SchemaMismatch, match=r"'v' of collection 'orders' is another one by now.*Load it"):
+        with pytest.raises(
+            persist.errors.SchemaMismatch, match=r"'v' of collection 'orders' is another one by now.*Load it"
+        ):
             said()
     assert old.about.columns == {}
     old.describe(columns={"k": "the key", "note": "there by now"}).result()
@@ -481,7 +487,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
     assert progress.updates.to_pylist() == [{"k": 9, "v": 9, "s": "9", "_time": 1, "_diff": 1}]
     orders.evolve(drop=["s"])
     orders.write([((10, (10, "note")), 2, 1)], seal=3).result()
-    with pytest.raises(persist.SchemaMismatch, match=r"'s' of schema version 1 is gone.*begins again"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"'s' of schema version 1 is gone.*begins again"):
         listen.poll(timeout_s=10)
     listen.close()
     again = client.load("orders").listen(1)
@@ -616,7 +622,7 @@ def test_times_that_have_no_place_in_a_finer_unit_are_found_before(client: persi
         }
     )
     events.write(far, time=0, seal=1).result()
-    with pytest.raises(persist.SchemaMismatch, match="'at' holds times that"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'at' holds times that"):
         events.evolve(widen={"at": pa.timestamp("ns")})
     assert events.evolve(widen={"at": pa.timestamp("ms"), "long": pa.duration("ns")}) == 2
     assert events.snapshot().to_arrow()["long"].cast(pa.int64()).to_pylist() == [5 * 10**9]
@@ -624,7 +630,7 @@ def test_times_that_have_no_place_in_a_finer_unit_are_found_before(client: persi
 
 def test_what_a_codec_makes_stays_one_column(client: persist.Client) -> None:
     coded = client.create_or_load("coded", key=persist.Utf8, value=persist.Json)
-    with pytest.raises(persist.SchemaMismatch, match="codec 'json'"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="codec 'json'"):
         coded.evolve(add={"n": pa.int64()})
 
 
@@ -640,14 +646,14 @@ def test_what_a_codec_makes_stays_one_column(client: persist.Client) -> None:
 )
 def test_what_is_inside_of_a_column_stays(client: persist.Client, before: pa.DataType, after: pa.DataType) -> None:
     nested = client.create_or_load("nested", key=KEY, value={"v": before})
-    with pytest.raises(persist.SchemaMismatch, match=r"inside a list, a struct or a map.*Add a column of type"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"inside a list, a struct or a map.*Add a column of type"):
         nested.evolve(widen={"v": after})
     assert nested.evolve(rename={"v": "old"}, add={"v": after}) == 2
     assert not pa.types.is_nested(after) or nested.evolve(drop=["old"]) == 3
 
 
 def test_a_client_that_only_reads_changes_nothing(client: persist.Client, orders: persist.Collection) -> None:
-    with persist.open(client.engine.storage.blob, mode="read") as reader, pytest.raises(persist.ReadOnly):
+    with persist.open(client.engine.storage.blob, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
         reader["orders"].evolve(add={"note": pa.string()})
 
 

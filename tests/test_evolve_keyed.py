@@ -68,7 +68,7 @@ def test_watermark_and_tombstone_can_be_renamed_and_widened(client: persist.Clie
     assert (again.handle.keyed.order_by, again.handle.keyed.tombstone) == (("ts",), "dead")
     again.upsert([(2, (6, "back", None))], time=3, seal=4).result()
     assert rows(again) == [(1, 3, "Zug", None), (2, 6, "back", None)]
-    with pytest.raises(persist.SchemaMismatch):
+    with pytest.raises(persist.errors.SchemaMismatch):
         client.create_or_load("users", key=KEY, value=VALUE, keyed=persist.Keyed(order_by=["at"], tombstone="gone"))
     again.resolve()
     again.allow_compaction(3).result()
@@ -101,7 +101,7 @@ def test_who_upserts_with_an_old_schema_is_lifted_over_additions_and_told_of_oth
     assert old.late_counts == {"sealed": 1}
     users.evolve(rename={"city": "town"})
     for seal in (None, 3):
-        with pytest.raises(persist.SchemaMismatch, match="'city' was renamed to 'town'"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="'city' was renamed to 'town'"):
             old.upsert([(1, (3, "Chur", None))], time=2, seal=seal).result()
     users.upsert([(3, (3, "Chur", None, 1))], time=2).result()
     old.seal(3).result()  # A seal writes nothing of its own: it resolves with the newest schema.
@@ -146,11 +146,11 @@ def test_a_late_bound_keeps_its_unit(client: persist.Client) -> None:
         value={"at": pa.timestamp("s"), "n": pa.int8()},
         keyed=persist.Keyed(order_by=["at"], late_bound=persist.Behind(datetime.timedelta(days=1))),
     )
-    with pytest.raises(persist.SchemaMismatch, match="late bound"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="late bound"):
         events.evolve(widen={"at": pa.timestamp("us")})
     events.evolve(widen={"n": pa.int64()}, rename={"at": "when"})
     events.upsert([(1, (datetime.datetime(2026, 1, 3), 1))], time=0, seal=1).result()
-    with pytest.raises(persist.LateEvents):
+    with pytest.raises(persist.errors.LateEvents):
         events.upsert([(1, (datetime.datetime(2026, 1, 1), 1))], time=1).result()
 
 
@@ -165,10 +165,10 @@ def test_times_of_events_that_wait_must_fit_a_finer_unit(client: persist.Client,
     users = timed(client, resolve)
     users.upsert([(2, (datetime.datetime(2026, 1, 1), "near"))], time=0, seal=1).result()
     users.upsert([(1, (datetime.datetime(2500, 1, 1), "far")), (2, None)], time=2).result()
-    with pytest.raises(persist.SchemaMismatch, match="'at' holds times that"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'at' holds times that"):
         users.evolve(widen={"at": pa.timestamp("ns")})
     users.evolve(widen={"at": pa.timestamp("ms")}, rename={"v": "text"})
-    with pytest.raises(persist.SchemaMismatch, match="'at' holds times that"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'at' holds times that"):
         users.evolve(widen={"at": pa.timestamp("ns")})  # Also of events that are of an earlier version.
     users.evolve(widen={"at": pa.timestamp("us")})
     users.seal(3).result()
@@ -226,11 +226,11 @@ def test_a_collection_with_one_value_per_key_becomes_keyed(client: persist.Clien
     assert progress is not None
     assert sorted(progress.updates.to_pydict()["_diff"]) == [-1, 1, 1]
     listen.close()
-    with pytest.raises(persist.KeyedCollection):
+    with pytest.raises(persist.errors.KeyedCollection):
         old.write([((1, "x"), 3, 1)]).result()
-    with pytest.raises(persist.KeyedCollection):
+    with pytest.raises(persist.errors.KeyedCollection):
         old.overwrite([(1, "x")], time=3)
-    with pytest.raises(persist.KeyedCollection):
+    with pytest.raises(persist.errors.KeyedCollection):
         old.delete([1], time=3)
     with pytest.raises(persist.InvalidUsage, match="load it again"):
         old.upsert([(1, "x")], time=3)
@@ -243,13 +243,13 @@ def test_a_collection_with_one_value_per_key_becomes_keyed(client: persist.Clien
 def test_ten_keys_that_stand_against_it_are_named(client: persist.Client) -> None:
     users = client.create_or_load("users", key=KEY, value={"city": pa.string()})
     users.write([((k, str(n)), k % 3, 1) for k in range(20) for n in range(1 + k % 2)], seal=3).result()
-    with pytest.raises(persist.NotOneValue, match=r"the first are 1 at 1, 3 at 0, 5 at 2, .* 19 at 1") as caught:
+    with pytest.raises(persist.errors.NotOneValue, match=r"the first are 1 at 1, 3 at 0, 5 at 2, .* 19 at 1") as caught:
         users.evolve(keyed=persist.Keyed())
     assert [key for key, _ in caught.value.keys] == [(k,) for k in range(1, 20, 2)]
     assert users.handle.contents().keyed is None
     # At an old time only: once that is forgotten, nothing stands against it.
     users.write([((k, "1"), 3, -1) for k in range(1, 20, 2)], seal=4).result()
-    with pytest.raises(persist.NotOneValue, match="allow_compaction"):
+    with pytest.raises(persist.errors.NotOneValue, match="allow_compaction"):
         users.evolve(keyed=persist.Keyed())
     users.seal(5).result()
     users.allow_compaction(3).result()
@@ -262,24 +262,24 @@ def test_ten_keys_that_stand_against_it_are_named(client: persist.Client) -> Non
 def test_a_value_that_is_there_less_than_no_times_stands_against_it(client: persist.Client) -> None:
     users = client.create_or_load("users", key=KEY, value={"city": pa.string()})
     users.write([((1, "a"), 0, 1), ((1, "b"), 0, 1), ((1, "c"), 0, -1)], seal=1).result()
-    with pytest.raises(persist.NotOneValue, match="the first are 1 at 0"):
+    with pytest.raises(persist.errors.NotOneValue, match="the first are 1 at 0"):
         users.evolve(keyed=persist.Keyed())
 
 
 def test_a_key_that_is_null_in_all_fields_stands_against_it(client: persist.Client) -> None:
     users = client.create_or_load("users", key={"a": pa.int64(), "b": pa.int64()}, value={"city": pa.string()})
     users.write([(((None, None), "x"), 0, 1)], seal=1).result()
-    with pytest.raises(persist.NotOneValue, match=r"some keys are NULL.*\(None, None\) at 0"):
+    with pytest.raises(persist.errors.NotOneValue, match=r"some keys are NULL.*\(None, None\) at 0"):
         users.evolve(keyed=persist.Keyed())
 
 
 def test_what_is_not_sealed_stands_against_it(client: persist.Client) -> None:
     users = client.create_or_load("users", key=KEY, value={"city": pa.string()})
     users.write([((1, "a"), 0, 1)]).result()
-    with pytest.raises(persist.UpdatesBeyondUpper):
+    with pytest.raises(persist.errors.UpdatesBeyondUpper):
         users.evolve(keyed=persist.Keyed())
     users.seal(1).result()
-    with pytest.raises(persist.SchemaMismatch, match="order_by names 'at'"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="order_by names 'at'"):
         users.evolve(keyed=persist.Keyed(order_by=["at"]))
     users.evolve(keyed=persist.Keyed())
     with pytest.raises(persist.InvalidUsage, match="keyed already"):

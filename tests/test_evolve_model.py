@@ -170,7 +170,7 @@ class Evolving(RuleBasedStateMachine):
             future.result()
             self.updates += [(key, record, time, diff, number) for key, record, time, diff in rows]
         else:
-            with pytest.raises(persist.SchemaMismatch, match="by now"):
+            with pytest.raises(persist.errors.SchemaMismatch, match="by now"):
                 future.result()
 
     def was_key_changed(self, number: int) -> bool:
@@ -275,7 +275,7 @@ class Evolving(RuleBasedStateMachine):
         wanted, expected = {id_ for id_, _, _ in version.columns}, self.contents(version, as_of)
         try:
             table = self.collection.snapshot(as_of, form="diff", schema=number).to_arrow()
-        except persist.SchemaMismatch as error:
+        except persist.errors.SchemaMismatch as error:
             assert number < len(self.versions)
             is_too_narrow = not all(version.holds(values) for _, values in expected)
             if "is gone" in str(error) or (is_too_narrow and "cannot hold" in str(error)):

@@ -53,7 +53,7 @@ def test_an_older_version_shows_each_time_whose_values_it_holds(numbers: persist
 
 
 def test_a_value_of_that_time_that_does_not_fit_is_an_error(numbers: persist.Collection) -> None:
-    with pytest.raises(persist.SchemaMismatch, match="'k' holds values that its type int32 of schema version 1"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'k' holds values that its type int32 of schema version 1"):
         numbers.snapshot(1, schema=1).to_arrow()
     assert numbers.snapshot(1, columns=["w"], schema=1).to_arrow()["w"].to_pylist() == [7] * 4, "it was not asked for"
     fits = numbers.snapshot(1, where=pc.field("k") < 3, schema=1).to_arrow()
@@ -69,7 +69,7 @@ def test_look_ups_give_what_fits(numbers: persist.Collection) -> None:
             assert rows_with(snapshot, [1])["v"].to_pylist() == [1]
             assert snapshot.get(pa.array([2], pa.int32()))["v"].to_pylist() == [2]
     assert rows_with(numbers.snapshot(2, schema=1), [3]).num_rows == 0
-    with pytest.raises(persist.SchemaMismatch, match="'v' holds values"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'v' holds values"):
         rows_with(numbers.snapshot(1, schema=1), [3])
 
 
@@ -77,7 +77,7 @@ def test_changes_give_what_fits(numbers: persist.Collection) -> None:
     found = numbers.changes(0, 1, schema=1).to_arrow()
     assert found.schema.field("v").type == pa.int32()
     assert found["k"].to_pylist() == [1, 2]
-    with pytest.raises(persist.SchemaMismatch, match="Read with the newest schema"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="Read with the newest schema"):
         numbers.changes(0, 2, schema=1).to_arrow()
     assert len(numbers.changes(0, 2, columns=["w"], schema=1).to_arrow()) == 2
 
@@ -132,7 +132,7 @@ def test_every_widening_is_undone_where_the_values_fit(
     assert found["v"].equals(pa.chunked_array([pa.array([fits]).cast(narrow)]))
     assert rows_with(c.snapshot(0, schema=1), [1])["v"].equals(found["v"])
     if wide != pa.large_string():
-        with pytest.raises(persist.SchemaMismatch, match="'v' holds values"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="'v' holds values"):
             c.snapshot(1, schema=1).to_arrow()
         assert rows_with(c.snapshot(1, schema=1), [1])["v"].equals(found["v"])
 
@@ -151,7 +151,7 @@ def test_who_follows_with_an_older_version_stops_only_where_its_own_times_do_not
     assert progress.updates.schema.field("v").type == pa.int32()
     assert sorted(progress.updates["v"].to_pylist()) == [1, 3]
     newest.write([((4, WIDE), 2, 1)], seal=3).result()
-    with pytest.raises(persist.SchemaMismatch, match="'v' holds values"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'v' holds values"):
         listen.poll(10)
     listen.close()
 

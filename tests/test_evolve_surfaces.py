@@ -130,5 +130,5 @@ def test_a_part_of_a_version_that_there_is_not_is_refused_by_the_log_and_by_read
         forged = msgspec.structs.replace(contents, numbered={0: msgspec.structs.replace(part, schema=2)})
         with pytest.raises(ValueError, match="later schema version"):
             check_contents(forged)
-        with pytest.raises(persist.CorruptBlob, match="schema version 2"):
+        with pytest.raises(persist.errors.CorruptBlob, match="schema version 2"):
             decode_part(part.inline, msgspec.structs.replace(part, schema=2), rows.schema)

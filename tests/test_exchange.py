@@ -61,7 +61,7 @@ def test_an_export_that_fails_leaves_nothing(orders: persist.Collection, tmp_pat
         lambda: orders.snapshot().export_delta(str(tmp_path / "delta")),
         lambda: orders.snapshot().export_iceberg(catalog(tmp_path), "shop.orders"),
     ):
-        with pytest.raises(persist.NegativeMultiplicity):
+        with pytest.raises(persist.errors.NegativeMultiplicity):
             export()
     assert not (tmp_path / "out").exists()
     assert not [path for path in tmp_path.iterdir() if ".tmp-" in path.name]
@@ -97,7 +97,7 @@ def test_parquet_goes_to_any_store_as_a_whole(orders: persist.Collection) -> Non
 def test_an_export_to_a_store_that_fails_leaves_nothing(orders: persist.Collection, tmp_path: Path) -> None:
     orders.write([((4, "never"), 7, -1)], seal=8).result()
     url = f"memory://{uuid.uuid4().hex}"
-    with pytest.raises(persist.NegativeMultiplicity):
+    with pytest.raises(persist.errors.NegativeMultiplicity):
         orders.snapshot().export_parquet(url, rows_per_file=1)
     assert stored(url) == []
     for folder, options, message in (
@@ -273,7 +273,7 @@ def test_a_folder_of_parquet_comes_in_at_one_time_and_goes_on_where_it_ended(tmp
         bad = source / "day=2026-11-22"
         bad.mkdir()
         pq.write_table(pa.table({"k": [1], "w": [1]}), bad / "a.parquet")
-        with pytest.raises(persist.SchemaMismatch):
+        with pytest.raises(persist.errors.SchemaMismatch):
             events.import_parquet(source, time=3, seal=4, token="load")
         assert events.upper == persist.Antichain(0)
         pq.write_table(pa.table({"k": [7], "v": ["y"]}), bad / "a.parquet")
@@ -368,7 +368,7 @@ def test_files_are_taken_without_the_folders_that_the_collection_does_not_know(
     for at, source in enumerate((file, [file], file.parent)):
         assert plain.import_parquet(source, time=at, seal=at + 1).files == 1
     assert plain.snapshot(2).to_arrow()["k"].to_pylist() == [1, 1, 1]
-    with pytest.raises(persist.SchemaMismatch, match="'day' is unexpected"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'day' is unexpected"):
         plain.import_parquet(tmp_path, time=3)
     daily = client.create_or_load("daily", key={"k": pa.int64()}, value={"day": pa.int32()})
     for at, source in enumerate((file, [file], tmp_path)):
@@ -496,7 +496,7 @@ def test_a_column_that_came_later_is_null_before(client: persist.Client, tmp_pat
 
 def test_a_table_that_does_not_fit_is_told(client: persist.Client, delta: str, tmp_path: Path) -> None:
     narrow = client.create_or_load("narrow", key={"k": pa.int64()})
-    with pytest.raises(persist.SchemaMismatch, match="'v' is unexpected"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'v' is unexpected"):
         narrow.import_delta(delta)
     with pytest.raises(persist.InvalidUsage, match=r"the Delta table .*nowhere cannot be opened"):
         narrow.import_delta(tmp_path / "nowhere")

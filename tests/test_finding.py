@@ -18,7 +18,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_dir_offers_the_api_and_not_modules() -> None:
-    assert dir(persist) == sorted(["__version__", *persist.__all__])
+    assert dir(persist) == sorted(["__version__", "errors", *persist.__all__])
     assert "open" in dir(persist)
     assert "collection" not in dir(persist)
 
@@ -30,7 +30,7 @@ def test_a_client_gives_a_collection_by_name_and_says_which_there_are() -> None:
         assert "orders" in client
         assert "items" not in client
         assert 3 not in client
-        with pytest.raises(persist.CollectionNotFound, match="items"):
+        with pytest.raises(persist.errors.CollectionNotFound, match="items"):
             client["items"]
         with pytest.raises(TypeError, match="not iterable"):
             iter(client)  # type: ignore[call-overload]
@@ -68,7 +68,7 @@ def test_a_dropped_collection_is_gone_and_its_name_is_free() -> None:
         client.create_or_load("orders", key=KEY, value=VALUE)
         client.drop("orders").result()
         assert client.collections() == []
-        with pytest.raises(persist.CollectionNotFound):
+        with pytest.raises(persist.errors.CollectionNotFound):
             client.drop("orders")
 
 

@@ -77,16 +77,16 @@ def test_of_two_consumers_with_one_name_the_second_is_told(blob: MemoryBlob) -> 
             progress = next(one)
             other = source.follow("copy")  # Takes over at once; what was given out may still be acknowledged.
             assert next(other) == progress
-            with pytest.raises(persist.LeaseExpired, match="another one follows as 'copy'"):
+            with pytest.raises(persist.errors.LeaseExpired, match="another one follows as 'copy'"):
                 one.poll()
             with client.multi_write() as multi:
                 multi.write(target, progress.updates)
                 multi.seal(target, progress.upper)
                 multi.ack(one)
-            with pytest.raises(persist.HoldMoved), client.multi_write() as multi:
+            with pytest.raises(persist.errors.HoldMoved), client.multi_write() as multi:
                 multi.write(target, [((9, "z"), 5, 1)])
                 multi.ack(other)
-            with pytest.raises(persist.HoldMoved):
+            with pytest.raises(persist.errors.HoldMoved):
                 other.ack()
             assert one.held == 0
             assert other.held is None
@@ -104,7 +104,7 @@ def test_a_consumer_of_an_older_handle_begins_again_with_the_changed_schema(blob
             following.ack()
             source.evolve(add={"w": pa.string()}, drop=["v"])
             source.write([((2, "b"), 1, 1)], seal=2).result()
-            with pytest.raises(persist.SchemaMismatch, match="begins again"):
+            with pytest.raises(persist.errors.SchemaMismatch, match="begins again"):
                 following.poll()
         with older.follow("mailer") as following:
             assert next(following).updates.to_pylist() == [{"k": 2, "w": "b", "_time": 1, "_diff": 1}]
@@ -134,7 +134,7 @@ def test_what_a_killed_consumer_held_ends_when_the_next_of_its_name_appears(blob
             following.ack()
             source.allow_compaction(5).result()
             assert source.since == persist.Antichain(4)
-        with pytest.raises(persist.LeaseExpired, match="another one follows as 'mailer'"):
+        with pytest.raises(persist.errors.LeaseExpired, match="another one follows as 'mailer'"):
             for _ in range(2):
                 first.poll()
         assert len(next(other).updates) == 1  # It has another name.
@@ -153,7 +153,7 @@ def test_a_consumer_that_was_replaced_can_begin_again(blob: MemoryBlob) -> None:
         with one.load("source").follow("mailer") as again:
             next(again)
             again.ack()
-        with pytest.raises(persist.HoldMoved):
+        with pytest.raises(persist.errors.HoldMoved):
             following.ack()
 
 
@@ -190,7 +190,7 @@ def test_what_is_complete_for_ever_is_consumed_to_its_end(blob: MemoryBlob) -> N
 def test_a_client_that_only_reads_cannot_follow_by_name(tmp_path: Path) -> None:
     with persist.open(tmp_path) as client:
         collections(client)
-    with persist.open(tmp_path, mode="read") as client, pytest.raises(persist.ReadOnly):
+    with persist.open(tmp_path, mode="read") as client, pytest.raises(persist.errors.ReadOnly):
         client.load("source").follow("mailer")
 
 
@@ -242,12 +242,12 @@ def test_a_second_consumer_of_the_name_takes_over_in_the_same_client_too(blob: M
         source, _ = collections(client)
         source.write([((1, "a"), 0, 1)], seal=1).result()
         first, second = source.follow("mailer"), source.follow("mailer")
-        with pytest.raises(persist.LeaseExpired, match="another one follows as 'mailer'"):
+        with pytest.raises(persist.errors.LeaseExpired, match="another one follows as 'mailer'"):
             first.poll()  # Not even the contents, which it holds already.
         assert len(next(second).updates) == 1
         second.ack()
         source.write([((2, "b"), 1, 1)], seal=2).result()
-        with pytest.raises(persist.LeaseExpired), first:
+        with pytest.raises(persist.errors.LeaseExpired), first:
             next(first)
         assert [row["k"] for row in next(second).updates.to_pylist()] == [2]
         leases = client.engine.follower.refresh().control.leases.values()
@@ -263,7 +263,7 @@ def test_of_consumers_that_begin_at_once_one_lives(blob: MemoryBlob, times: int)
         source.write([((1, "a"), 0, 1)], seal=1).result()
 
         def begin(_: int) -> persist.Following | None:
-            with suppress(persist.LeaseExpired):  # Replaced before it had read the contents.
+            with suppress(persist.errors.LeaseExpired):  # Replaced before it had read the contents.
                 return source.follow("mailer")
             return None
 
@@ -271,7 +271,7 @@ def test_of_consumers_that_begin_at_once_one_lives(blob: MemoryBlob, times: int)
             begun = [*threads.map(begin, range(8))]
         lived = 0
         for each in begun:
-            with suppress(persist.LeaseExpired):
+            with suppress(persist.errors.LeaseExpired):
                 lived += each is not None and each.poll() is not None
         assert lived == 1
 
@@ -302,7 +302,7 @@ def test_a_hold_that_a_multi_write_moves_is_moved_with_the_commit_or_nothing_hap
         with client.multi_write() as multi:
             multi.write(orders, [((1, None), 10, 1)])
             multi.move_hold(orders, "mine", 5, expected=2)
-        with pytest.raises(persist.HoldMoved, match="at 2, and is at 5"), client.multi_write() as multi:
+        with pytest.raises(persist.errors.HoldMoved, match="at 2, and is at 5"), client.multi_write() as multi:
             multi.write(orders, [((2, None), 10, 1)])
             multi.move_hold(orders, "mine", 7, expected=2)
         assert [(hold.name, hold.time) for hold in orders.holds()] == [("mine", 5)]

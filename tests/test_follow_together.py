@@ -106,7 +106,7 @@ def test_if_one_of_the_times_cannot_be_read_none_is_followed(client: persist.Cli
     for time in range(3):
         both(client, a, b, time)
     b.allow_compaction(2).result()
-    with pytest.raises(persist.AsOfCompacted):
+    with pytest.raises(persist.errors.AsOfCompacted):
         client.follow({a: 0, b: 0}, contents=contents)
     a.allow_compaction(2).result()
     assert a.since == 2

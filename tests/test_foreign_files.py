@@ -39,7 +39,7 @@ import persist
 try:
     with persist.open(sys.argv[1], mode="read") as client:
         print(client.load("orders").snapshot(timeout_s=0).to_arrow().num_rows)
-except persist.CorruptBlob as error:
+except persist.errors.CorruptBlob as error:
     print("CorruptBlob", error.key, error)
 print(persist.fsck(sys.argv[1]))
 """

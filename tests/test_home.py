@@ -61,14 +61,16 @@ def test_frontiers_are_bounds_of_changes(orders: persist.Collection) -> None:
 
 def test_changes_from_beyond_upper_are_waited_for(orders: persist.Collection) -> None:
     orders.seal(3).result()
-    with pytest.raises(persist.AsOfNotSealed, match=r"^changes until 5 are not complete, because upper=Antichain\(3\)"):
+    with pytest.raises(
+        persist.errors.AsOfNotSealed, match=r"^changes until 5 are not complete, because upper=Antichain\(3\)"
+    ):
         orders.changes(5, timeout_s=0)
 
 
 def test_changes_that_are_not_sealed_say_so_in_the_words_of_changes(orders: persist.Collection) -> None:
     write_keys(orders, 3, 7)
     orders.seal(5).result()
-    with pytest.raises(persist.AsOfNotSealed) as caught:
+    with pytest.raises(persist.errors.AsOfNotSealed) as caught:
         orders.changes(0, 8)
     moved = datetime.fromtimestamp((caught.value.moved_ms or 0) / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     assert str(caught.value) == (
@@ -117,16 +119,16 @@ def test_listening_from_the_very_first_time_on_omits_nothing(orders: persist.Col
         orders.allow_compaction(1).result()
         orders.seal(3).result()
         assert next(listen).upper == 3
-    with pytest.raises(persist.AsOfCompacted, match="changes from 0 on"):
+    with pytest.raises(persist.errors.AsOfCompacted, match="changes from 0 on"):
         orders.listen()
 
 
 def test_a_snapshot_where_nothing_is_sealed_fails_at_once_and_says_what_is_there(orders: persist.Collection) -> None:
-    with pytest.raises(persist.AsOfNotSealed, match="The collection is empty: write, then seal"):
+    with pytest.raises(persist.errors.AsOfNotSealed, match="The collection is empty: write, then seal"):
         orders.snapshot(timeout_s=None)
     orders.write([((k, "x"), 10 + k % 2, 1) for k in range(1204)]).result()
     for read in (orders.snapshot, orders.subscribe):
-        with pytest.raises(persist.AsOfNotSealed) as caught:
+        with pytest.raises(persist.errors.AsOfNotSealed) as caught:
             read(timeout_s=None)
         assert str(caught.value) == (
             "nothing is sealed yet, so there is no latest time to read. Not sealed yet are 1,204 updates at times 10 "

@@ -279,7 +279,7 @@ def check_refused(victim: Victim, before: Mapping[str, bytes | None], *named: st
     ]
     for use in uses:
         watched = WatchedBlob(victim.blob)
-        with pytest.raises(persist.CorruptBlob) as caught, persist.open(watched, settings=NOW) as client:
+        with pytest.raises(persist.errors.CorruptBlob) as caught, persist.open(watched, settings=NOW) as client:
             use(client.load("orders"))
         assert any(name in str(caught.value) for name in named), caught.value
         assert all(STORED_KEY.fullmatch(key) for key in watched.keys("get", "set", "create", "delete")), watched.asked
@@ -523,7 +523,7 @@ def test_a_live_client_deletes_nothing_on_the_word_of_a_hostile_checkpoint(victi
             assert client.load("orders").snapshot(4).count() > 0
             victim.blob.set(key, encode_framed(bad))
             before = {k: v for k, v in everything(victim.blob).items() if k.startswith(("log/", f"part/{victim.id}"))}
-            with suppress(persist.CorruptBlob):
+            with suppress(persist.errors.CorruptBlob):
                 client.gc()
         after = everything(victim.blob)
         assert {k: after.get(k) for k in before} == before
@@ -588,7 +588,7 @@ def test_parts_that_are_offered_again_are_not_deleted_when_that_is_refused(clien
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     parts = PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(orders.id, orders.schema, table(5))
     commit_parts(orders, parts, seal=persist.Antichain(6)).result()
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         commit_parts(orders, parts, seal=persist.Antichain(6)).result()
     assert orders.snapshot(5).to_arrow().num_rows == 20_000
     with pytest.raises(persist.PersistError), client.multi_write() as multi:
@@ -728,7 +728,7 @@ READ_AND_TELL = """if True:
                 for take in (snapshot.to_arrow, snapshot.to_pandas, snapshot.to_polars, lambda: list(snapshot.rows())):
                     try:
                         print(name, len(take()))
-                    except persist.CorruptBlob as error:
+                    except persist.errors.CorruptBlob as error:
                         print(name, error)
     read(sys.argv[1])  # Imports what is imported late.
     def told(event, args):

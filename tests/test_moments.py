@@ -104,7 +104,7 @@ def test_a_column_of_dates_is_midnight(clicks: persist.Collection) -> None:
     ],
 )
 def test_a_time_of_an_update_that_is_no_moment_is_refused(clicks: persist.Collection, time: Any, says: str) -> None:
-    with pytest.raises(persist.InvalidUpdate, match=says):
+    with pytest.raises(persist.errors.InvalidUpdate, match=says):
         clicks.write([((1, None), time, 1)])
 
 
@@ -136,25 +136,27 @@ def test_naive_moments_are_refused_wherever_a_time_is_given(clicks: persist.Coll
 
 @pytest.mark.parametrize("unit", ["s", "ns"])
 def test_a_column_of_naive_moments_is_refused_with_what_to_write(clicks: persist.Collection, unit: str) -> None:
-    with pytest.raises(persist.SchemaMismatch, match=r"without a time zone.*tz_localize.*replace_time_zone"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"without a time zone.*tz_localize.*replace_time_zone"):
         clicks.write(with_time(pa.array([NAIVE], pa.timestamp(unit))))
 
 
 def test_a_column_that_the_unit_cannot_hold_names_the_row(client: persist.Client, clicks: persist.Collection) -> None:
     fine = pa.array([NOON, NOON + timedelta(microseconds=7)], pa.timestamp("us", "UTC"))
-    with pytest.raises(persist.InvalidUpdate, match=r"update 1 has the time 2026-11-21 12:00:00.000007.*to ms"):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"update 1 has the time 2026-11-21 12:00:00.000007.*to ms"):
         clicks.write(with_time(fine))
-    with pytest.raises(persist.InvalidUpdate, match=r"the time of update 1: .*lies between two times"):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"the time of update 1: .*lies between two times"):
         clicks.write(with_time(["2026-11-21", "2026-11-21T12:00:00.0001Z"]))
     nanos = client.create_or_load("nanos", key={"k": pa.int64()}, timeline="ns")
-    with pytest.raises(persist.InvalidUpdate, match="update 1 has the time"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="update 1 has the time"):
         nanos.write(with_time(pa.array([NOON, datetime(2400, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))))
 
 
 def test_moments_without_a_timeline_are_told_to_make_one(orders: persist.Collection) -> None:
-    with pytest.raises(persist.SchemaMismatch, match=r'has no timeline by which a moment would be .*timeline="us"'):
+    with pytest.raises(
+        persist.errors.SchemaMismatch, match=r'has no timeline by which a moment would be .*timeline="us"'
+    ):
         orders.write(with_time(pa.array([NOON])).append_column("v", [["x"]]))
-    with pytest.raises(persist.InvalidUpdate, match=r'Moments are times in a collection with a timeline="us"'):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r'Moments are times in a collection with a timeline="us"'):
         orders.write([((1, "x"), NOON, 1)])
     with pytest.raises(persist.InvalidUsage, match=r"has no timeline .*timeline=\"us\""):
         orders.seal(NOON)  # type: ignore[arg-type, unused-ignore]
@@ -215,18 +217,18 @@ def test_messages_and_reprs_show_moments(
     )
     shown = f"Antichain({NOON_MS}) (2026-11-21T12:00:00Z)"
     failing: list[tuple[type[persist.PersistError], Callable[[], Any]]] = [
-        (persist.AsOfNotSealed, lambda: clicks.snapshot(NOON, timeout_s=0)),
-        (persist.AsOfNotSealed, lambda: clicks.changes(NOON, NOON + timedelta(seconds=1), timeout_s=0)),
-        (persist.UpdateNotBeyondUpper, lambda: clicks.write([((1, None), 7, 1)]).result()),
-        (persist.FrontierRegression, lambda: clicks.seal(persist.Antichain(7)).result()),
-        (persist.UpperMismatch, lambda: clicks.seal(NOON, expected_upper=7).result()),
+        (persist.errors.AsOfNotSealed, lambda: clicks.snapshot(NOON, timeout_s=0)),
+        (persist.errors.AsOfNotSealed, lambda: clicks.changes(NOON, NOON + timedelta(seconds=1), timeout_s=0)),
+        (persist.errors.UpdateNotBeyondUpper, lambda: clicks.write([((1, None), 7, 1)]).result()),
+        (persist.errors.FrontierRegression, lambda: clicks.seal(persist.Antichain(7)).result()),
+        (persist.errors.UpperMismatch, lambda: clicks.seal(NOON, expected_upper=7).result()),
     ]
     for kind, call in failing:
         with pytest.raises(kind) as caught:
             call()
         assert shown in str(caught.value)
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    with pytest.raises(persist.AsOfCompacted, match=r"as_of=7 \(1970-01-01T00:00:00.007Z\) is before since="):
+    with pytest.raises(persist.errors.AsOfCompacted, match=r"as_of=7 \(1970-01-01T00:00:00.007Z\) is before since="):
         clicks.snapshot(7)
     assert "(2026-11-21T11:59:59.999Z)" in repr(clicks.snapshot())
     assert "as of 1795262399999 (2026-11-21T11:59:59.999Z)" in str(clicks.snapshot().explain())
@@ -317,5 +319,5 @@ def test_a_fraction_of_seconds_is_exact(text: str) -> None:
     ids=str,
 )
 def test_a_column_of_what_is_no_time_says_what_it_is(clicks: persist.Collection, time: Any, says: str) -> None:
-    with pytest.raises(persist.SchemaMismatch, match=says):
+    with pytest.raises(persist.errors.SchemaMismatch, match=says):
         clicks.write([{"k": 1, "at": time}], time="at")

@@ -59,7 +59,7 @@ def test_a_null_is_refused_with_its_column_and_row_and_nothing_is_written(
     client: persist.Client, orders: persist.Collection, form: Any
 ) -> None:
     before = client.metrics().groups["log"]["seqno"]
-    with pytest.raises(persist.InvalidUpdate, match=r"update 1 has NULL in 'v', which is not null by .* schema"):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"update 1 has NULL in 'v', which is not null by .* schema"):
         orders.write(form())
     orders.seal(1).result()
     assert client.metrics().groups["log"]["seqno"] == before + 1
@@ -68,21 +68,21 @@ def test_a_null_is_refused_with_its_column_and_row_and_nothing_is_written(
 
 def test_a_null_in_a_stream_is_refused_with_where_in_the_stream_it_is(orders: persist.Collection) -> None:
     batches = [pa.table({"k": [k], "v": pa.array([v], pa.string()), "w": [0.0]}) for k, v in ((1, "a"), (2, None))]
-    with pytest.raises(persist.InvalidUpdate, match="from row 1 of the stream on, update 0 has NULL in 'v'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="from row 1 of the stream on, update 0 has NULL in 'v'"):
         orders.write(iter(batches), time=0)
 
 
 def test_a_null_key_is_refused_and_other_values_and_nulls_are_not(orders: persist.Collection) -> None:
-    with pytest.raises(persist.InvalidUpdate, match="update 0 has NULL in 'k'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="update 0 has NULL in 'k'"):
         orders.write([((None, ("a", 1.0)), 0, 1)])
     orders.write([((1, ("a", None)), 0, 1)], seal=1).result()
     assert list(orders.snapshot().rows()) == [(1, ("a", None))]
 
 
 def test_overwriting_and_multi_writes_refuse_nulls_too(client: persist.Client, orders: persist.Collection) -> None:
-    with pytest.raises(persist.InvalidUpdate, match="NULL in 'v'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="NULL in 'v'"):
         orders.overwrite([(1, (None, 1.0))], time=0)
-    with pytest.raises(persist.InvalidUpdate, match="NULL in 'v'"), client.multi_write() as multi:
+    with pytest.raises(persist.errors.InvalidUpdate, match="NULL in 'v'"), client.multi_write() as multi:
         multi.write(orders, [(1, (None, 1.0))], time=0)
 
 
@@ -91,18 +91,18 @@ def test_a_collection_is_loaded_by_its_types_alone_and_stays_not_null(
 ) -> None:
     again = client.create_or_load("orders", key={"k": int}, value={"v": str, "w": float})
     assert again.schema.required == ("k", "v")
-    with pytest.raises(persist.InvalidUpdate, match="NULL in 'v'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="NULL in 'v'"):
         again.write([(1, (None, 1.0))], time=0)
 
 
 def test_what_may_hold_null_by_now_is_not_declared_otherwise(client: persist.Client) -> None:
     client.create_or_load("plain", key={"k": int}, value={"v": str})
-    with pytest.raises(persist.SchemaMismatch, match="'v' is stored as nullable, given as not null"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'v' is stored as nullable, given as not null"):
         client.create_or_load("plain", key={"k": int}, value={"v": pa.field("v", pa.string(), nullable=False)})
 
 
 def test_a_field_of_another_name_is_refused(client: persist.Client) -> None:
-    with pytest.raises(persist.SchemaMismatch, match="is given as a field 'x': call both alike"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="is given as a field 'x': call both alike"):
         client.create_or_load("odd", key={"k": pa.field("x", pa.int64())})
 
 

@@ -42,7 +42,7 @@ def test_a_mixture_of_moments_is_refused(
     client: persist.Client, values: list[Any], stored: pa.DataType, form: int
 ) -> None:
     c = client.create_or_load("c", key={"id": int}, value={"v": stored})
-    with pytest.raises(persist.InvalidUpdate, match=r"update [01] has datetime\.date.* for column 'v'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"update [01] has datetime\.date.* for column 'v'"):
         c.write(forms(values)[form], time=0)
 
 
@@ -50,7 +50,7 @@ def test_a_mixture_of_moments_is_refused(
 def test_the_times_of_rows_are_no_mixture_either(client: persist.Client, form: int) -> None:
     c = client.create_or_load("c", key={"id": int}, timeline="s")
     for values in MIXED.values():
-        with pytest.raises(persist.InvalidUpdate, match=r"update [01] has datetime\.date.* for column 'v'"):
+        with pytest.raises(persist.errors.InvalidUpdate, match=r"update [01] has datetime\.date.* for column 'v'"):
             c.write(forms(values)[form], time="v")
 
 
@@ -78,7 +78,7 @@ def test_object_columns_of_one_kind_are_stored(
 @pytest.mark.parametrize("form", range(3), ids=["frame", "array", "series"])
 def test_integers_beyond_64_bits_are_refused_with_their_row(client: persist.Client, least: int, form: int) -> None:
     c = client.create_or_load("c", key={"id": int}, value={"v": int})
-    with pytest.raises(persist.InvalidUpdate, match=r"update 1 has .* for column 'v'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"update 1 has .* for column 'v'"):
         c.write(forms([0, least])[form], time=0)
 
 
@@ -87,7 +87,7 @@ def test_objects_of_polars_are_refused() -> None:
     with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
         c = client.create_or_load("c", key={"id": int}, value={"v": bytes})
         for given in (frame, [frame], iter([frame]), {"id": [1], "v": frame["v"]}, frame.lazy()):
-            with pytest.raises(persist.SchemaMismatch, match="column 'v' is of Polars' type Object"):
+            with pytest.raises(persist.errors.SchemaMismatch, match="column 'v' is of Polars' type Object"):
                 c.write(given, time=0)
         assert c.upper == persist.Antichain(0)
 
@@ -95,7 +95,7 @@ def test_objects_of_polars_are_refused() -> None:
 def test_a_column_that_is_there_twice_is_refused(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"id": int}, value={"v": int})
     frame = pd.DataFrame([[1, 2, 3]], columns=["id", "v", "v"])
-    with pytest.raises(persist.SchemaMismatch, match="'v' is there 2 times"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'v' is there 2 times"):
         c.write(frame, time=0)
 
 
@@ -106,5 +106,5 @@ def test_a_column_that_is_there_twice_is_refused(client: persist.Client) -> None
 )
 def test_an_array_is_no_table(client: persist.Client, given: Any) -> None:
     c = client.create_or_load("c", key={"id": int})
-    with pytest.raises(persist.SchemaMismatch, match="gives no Arrow record batches"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="gives no Arrow record batches"):
         c.overwrite(given, time=0)

@@ -38,7 +38,7 @@ def test_plain_rows_are_retracted_with_a_diff(orders: persist.Collection) -> Non
     orders.write([(1, "a"), (2, "b")], time=12)
     orders.write([(1, "a")], time=13, diff=-1, seal=14).result()
     assert list(orders.snapshot().rows()) == [(2, "b")]
-    with pytest.raises(persist.InvalidUpdate, match="diff=0 is no change"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="diff=0 is no change"):
         orders.write([(1, "a")], time=14, diff=0)
     with pytest.raises(persist.InvalidUsage, match="diff=1 is given for updates"):
         orders.write([((1, "a"), 14, 1)], diff=1)
@@ -64,7 +64,7 @@ def test_moments_of_a_dropped_column_are_held_to_the_same_rules(client: persist.
     clicks.write([{"k": 3}], time="2026-11-21T12:00:00Z")
     clicks.write([{"k": 4}], time=NOON, seal="2026-11-22").result()
     assert [time for _, time, _ in clicks.changes(0).updates()] == [NOON_MS] * 4
-    with pytest.raises(persist.InvalidUpdate, match="it has no time zone"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="it has no time zone"):
         clicks.write([{"k": 1, "at": NOON}, {"k": 1, "at": NOON.replace(tzinfo=None)}], time="at")
     with pytest.raises(persist.InvalidUsage, match="lies between two times"):
         clicks.write([{"k": 1}], time=NOON.replace(microsecond=1))
@@ -73,18 +73,18 @@ def test_moments_of_a_dropped_column_are_held_to_the_same_rules(client: persist.
 def test_plain_rows_that_do_not_fit_are_told_how_they_would(orders: persist.Collection) -> None:
     rows = pa.table({"k": [1], "v": ["a"], "sold_at": [5]})
     with pytest.raises(
-        persist.SchemaMismatch, match=r"time='sold_on' is no column of the rows, did you mean 'sold_at'"
+        persist.errors.SchemaMismatch, match=r"time='sold_on' is no column of the rows, did you mean 'sold_at'"
     ):
         orders.write(rows, time="sold_on")
-    with pytest.raises(persist.SchemaMismatch, match="a column '_time', and time=5 is given for all of them"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="a column '_time', and time=5 is given for all of them"):
         orders.write(rows.rename_columns(["k", "v", "_time"]), time=5)
-    with pytest.raises(persist.SchemaMismatch, match="names a column, and these rows are no table"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="names a column, and these rows are no table"):
         orders.write([(1, "a")], time="at")
-    with pytest.raises(persist.SchemaMismatch, match="'sold_at' is unexpected"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'sold_at' is unexpected"):
         orders.write(rows, time=5)
     with pytest.raises(persist.InvalidUsage, match="time -1 is not an integer in"):
         orders.write([(1, "a")], time=-1)
-    with pytest.raises(persist.InvalidUpdate, match=r"the rows are 7 \(int\): give \(key, value\) tuples"):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"the rows are 7 \(int\): give \(key, value\) tuples"):
         orders.write(7, time=5)
     assert orders.unsealed is None
 
@@ -131,7 +131,9 @@ def test_overwriting_with_the_same_changes_nothing_but_upper(sealed: persist.Col
 def test_an_overwrite_of_rows_with_diffs_is_not_advised_to_leave_out_what_it_has_not(
     orders: persist.Collection,
 ) -> None:
-    with pytest.raises(persist.SchemaMismatch, match=r"'_diff', and diff=1 is given for all of them, too: drop the"):
+    with pytest.raises(
+        persist.errors.SchemaMismatch, match=r"'_diff', and diff=1 is given for all of them, too: drop the"
+    ):
         orders.overwrite(pa.table({"k": [1], "v": ["a"], "_diff": [5]}), time=5)
 
 
@@ -177,12 +179,12 @@ def test_deleting_by_a_filter_on_an_unknown_column_is_told_the_name(sealed: pers
 def test_overwriting_beside_updates_that_are_not_sealed_is_refused(sealed: persist.Collection) -> None:
     sealed.write([(9, "z")], time=7).result()
     said = r"^1 update at time 7 beyond upper=Antichain\(2\) is not sealed, .* Written by this client \(.*record "
-    with pytest.raises(persist.UpdatesBeyondUpper, match=said):
+    with pytest.raises(persist.errors.UpdatesBeyondUpper, match=said):
         sealed.overwrite([], time=8)
-    with pytest.raises(persist.UpdatesBeyondUpper, match=said):
+    with pytest.raises(persist.errors.UpdatesBeyondUpper, match=said):
         sealed.delete([1], time=8)
     sealed.seal(8).result()
-    with pytest.raises(persist.UpdateNotBeyondUpper, match="time 7 is not beyond"):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper, match="time 7 is not beyond"):
         sealed.overwrite([], time=7)
 
 
@@ -195,7 +197,7 @@ def test_an_overwrite_that_is_refused_says_whose_the_updates_are(blob: MemoryBlo
         theirs.write([(7, "x"), (8, "y")], time="2026-11-21T10:00:00Z", token="load 1").result()
         theirs.write([(9, "x")], time="2026-11-21T11:00:00Z", token="load 2").result()
         seqno = mine.write([(2, "z")], time="2026-11-21T12:00:00Z").result()
-        with pytest.raises(persist.UpdatesBeyondUpper) as caught:
+        with pytest.raises(persist.errors.UpdatesBeyondUpper) as caught:
             mine.overwrite([(1, "b")], time="2026-11-22")
         own, other = caught.value.writes
         assert (own.is_own, own.updates, own.seqno, own.tokens) == (True, 1, seqno, ())
@@ -213,7 +215,7 @@ def test_an_overwrite_that_is_refused_says_whose_the_updates_are(blob: MemoryBlo
         copy = pickle.loads(pickle.dumps(caught.value))
         assert (str(copy), copy.writes) == (said, caught.value.writes)
         before = one.seqno
-        with pytest.raises(persist.UpdatesBeyondUpper):
+        with pytest.raises(persist.errors.UpdatesBeyondUpper):
             mine.delete([1], time="2026-11-22")
         assert one.seqno == before
 
@@ -228,7 +230,9 @@ def test_an_overwrite_that_loses_a_race_says_whose_the_updates_are(
             yield pa.table({"k": [1], "v": ["x"]})
             theirs.write([(9, "z")], time=7, token="racer").result()
 
-        with pytest.raises(persist.UpdatesBeyondUpper, match=r"1 update at time 7 .* Written by .*token 'racer'"):
+        with pytest.raises(
+            persist.errors.UpdatesBeyondUpper, match=r"1 update at time 7 .* Written by .*token 'racer'"
+        ):
             sealed.overwrite(rows(), time=8).result()
 
 
@@ -242,7 +246,7 @@ def test_who_writes_in_between_makes_an_overwrite_fail_and_leave_nothing(
             yield pa.table({"k": range(70_000), "v": ["x"] * 70_000})
             theirs.write([(9, "z")], time=7).result()
 
-        with pytest.raises(persist.UpdatesBeyondUpper):
+        with pytest.raises(persist.errors.UpdatesBeyondUpper):
             sealed.overwrite(rows(), time=8).result()
 
         def more() -> Any:
@@ -250,7 +254,7 @@ def test_who_writes_in_between_makes_an_overwrite_fail_and_leave_nothing(
             theirs.seal(10).result()
 
         theirs.seal(8).result()
-        with pytest.raises(persist.UpperMismatch):
+        with pytest.raises(persist.errors.UpperMismatch):
             sealed.overwrite(more(), time=12).result()
     assert rows_of(sealed) == [(1, "a"), (2, "b"), (2, "b"), (3, "c"), (9, "z")]
     assert list(blob.list("part/")) == []

@@ -92,6 +92,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         persist.opne  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_the_face_has_sixty_names_at_most_and_of_errors_only_their_groups() -> None:
+    assert len(persist.__all__) <= 60
+    shown = {name for name in persist.__all__ if name in persist.errors.__all__}
+    assert shown == {"Conflict", "Corruption", "Indeterminate", "InvalidUsage", "PersistError", "Unavailable"}
+
+
 def test_every_error_is_in_one_group_and_says_so() -> None:
     groups = (
         persist.InvalidUsage,
@@ -100,15 +106,28 @@ def test_every_error_is_in_one_group_and_says_so() -> None:
         persist.Indeterminate,
         persist.Corruption,
     )
-    errors = [
-        e
-        for e in (getattr(persist, name) for name in persist.__all__)
-        if isinstance(e, type) and issubclass(e, persist.PersistError)
-    ]
-    for error in errors:
+    for error in (getattr(persist.errors, name) for name in persist.errors.__all__):
+        assert issubclass(error, persist.PersistError)
         if error is not persist.PersistError:
             assert sum(issubclass(error, group) for group in groups) == 1, error
     assert issubclass(persist.InvalidUsage, ValueError)
+
+
+def test_every_error_that_users_can_meet_is_imported_from_one_place_and_shown_under_its_name_there() -> None:
+    code = """if True:
+        import importlib, pkgutil, persist
+        from persist import PersistError
+        for found in pkgutil.walk_packages(persist.__path__, "persist."):
+            if "spark" not in found.name and not found.name.startswith(("persist.cli", "persist.__main__")):
+                importlib.import_module(found.name)
+        kinds = [PersistError]
+        for kind in kinds:
+            kinds += kind.__subclasses__()
+        inside = {"Superseded", "NoStages", "_Moved", "_Gone"}
+        print(*(k.__name__ for k in kinds if k.__module__ != "persist.errors" and k.__name__ not in inside))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_a_function_that_mentions_the_package_can_be_sent_to_workers() -> None:

@@ -147,7 +147,7 @@ def test_the_rows_of_a_pandas_frame_are_named_tuples_too(orders: persist.Collect
     frame = pd.DataFrame({"note": ["a"], "id": [1], "amount": [10], "at": [3]})
     orders.write(frame.itertuples(index=False), time="at", seal=4).result()
     assert orders.changes(3).to_pylist() == [{"id": 1, "amount": 10, "note": "a", "_time": 3, "_diff": 1}]
-    with pytest.raises(persist.SchemaMismatch, match="'Index' is unexpected"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'Index' is unexpected"):
         orders.write(frame.drop(columns="at").itertuples(), time=5)
 
 
@@ -190,7 +190,7 @@ def test_keys_and_events_are_taken_by_name(client: persist.Client) -> None:
     users.upsert([(Key(a=1, b=2), 5, 0)], seal=1).result()
     assert contents(users) == [((1, 2), 5)]
     assert len(rows_with(users.snapshot(), [Key(a=1, b=2)])) == 1
-    with pytest.raises(persist.InvalidUpdate, match="places"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="places"):
         users.upsert([Event(1, (1, 2), 6)])
 
 
@@ -234,7 +234,7 @@ def test_categories_of_polars_inside_of_lists_and_structs_are_text(client: persi
 def test_integers_that_a_narrow_float_cannot_hold_are_refused(client: persist.Client, value: Any) -> None:
     c = client.create_or_load("c", key={"id": int}, value={"v": pa.float16()})
     for rows in ([(1, value)], [{"id": 1, "v": value}], pd.DataFrame({"id": [1], "v": [int(value)]})):
-        with pytest.raises(persist.InvalidUpdate, match=r"not.* exact as halffloat"):
+        with pytest.raises(persist.errors.InvalidUpdate, match=r"not.* exact as halffloat"):
             c.write(rows, time=0)
     c.write([(1, 2048), (2, 4096), (3, 2049.0)], time=0, seal=1).result()
     assert contents(c) == [(1, 2048.0), (2, 4096.0), (3, 2048.0)]  # Floats are rounded to the nearest.
@@ -248,7 +248,7 @@ def test_integers_of_numpy_are_integers(orders: persist.Collection) -> None:
     assert contents(orders) == []
     wrong: Any
     for wrong in (np.int64(0), np.float64(1), np.bool_(True)):
-        with pytest.raises(persist.InvalidUpdate, match="is no change"):
+        with pytest.raises(persist.errors.InvalidUpdate, match="is no change"):
             orders.write(PLAIN, time=2, diff=wrong)
 
 
@@ -258,5 +258,5 @@ def test_objects_of_polars_are_refused_as_keys(client: persist.Client) -> None:
     keys = pl.Series("id", [b"a"], dtype=pl.Object)
     for given in (keys, pl.DataFrame([keys])):
         for call in (c.snapshot().get, lambda keys: c.delete(keys, time=1)):
-            with pytest.raises(persist.SchemaMismatch, match="Polars' type Object"):
+            with pytest.raises(persist.errors.SchemaMismatch, match="Polars' type Object"):
                 call(given)

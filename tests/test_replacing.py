@@ -130,12 +130,12 @@ def test_an_upsert_that_cannot_be_says_why(client: persist.Client) -> None:
         orders.upsert([(1, 1.0)], late="collect")
     with pytest.raises(persist.InvalidUsage, match="Leave seal out, or give time="):
         orders.upsert([(1, 1.0)], seal=9)
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         orders.upsert([(1, 1.0)], time=0)
-    with pytest.raises(persist.InvalidUpdate, match="NULL in the key column 'id'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="NULL in the key column 'id'"):
         orders.upsert([(None, 1.0)])
     orders.write([(1, 1.0)], time=9).result()
-    with pytest.raises(persist.UpdatesBeyondUpper):
+    with pytest.raises(persist.errors.UpdatesBeyondUpper):
         orders.upsert([(1, 1.0)])
     assert held(orders) == [(1, 1.0)]
 
@@ -198,7 +198,7 @@ def test_what_a_keyed_collection_cannot_do_is_said(client: persist.Client) -> No
         tags.overwrite([(1, "a")])
     with pytest.raises(persist.InvalidUsage, match=r"use transition\(\)"):
         tags.delete(where="id = 1")
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         users.overwrite([(1, ("b", 1))], time=0).result()
 
 

@@ -66,7 +66,7 @@ def test_collections_of_all_kinds_change_in_one_record(client: persist.Client) -
 def test_nothing_happens_if_one_part_is_refused(client: persist.Client) -> None:
     plain, keyed, _ = made(client).values()
     keyed.upsert([(1, 1)], time=0, seal=5).result()
-    with pytest.raises(persist.UpdateNotBeyondUpper), client.multi_write() as multi:
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper), client.multi_write() as multi:
         multi.upsert(plain, [(1, 1)])
         multi.overwrite(keyed, [(2, 2)], time=3)
     with pytest.raises(errors.DuplicateKeys), client.multi_write() as multi:
@@ -153,7 +153,7 @@ def test_a_plain_overwrite_at_a_time_of_its_own_is_refused_if_somebody_comes_fir
     store = Stepped(MemoryBlob())
     with persist.open(store) as one, persist.open(store) as other:
         mine, theirs = made(one), made(other)
-        with pytest.raises(persist.UpperMismatch), one.multi_write() as multi:
+        with pytest.raises(persist.errors.UpperMismatch), one.multi_write() as multi:
             multi.upsert(mine["keyed"], [(1, 1)])
             multi.overwrite(mine["plain"], [(1, 1)], time=9)
             theirs["plain"].upsert([(2, 2)]).result()
@@ -164,7 +164,7 @@ def test_a_condition_of_the_block_that_fails_is_an_error_and_not_tried_for_ever(
     store = Stepped(MemoryBlob())
     with persist.open(store) as one, persist.open(store) as other:
         mine, theirs = made(one), made(other)
-        with pytest.raises(persist.UpperMismatch), one.multi_write() as multi:
+        with pytest.raises(persist.errors.UpperMismatch), one.multi_write() as multi:
             multi.expect_upper(mine["keyed"], 0)
             multi.overwrite(mine["plain"], [(1, 1)])
             theirs["keyed"].upsert([(2, 2)]).result()

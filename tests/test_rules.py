@@ -25,13 +25,13 @@ def test_rule_1_since_and_upper_never_go_back(orders: persist.Collection) -> Non
     orders.seal(10).result()
     orders.allow_compaction(5).result()
     with pytest.raises(
-        persist.FrontierRegression, match="upper cannot go back from Antichain\\(10\\) to Antichain\\(9\\)"
+        persist.errors.FrontierRegression, match="upper cannot go back from Antichain\\(10\\) to Antichain\\(9\\)"
     ):
         orders.seal(9).result()
-    with pytest.raises(persist.FrontierRegression, match="since cannot go back"):
+    with pytest.raises(persist.errors.FrontierRegression, match="since cannot go back"):
         orders.allow_compaction(4).result()
     orders.seal(persist.Antichain()).result()
-    with pytest.raises(persist.FrontierRegression):
+    with pytest.raises(persist.errors.FrontierRegression):
         orders.seal(11).result()
     assert (orders.since, orders.upper) == (persist.Antichain(5), persist.Antichain())
 
@@ -48,7 +48,7 @@ def test_rule_1_a_seal_to_the_current_upper_is_accepted_and_does_nothing(
 def test_rule_2_a_write_with_any_time_not_beyond_upper_is_rejected_whole(orders: persist.Collection) -> None:
     orders.seal(10).result()
     late = orders.write([((1, "a"), 11, 1), ((2, "b"), 9, 1)])
-    with pytest.raises(persist.UpdateNotBeyondUpper) as caught:
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper) as caught:
         late.result()
     assert (caught.value.time, caught.value.upper) == (9, persist.Antichain(10))
     orders.seal(20).result()
@@ -75,7 +75,7 @@ def test_rule_2_a_large_write_is_rejected_whole_and_its_upload_is_removed(
 ) -> None:
     orders.seal(10).result()
     rows = pa.table({"k": range(50_000), "v": ["x"] * 50_000, "_time": [9, *[11] * 49_999], "_diff": [1] * 50_000})
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         orders.write(rows).result()
     assert list(blob.list("part/")) == []
 
@@ -83,7 +83,7 @@ def test_rule_2_a_large_write_is_rejected_whole_and_its_upload_is_removed(
 def test_rule_3_a_snapshot_before_since_is_refused(orders: persist.Collection) -> None:
     orders.seal(20).result()
     orders.allow_compaction(12).result()
-    with pytest.raises(persist.AsOfCompacted) as caught:
+    with pytest.raises(persist.errors.AsOfCompacted) as caught:
         orders.snapshot(7)
     assert str(caught.value) == (
         "as_of=7 is before since=Antichain(12): history before since has been compacted. Read at as_of >= 12."
@@ -95,7 +95,7 @@ def test_rule_3_a_snapshot_that_is_not_sealed_waits_up_to_the_timeout(orders: pe
     orders.seal(10).result()
     for timeout_s in (0.0, 0.2):
         began = time.monotonic()
-        with pytest.raises(persist.AsOfNotSealed) as caught:
+        with pytest.raises(persist.errors.AsOfNotSealed) as caught:
             orders.snapshot(10, timeout_s=timeout_s)
         assert time.monotonic() - began >= timeout_s
         assert (caught.value.as_of, caught.value.upper) == (10, persist.Antichain(10))
@@ -116,7 +116,7 @@ def test_rule_4_allow_compaction_before_since_is_an_error_and_it_may_pass_upper(
 ) -> None:
     orders.allow_compaction(5).result()
     assert (orders.since, orders.upper) == (persist.Antichain(5), persist.Antichain(0))
-    with pytest.raises(persist.FrontierRegression):
+    with pytest.raises(persist.errors.FrontierRegression):
         orders.allow_compaction(4).result()
     orders.write([((1, "a"), 2, 1)]).result()
     orders.seal(6).result()
@@ -144,7 +144,7 @@ def test_rule_5_futures_are_applied_in_call_order_and_an_error_does_not_stop_the
     ]
     errors = [future.exception() for future in futures]
     assert [type(error) for error in errors] == [
-        type(None), type(None), persist.UpdateNotBeyondUpper, type(None), type(None),
+        type(None), type(None), persist.errors.UpdateNotBeyondUpper, type(None), type(None),
     ]  # fmt: skip
     assert sorted(orders.snapshot(5).rows()) == [(1, "a"), (3, "c")]
 
@@ -154,7 +154,7 @@ def test_rule_5_an_error_that_nobody_looked_at_is_raised_by_close(blob: MemoryBl
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     orders.seal(10)
     orders.write([((1, "a"), 3, 1)])
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         client.close()
     client.close()
 
@@ -164,14 +164,14 @@ def test_rule_5_several_errors_that_nobody_looked_at_are_raised_together(blob: M
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     orders.seal(10)
     seen = orders.write([((1, "a"), 3, 1)])
-    assert isinstance(seen.exception(), persist.UpdateNotBeyondUpper)
+    assert isinstance(seen.exception(), persist.errors.UpdateNotBeyondUpper)
     orders.write([((1, "a"), 4, 1)])
     orders.seal(2)
     with pytest.raises(ExceptionGroup) as caught:
         client.close()
     assert [type(e) for e in caught.value.exceptions] == [
-        persist.UpdateNotBeyondUpper,
-        persist.FrontierRegression,
+        persist.errors.UpdateNotBeyondUpper,
+        persist.errors.FrontierRegression,
     ]
 
 
@@ -204,7 +204,7 @@ def test_rule_5_an_error_that_a_cancelled_task_waited_for_is_not_lost(blob: Memo
             await task
 
     asyncio.run(wait_and_be_cancelled())
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         client.close()
 
 
@@ -234,7 +234,7 @@ def test_rule_6_a_multi_collection_commit_happens_whole_or_not_at_all(
     items = client.create_or_load("items", key=KEY, value=VALUE)
     items.seal(10).result()
     before = len(list(blob.list("log/")))
-    with pytest.raises(persist.UpdateNotBeyondUpper), client.multi_write() as multi:
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper), client.multi_write() as multi:
         multi.write(orders, [((1, "a"), 0, 1)])
         multi.seal(orders, 1)
         multi.write(items, [((1, "a"), 0, 1)])
@@ -305,9 +305,9 @@ def test_rule_8_a_destroyed_name_can_be_used_again_for_a_new_collection(client: 
     new = client.create_or_load("orders", key={"name": pa.string()}, value=None)
     assert new.id != old.id
     assert (new.upper, list(client.collections())) == (persist.Antichain(0), ["orders"])
-    with pytest.raises(persist.CollectionNotFound, match="orders"):
+    with pytest.raises(persist.errors.CollectionNotFound, match="orders"):
         old.write([((1, "a"), 5, 1)]).result()
-    with pytest.raises(persist.CollectionNotFound, match="orders"):
+    with pytest.raises(persist.errors.CollectionNotFound, match="orders"):
         _ = old.upper
     assert list(held.rows()) == [(1, "a")]
 
@@ -408,22 +408,22 @@ def test_rule_11_a_reader_whose_lease_ran_out_gets_lease_expired_and_never_a_wro
         other.load("c").allow_compaction(9).result()
         assert c.since == persist.Antichain(9)
         for read in (snapshot.to_arrow, snapshot.count, listen.poll, lambda: hold.advance(5)):
-            with pytest.raises((persist.LeaseExpired, persist.AsOfCompacted)):
+            with pytest.raises((persist.errors.LeaseExpired, persist.errors.AsOfCompacted)):
                 read()
-        with pytest.raises(persist.LeaseExpired):
+        with pytest.raises(persist.errors.LeaseExpired):
             snapshot.to_arrow()
 
 
 def test_rule_12_exclusive_mode_has_one_writer_and_fences_off_the_ones_before(blob: MemoryBlob) -> None:
     first = persist.open(blob, mode="exclusive", reentrance_id="a")
     c = first.create_or_load("c", key=KEY, value=VALUE)
-    with pytest.raises(persist.Locked):
+    with pytest.raises(persist.errors.Locked):
         persist.open(blob, mode="exclusive", reentrance_id="b")
     second = persist.open(blob, mode="exclusive", reentrance_id="a")
-    with pytest.raises(persist.WriterFenced):
+    with pytest.raises(persist.errors.WriterFenced):
         c.seal(1).result()
     third = persist.open(blob, mode="exclusive", reentrance_id="b", force=True)
-    with pytest.raises(persist.WriterFenced):
+    with pytest.raises(persist.errors.WriterFenced):
         second.load("c").seal(1).result()
     third.load("c").seal(1).result()
     for client in (first, second, third):
@@ -448,7 +448,7 @@ def test_rule_12_a_read_client_writes_nothing_at_all(blob: MemoryBlob, orders: p
             lambda: reader.create_or_load("new", key=KEY, value=VALUE),
         ]
         for call in refused:
-            with pytest.raises(persist.ReadOnly, match='opened with mode="read"'):
+            with pytest.raises(persist.errors.ReadOnly, match='opened with mode="read"'):
                 call()
         assert reader.create_or_load("orders", key=KEY, value=VALUE).id == mine.id
     assert {name for name, count in metered.counts().items() if count.requests} <= {"get", "list"}
@@ -469,7 +469,7 @@ def test_rule_12_shared_mode_takes_any_number_of_writers(blob: MemoryBlob) -> No
 def test_rule_13_rows_cannot_show_negative_multiplicities_and_diffs_can(orders: persist.Collection) -> None:
     orders.write([((1, "a"), 0, -1), ((2, "b"), 0, 2)])
     orders.seal(1).result()
-    with pytest.raises(persist.NegativeMultiplicity, match="multiplicity -1 as of 0"):
+    with pytest.raises(persist.errors.NegativeMultiplicity, match="multiplicity -1 as of 0"):
         orders.snapshot(0).to_arrow()
     found = orders.snapshot(0, form="diff")
     assert sorted(found.rows()) == [((1, "a"), -1), ((2, "b"), 2)]
@@ -481,7 +481,7 @@ def test_rule_14_diff_sums_that_overflow_raise_and_never_wrap(orders: persist.Co
     orders.write([((1, "a"), 1, most)]).result()
     orders.seal(2).result()
     assert list(orders.snapshot(0, form="diff").rows()) == [((1, "a"), most)]
-    with pytest.raises(persist.DiffOverflow):
+    with pytest.raises(persist.errors.DiffOverflow):
         orders.snapshot(1, form="diff").to_arrow()
     assert orders.snapshot(1).count() == 2 * most
 
@@ -494,7 +494,7 @@ def test_rule_14_a_write_that_overflows_by_itself_is_rejected_and_its_neighbours
     bad = orders.write([((1, "b"), 0, most), ((1, "b"), 0, most)])
     last = orders.write([((1, "c"), 0, 1)])
     assert (first.exception(), last.exception()) == (None, None)
-    with pytest.raises(persist.DiffOverflow):
+    with pytest.raises(persist.errors.DiffOverflow):
         bad.result()
     orders.seal(1).result()
     assert sorted(orders.snapshot(0).rows()) == [(1, "a"), (1, "c")]

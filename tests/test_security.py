@@ -92,7 +92,7 @@ def write_everything(client: persist.Client) -> None:
     orders = client.load("orders")
     for time in range(5, 10):
         orders.seal(time).result()
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         orders.write(table(0)).result()
     with client.multi_write() as multi:
         multi.write(orders, table(50))
@@ -101,7 +101,7 @@ def write_everything(client: persist.Client) -> None:
         assert snapshot.count()
         orders.allow_compaction(40).result()
     orders.hold(name="consumer").release()
-    with client_like(client, mode="exclusive"), pytest.raises(persist.Locked):
+    with client_like(client, mode="exclusive"), pytest.raises(persist.errors.Locked):
         orders.seal(60).result()
     gone = client.create_or_load("gone", key=KEY, value=VALUE)
     gone.write(table(0), seal=1).result()
@@ -253,7 +253,7 @@ def test_a_client_that_reads_changes_nothing_in_memory() -> None:
     with persist.open(watched, mode="read") as client:
         read_everything(client)
         for write in writes(client):
-            with pytest.raises(persist.ReadOnly):
+            with pytest.raises(persist.errors.ReadOnly):
                 write()
     assert watched.changed() == []
     assert {"get", "list"} == {operation for operation, _ in watched.asked}
@@ -262,9 +262,9 @@ def test_a_client_that_reads_changes_nothing_in_memory() -> None:
 def test_a_location_that_does_not_exist_is_not_made_by_reading_it(tmp_path: Path) -> None:
     with persist.open(tmp_path / "nothing", mode="read") as client:
         assert client.collections() == []
-        with pytest.raises(persist.CollectionNotFound):
+        with pytest.raises(persist.errors.CollectionNotFound):
             client.load("orders")
-        with pytest.raises(persist.ReadOnly):
+        with pytest.raises(persist.errors.ReadOnly):
             client.create_or_load("orders", key=KEY)
     assert list(tmp_path.iterdir()) == []
 
@@ -337,7 +337,7 @@ def test_a_client_that_reads_s3_only_gets_and_lists(gate: Gate, s3_options: dict
     with persist.open(place.url, mode="read", storage_options=place.options("READER")) as client:
         read_everything(client)
         for write in writes(client):
-            with pytest.raises(persist.ReadOnly):
+            with pytest.raises(persist.errors.ReadOnly):
                 write()
     calls = gate.of("READER")
     assert {call.method for call in calls} <= {"GET", "HEAD"}

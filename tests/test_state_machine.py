@@ -104,7 +104,7 @@ class TwoClients(RuleBasedStateMachine):
         try:
             expected = theirs()
         except Refused as refused:
-            with pytest.raises(getattr(persist, refused.error)):
+            with pytest.raises(getattr(persist.errors, refused.error)):
                 ours()
         else:
             assert ours() == expected
@@ -157,7 +157,7 @@ class TwoClients(RuleBasedStateMachine):
     def destroy(self, client: int, name: str) -> None:
         handle, _ = self.pick(client, name)
         handle.drop().result()
-        with pytest.raises(persist.CollectionNotFound):
+        with pytest.raises(persist.errors.CollectionNotFound):
             _ = handle.upper
         del self.model[name]
         self.handles = {key: h for key, h in self.handles.items() if key[1] != name}

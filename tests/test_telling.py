@@ -50,7 +50,7 @@ def test_what_does_this_column_mean(orders: persist.Collection) -> None:
     assert orders.about.columns["v"] == persist.About("in euros", {"unit": "EUR"})
     orders.describe(columns={"k": ""}).result()
     assert set(orders.about.columns) == {"v"}
-    with pytest.raises(persist.SchemaMismatch, match="no column"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="no column"):
         orders.describe(columns={"w": "?"})
 
 
@@ -58,9 +58,9 @@ def test_two_who_describe_at_once_notice_each_other(client: persist.Client, orde
     seen, seen_there = orders.about, client.about
     orders.describe("first", expected=seen).result()
     client.describe("first", expected=seen_there).result()
-    with pytest.raises(persist.DescriptionMoved, match="version 0, and there is version 1"):
+    with pytest.raises(persist.errors.DescriptionMoved, match="version 0, and there is version 1"):
         orders.describe("second", expected=seen).result()
-    with pytest.raises(persist.DescriptionMoved):
+    with pytest.raises(persist.errors.DescriptionMoved):
         client.describe("second", expected=seen_there).result()
     assert (orders.comment, client.comment) == ("first", "first")
 
@@ -156,7 +156,7 @@ def test_a_tag_is_accepted_wherever_a_time_is(orders: persist.Collection) -> Non
         assert hold.time == 4
     with persist.open(orders.handle.engine.storage.blob, mode="read") as reader:
         assert reader["orders"].snapshot("quarter-end").count() == 5
-    with pytest.raises(persist.TagNotFound, match="it has 'quarter-end'"):
+    with pytest.raises(persist.errors.TagNotFound, match="it has 'quarter-end'"):
         orders.snapshot("year-end")
 
 
@@ -171,14 +171,14 @@ def test_a_tag_keeps_its_time_readable_until_it_is_dropped(client: persist.Clien
         assert other["orders"].snapshot("quarter-end").count() == 5
         other["orders"].untag("quarter-end").result()
     assert (orders.tags(), orders.since) == ({}, persist.Antichain(8))
-    with pytest.raises(persist.TagNotFound):
+    with pytest.raises(persist.errors.TagNotFound):
         orders.untag("quarter-end")
 
 
 def test_a_tag_moves_only_when_it_is_told_to(orders: persist.Collection) -> None:
     orders.tag("released", 4)
     assert orders.tag("released", 4) == 4
-    with pytest.raises(persist.TagMoved, match="move=True"):
+    with pytest.raises(persist.errors.TagMoved, match="move=True"):
         orders.tag("released", 6)
     orders.tag("released", 6, move=True)
     orders.tag("released", 5, move=True)
@@ -212,10 +212,10 @@ def test_a_tag_with_a_name_that_looks_like_a_time_is_refused(orders: persist.Col
 
 
 def test_a_tag_on_a_time_that_is_compacted_or_not_sealed_is_refused(orders: persist.Collection) -> None:
-    with pytest.raises(persist.AsOfNotSealed):
+    with pytest.raises(persist.errors.AsOfNotSealed):
         orders.tag("future", 10)
     orders.allow_compaction(5).result()
-    with pytest.raises(persist.AsOfCompacted):
+    with pytest.raises(persist.errors.AsOfCompacted):
         orders.tag("past", 4)
     assert orders.tags() == {}
 
@@ -319,7 +319,7 @@ def test_a_renamed_collection_is_found_by_its_new_name_only(client: persist.Clie
     with reopened(client) as other:
         assert other["sales.orders"].snapshot().count() == 10
         new = other.create_or_load("orders", key=KEY)
-        with pytest.raises(persist.CollectionExists):
+        with pytest.raises(persist.errors.CollectionExists):
             other.rename("orders", "sales.orders").result()
         with pytest.raises(persist.InvalidUsage, match="path separator"):
             new.rename("a/b")

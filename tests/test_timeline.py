@@ -99,7 +99,7 @@ def test_a_collection_is_read_as_of_a_moment(clicks: persist.Collection) -> None
     assert keys(clicks.listen(after_noon(1)).__next__().updates) == [2]
     assert clicks.hold(after_noon(1.0005)).time == NOON_S * 1000 + 1000
     assert clicks.hold(after_noon(1), name="mine").time == NOON_S * 1000 + 1000
-    with pytest.raises(persist.AsOfNotSealed):
+    with pytest.raises(persist.errors.AsOfNotSealed):
         clicks.snapshot(after_noon(3), timeout_s=0)
 
 
@@ -115,12 +115,14 @@ def test_the_timeline_is_stored_and_checked(blob: MemoryBlob, clicks: persist.Co
         assert client.load("clicks").timeline == Timeline("ms")
         assert client.create_or_load("clicks", key={"k": pa.int64()}, timeline="ms").timeline == Timeline("ms")
         for given in ("us", None):
-            with pytest.raises(persist.SchemaMismatch, match=f"is stored as 'ms', given as {given!r}"):
+            with pytest.raises(persist.errors.SchemaMismatch, match=f"is stored as 'ms', given as {given!r}"):
                 client.create_or_load("clicks", key={"k": pa.int64()}, timeline=given)
         client.create_or_load("plain", key={"k": pa.int64()})
-        with pytest.raises(persist.SchemaMismatch, match="is stored as None, given as 's'"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="is stored as None, given as 's'"):
             client.create_or_load("plain", key={"k": pa.int64()}, timeline="s")
-        with pytest.raises(persist.SchemaMismatch, match="timeline='min' is no unit of time: give one of 's', 'ms'"):
+        with pytest.raises(
+            persist.errors.SchemaMismatch, match="timeline='min' is no unit of time: give one of 's', 'ms'"
+        ):
             client.create_or_load("other", key={"k": pa.int64()}, timeline="min")
 
 

@@ -121,11 +121,11 @@ with persist.open("memory://spans", settings=persist.Settings(background=False))
         orders.write([((1, 1), 0, 1)], seal=1).result()
         orders.snapshot().to_arrow()
     late = orders.write([((1, 1), 0, 1)])
-    assert isinstance(late.exception(), persist.UpdateNotBeyondUpper)
+    assert isinstance(late.exception(), persist.errors.UpdateNotBeyondUpper)
     orders.compact()
     try:
         with persist.progress(): orders.snapshot(5, timeout_s=0)
-    except persist.AsOfNotSealed: pass
+    except persist.errors.AsOfNotSealed: pass
 found = exported.get_finished_spans()
 mine = next(each for each in found if each.name == "mine")
 for each in found:
@@ -155,7 +155,7 @@ def test_an_error_that_only_a_span_has_seen_is_not_lost(tmp_path: Path) -> None:
         "orders.seal(5).result()\n"
         "orders.write([((1, None), 0, 1)])\n"
         "try: client.close()\n"
-        "except persist.UpdateNotBeyondUpper: print('raised')\n"
+        "except persist.errors.UpdateNotBeyondUpper: print('raised')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "raised\n", done.stderr

@@ -75,7 +75,7 @@ def holds(
         for name in collections or client.collections():
             try:
                 own_holds = client.load(name).holds()
-            except persist.CollectionNotFound:
+            except persist.errors.CollectionNotFound:
                 if collections:
                     raise
                 continue  # It was dropped meanwhile.

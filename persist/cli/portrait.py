@@ -135,6 +135,6 @@ class Told:
         if id_ not in self._times:
             self._times[id_] = str  # Of one that is gone, or goes meanwhile.
             if id_ in self._names:
-                with suppress(persist.CollectionNotFound):
+                with suppress(persist.errors.CollectionNotFound):
                     self._times[id_] = times_of(self._client.load(self._names[id_]))
         return self._times[id_]

@@ -89,7 +89,7 @@ def compact(
                 try:
                     loaded = client.load(name)
                     report = loaded.compact(only_due=due)
-                except persist.CollectionNotFound:
+                except persist.errors.CollectionNotFound:
                     if collections:
                         raise
                     continue  # It was destroyed meanwhile.

@@ -385,7 +385,7 @@ def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = Non
     """
     try:
         loaded = client.load(collection)
-    except persist.CollectionNotFound as error:
+    except persist.errors.CollectionNotFound as error:
         if rows is None:
             raise
         raise persist.InvalidUsage(

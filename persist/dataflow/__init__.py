@@ -5,15 +5,6 @@ an output is complete, and sealed, as far as the inputs it depends on are; all o
 """
 
 from persist.antichain import Antichain, Time
-from persist.dataflow.errors import (
-    InputClosed,
-    NotConsolidated,
-    NotConverging,
-    OperatorFailed,
-    OutputConflict,
-    SourceLost,
-    WouldRecompute,
-)
 from persist.dataflow.linear_logic import Logic
 from persist.dataflow.plan.draft import Captured, Probed
 from persist.dataflow.plan.plan import Source, WindowFunction
@@ -33,22 +24,15 @@ __all__ = [
     "Captured",
     "Expression",
     "Grouped",
-    "InputClosed",
     "Logic",
-    "NotConsolidated",
-    "NotConverging",
-    "OperatorFailed",
     "Options",
-    "OutputConflict",
     "Probed",
     "Program",
     "Running",
     "Scope",
-    "SourceLost",
     "Step",
     "Stream",
     "Time",
-    "WouldRecompute",
     "col",
     "lit",
     "open_together",

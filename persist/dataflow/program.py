@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, SchemaMismatch
-from persist.dataflow.errors import NotConsolidated
 from persist.dataflow.plan.draft import Draft, hold_name
 from persist.dataflow.plan.optimise import optimised
 from persist.dataflow.plan.plan import (
@@ -38,7 +37,7 @@ from persist.dataflow.ports.kept import kept_name, kept_of
 from persist.dataflow.running.running import Options, Running
 from persist.dataflow.stream import Stream
 from persist.engine import Engine, OnEngine, drop, engine_of, loaded, take_hold
-from persist.errors import CollectionNotFound, HoldNotFound
+from persist.errors import CollectionNotFound, HoldNotFound, NotConsolidated
 from persist.expression import Expression
 from persist.names import check_name
 from persist.timeline import Moment

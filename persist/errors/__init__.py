@@ -7,8 +7,8 @@
     ├── Indeterminate                   the write may have landed; read back before trying again
     └── Corruption                      bytes contradict themselves; stop, naming the blob
 
-Errors that speak of storage or of columns are defined in the layer that raises them and re-exported here.
-All of them survive pickling, because they cross process boundaries in Spark.
+Users import all of them from here, and the groups from `persist`, too. Errors that speak of storage or of columns are
+defined in the layer that raises them. All survive pickling, because they cross process boundaries in Spark.
 
 Promises: a message says what was wrong, what is allowed and what to do.
 """
@@ -20,7 +20,13 @@ from persist.blob import (
     IncompatibleVersion,
     Indeterminate,
     InvalidUsage,
+    MissingBlob,
+    NotDeleted,
     PersistError,
+    ReadOnlyStore,
+    StoreFull,
+    StoreMisconfigured,
+    Throttled,
     Unavailable,
 )
 from persist.codecs import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
@@ -38,6 +44,15 @@ from persist.errors.conflicts import (
     WriterFenced,
 )
 from persist.errors.conflicts import Superseded as Superseded  # Never leaves the library, nor does what follows.
+from persist.errors.programs import (
+    InputClosed,
+    NotConsolidated,
+    NotConverging,
+    OperatorFailed,
+    OutputConflict,
+    SourceLost,
+    WouldRecompute,
+)
 from persist.errors.times import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -45,13 +60,15 @@ from persist.errors.times import (
     HoldMoved,
     PendingEvents,
     TagMoved,
-    UnsealedWrites,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
     UpperMismatch,
 )
+from persist.errors.times import UnsealedWrites as UnsealedWrites
 from persist.errors.times import with_timeline as with_timeline
 from persist.errors.usage import (
+    BadMessage,
+    BeforeDiffers,
     ClientClosed,
     CollectionNeeded,
     CollectionNotFound,
@@ -72,6 +89,8 @@ from persist.errors.usage import (
 __all__ = [
     "AsOfCompacted",
     "AsOfNotSealed",
+    "BadMessage",
+    "BeforeDiffers",
     "ClientClosed",
     "CodecMismatch",
     "CollectionExists",
@@ -89,6 +108,7 @@ __all__ = [
     "HoldNotFound",
     "IncompatibleVersion",
     "Indeterminate",
+    "InputClosed",
     "InvalidUpdate",
     "InvalidUsage",
     "KeyedCollection",
@@ -97,25 +117,39 @@ __all__ = [
     "Locked",
     "LogInterrupted",
     "LogReplaced",
+    "MissingBlob",
     "NegativeMultiplicity",
+    "NotConsolidated",
+    "NotConverging",
+    "NotDeleted",
     "NotKeyed",
     "NotOneValue",
+    "OperatorFailed",
+    "OutputConflict",
     "PendingEvents",
     "PersistError",
     "QueryMismatch",
     "ReadOnly",
+    "ReadOnlyStore",
     "SchemaMismatch",
     "SchemaMoved",
+    "SourceLost",
+    "StoreFull",
+    "StoreMisconfigured",
     "TagMoved",
     "TagNotFound",
+    "Throttled",
     "TokenReused",
     "Unavailable",
-    "UnsealedWrites",
     "UpdateNotBeyondUpper",
     "UpdatesBeyondUpper",
     "UploadExpired",
     "UpperMismatch",
     "ViewRedefined",
     "ViewWritten",
+    "WouldRecompute",
     "WriterFenced",
 ]
+
+for _name in __all__:  # Wherever it is defined, an error is shown and pickled under the name that users import.
+    globals()[_name].__module__ = __name__

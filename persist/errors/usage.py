@@ -122,6 +122,54 @@ class LateEvents(InvalidUsage):
 
 
 @dataclass(eq=False, repr=False)
+class BadMessage(InvalidUsage):
+    """A message of a stream is not what its envelope promises; no events were returned.
+
+    Attributes:
+        message: its number among those given, from 0.
+        reason: what is wrong with it.
+        count: how many messages of those given are bad.
+    """
+
+    message: int
+    reason: str
+    count: int
+
+    def __str__(self) -> str:
+        more = "" if self.count == 1 else f", and {self.count - 1} more are bad"
+        return (
+            f"message {self.message} cannot be read: {self.reason}{more}. Nothing was returned. Correct the messages "
+            'or the schema; with on_error="collect" the others become events, and `rejected` holds these with reasons.'
+        )
+
+
+@dataclass(eq=False, repr=False)
+class BeforeDiffers(InvalidUsage):
+    """An event says that it changed another row than its key holds. Nothing was resolved, and nothing was sealed.
+
+    Attributes:
+        key: of the event.
+        time: of the event.
+        said: the row that the event says was there; None for no row.
+        held: the row that is there; None for no row.
+    """
+
+    key: Any
+    time: int
+    said: Any
+    held: Any
+
+    def __str__(self) -> str:
+        said, held = ("no row" if row is None else f"{row!r:.200}" for row in (self.said, self.held))
+        return (
+            f"the event of key {self.key!r} at time {self.time} changes {said}, and the key holds "
+            f"{held}: events are missing, came twice, or in another order. Nothing of this was resolved. "
+            "Write what is missing at or before that time; a collection whose machine was made with "
+            'on_difference="skip" or "trust" goes on instead.'
+        )
+
+
+@dataclass(eq=False, repr=False)
 class NegativeMultiplicity(InvalidUsage):
     """Rows were asked for, but some record has a negative multiplicity, which rows cannot show (rule 13)."""
 

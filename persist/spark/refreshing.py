@@ -25,7 +25,6 @@ from persist.dataflow import (
     SHAPE,
     Asked,
     Elsewhere,
-    OperatorFailed,
     Options,
     Program,
     Refreshed,
@@ -37,7 +36,7 @@ from persist.dataflow import (
     Where,
 )
 from persist.engine import Engine, OnEngine, engine_of, loaded, snapshot
-from persist.errors import AsOfCompacted, InvalidUsage
+from persist.errors import AsOfCompacted, InvalidUsage, OperatorFailed
 from persist.spark.options import check_whole, seen_by_all
 from persist.spark.tasks import parallelism, surfaced_errors
 from persist.spark.workers import check_workers

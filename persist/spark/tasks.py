@@ -33,10 +33,8 @@ def surfaced_errors() -> Iterator[None]:
     """Let a PersistError reach Spark's user as its class name and message, without frames."""
     try:
         yield
-    except PersistError as error:
+    except PersistError:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-        # The module of a class is shown with its name, and users know it as persist.<name>.
-        type(error).__module__ = "persist"
         raise
 
 

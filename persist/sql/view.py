@@ -10,24 +10,15 @@ from types import MappingProxyType
 from typing import Any, Protocol, get_args
 
 from persist.closing import Closes
-from persist.dataflow import (
-    Elsewhere,
-    NotConverging,
-    OperatorFailed,
-    OperatorReport,
-    Options,
-    Policy,
-    Refreshed,
-    Running,
-    Stepping,
-    Where,
-)
+from persist.dataflow import Elsewhere, OperatorReport, Options, Policy, Refreshed, Running, Stepping, Where
 from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import (
     CollectionExists,
     HoldMoved,
     HoldNotFound,
     InvalidUsage,
+    NotConverging,
+    OperatorFailed,
     SchemaMismatch,
     SchemaMoved,
     UpperMismatch,

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
-    from persist.upsert.envelopes import BadMessage, Events, canal, debezium, maxwell
+    from persist.upsert.envelopes import Events, canal, debezium, maxwell
     from persist.upsert.machines import (
         AppendDistinct,
-        BeforeDiffers,
         Checked,
         Event,
         History,
@@ -50,8 +49,6 @@ from persist.upsert.taking import EventTable, joined_events, to_events, watermar
 
 __all__ = [
     "AppendDistinct",
-    "BadMessage",
-    "BeforeDiffers",
     "Checked",
     "Event",
     "Events",
@@ -66,10 +63,9 @@ __all__ = [
 __getattr__ = late_names(
     __name__,
     {
-        "envelopes": ("BadMessage", "Events", "canal", "debezium", "maxwell"),
+        "envelopes": ("Events", "canal", "debezium", "maxwell"),
         "machines": (
             "AppendDistinct",
-            "BeforeDiffers",
             "Checked",
             "Event",
             "History",

@@ -99,7 +99,7 @@ def make_app(explorer: Explorer, token: str, names: Names) -> Starlette:
 def _answered(explorer: Explorer, question: Answer, request: Request) -> Response:
     try:
         return JSONResponse(question(explorer, request))
-    except persist.CollectionNotFound as error:
+    except persist.errors.CollectionNotFound as error:
         return _refused(error, 404)
     except persist.InvalidUsage as error:
         return _refused(error, 400)

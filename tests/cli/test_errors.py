@@ -148,7 +148,7 @@ def test_a_commit_that_got_no_answer_may_be_there(
 def test_a_store_that_only_reads_is_named_with_those_that_write(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["create", "fsspec+memory://errors", "new", "--key", "k:int64", "--json"]) == 2
     said = json.loads(told(capsys))
-    assert said["error"] == "InvalidUsage"
+    assert said["error"] == "ReadOnlyStore"
     assert "has no atomic create" in said["message"]
     assert "Write to a folder, s3://, gs:// or abfs:// instead." in said["message"]
 

@@ -344,7 +344,7 @@ def test_a_value_that_was_not_deleted_stays_when_since_moves_on() -> None:
             dated.clock.sleep(HOUR)
             client.maintain()
         assert sorted(k for k, _ in c.snapshot(1).rows()) == [1, 2, 3, *range(100, 109)]
-        with pytest.raises(persist.AsOfCompacted):
+        with pytest.raises(persist.errors.AsOfCompacted):
             c.snapshot(0)
         assert [*holders(dated, text("x", 0))] == []
 
@@ -386,7 +386,7 @@ def test_a_reader_that_only_reads_cannot_compact() -> None:
     blob = MemoryBlob()
     with opened(blob) as client:
         client.create_or_load("c", key=KEY, value=VALUE)
-    with persist.open(blob, mode="read") as reader, pytest.raises(persist.ReadOnly):
+    with persist.open(blob, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
         reader.load("c").compact()
 
 
@@ -499,7 +499,7 @@ def test_compaction_ends_when_its_client_is_closed() -> None:
     c.write(rows_at(60_000, 0), seal=1).result()
     c.write(rows_at(30_000, 1, diff=-1), seal=2).result()
     client.engine.writer("a test").compactor.close()
-    with pytest.raises(persist.ClientClosed):
+    with pytest.raises(persist.errors.ClientClosed):
         c.compact()
     client.close()
 

@@ -249,7 +249,7 @@ def test_a_collection_is_destroyed_under_its_compaction(kind: str, n: int, again
         fill(c, range(8, 12))
         store.happened = False
         store._n = n
-        with pytest.raises(persist.CollectionNotFound):
+        with pytest.raises(persist.errors.CollectionNotFound):
             client.load("c").compact()
         assert store.happened
         assert leftovers(other, client) == set()
@@ -264,7 +264,7 @@ def test_a_merge_that_would_overflow_is_not_done_and_nothing_is_lost() -> None:
             c.write([((1, "x"), 0, 2**62), ((2, "y"), 0, 1)]).result()
         c.write([((1, "x"), 1, -(2**62)), ((1, "x"), 2, -(2**62))], seal=3).result()
         before = c.handle.contents()
-        with pytest.raises(persist.DiffOverflow):
+        with pytest.raises(persist.errors.DiffOverflow):
             c.compact()
         assert c.handle.contents().history == before.history
         assert dict(c.snapshot(2, form="diff").rows()) == {(1, "x"): 2**62, (2, "y"): 3}

@@ -118,7 +118,7 @@ def read_all(blobs: Mapping[str, bytes]) -> Outcome:
                 for time in READ_COMPACTED_AT if name == "compacted" else READ_AT:
                     try:
                         found = collection.snapshot(time, form="diff", timeout_s=0)
-                    except (persist.AsOfNotSealed, persist.AsOfCompacted):
+                    except (persist.errors.AsOfNotSealed, persist.errors.AsOfCompacted):
                         continue
                     contents[name, time] = sorted(found.rows(), key=repr)
                 if name == "compacted":

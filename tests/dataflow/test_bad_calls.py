@@ -11,7 +11,8 @@ import pytest
 import persist
 from persist import InvalidUsage
 from persist.codecs import InvalidUpdate
-from persist.dataflow import Antichain, NotConsolidated, OperatorFailed, Program, Stream, col
+from persist.dataflow import Antichain, Program, Stream, col
+from persist.errors import NotConsolidated, OperatorFailed
 
 KV = {"key": {"k": pa.int64()}, "value": {"v": pa.int64()}}
 

@@ -6,19 +6,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist import InvalidUsage, SchemaMismatch
+from persist import InvalidUsage
 from persist.codecs import InvalidUpdate
-from persist.dataflow import (
-    Antichain,
-    InputClosed,
-    NotConsolidated,
-    NotConverging,
-    OperatorFailed,
-    Program,
-    Stream,
-    col,
-    lit,
-)
+from persist.dataflow import Antichain, Program, Stream, col, lit
+from persist.errors import InputClosed, NotConsolidated, NotConverging, OperatorFailed, SchemaMismatch
 
 
 def numbers(dimensions: int = 1) -> tuple[Program, Stream]:

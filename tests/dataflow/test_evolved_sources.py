@@ -31,9 +31,9 @@ def test_a_program_does_not_notice_columns_that_it_does_not_read() -> None:
             ]
             rows.evolve(drop=["v"])
             rows.write([((3, None), 2, 1)], seal=3).result()
-            with pytest.raises(persist.SchemaMismatch, match="'v' of schema version 1 is gone"):
+            with pytest.raises(persist.errors.SchemaMismatch, match="'v' of schema version 1 is gone"):
                 running.run(until=2)
-        with pytest.raises(persist.SchemaMismatch, match="takes column 'v'"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="takes column 'v'"):
             program.open(client)
 
 
@@ -61,7 +61,7 @@ def test_a_view_goes_on_and_what_it_reads_is_not_dropped(what: str, begins_again
             change(orders)
         else:
             gone = ("a", 1, 0)
-            with pytest.raises(persist.ColumnsNeeded, match="'n' is read by the view 'view'"):
+            with pytest.raises(persist.errors.ColumnsNeeded, match="'n' is read by the view 'view'"):
                 change(orders)
         orders.write([((1, gone), 1, -1)], seal=2).result()
         if begins_again:
@@ -145,5 +145,5 @@ def test_an_output_may_get_columns_that_the_program_does_not_write() -> None:
             assert copy.snapshot().to_arrow().to_pylist() == [{"k": 2, "v": 20, "note": None}]
             copy.evolve(drop=["v"])
             rows.write([((2, 20), 2, -1)], seal=3).result()
-            with pytest.raises(persist.SchemaMismatch, match=r"'v' .int64. was dropped"):
+            with pytest.raises(persist.errors.SchemaMismatch, match=r"'v' .int64. was dropped"):
                 running.run(until=2)

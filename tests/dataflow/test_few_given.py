@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.codecs import CollectionSchema, Utf8, to_updates
-from persist.dataflow import InputClosed, Program
+from persist.dataflow import Program
 from persist.dataflow.ports.inputs import FEW_GIVEN, FewGiven
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
+from persist.errors import InputClosed
 
 SCHEMA = CollectionSchema.of({"a": pa.int64(), "b": pa.string()}, {"c": pa.int8(), "d": pa.bool_()})
 RECORDS = st.tuples(

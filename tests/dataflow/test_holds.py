@@ -8,7 +8,8 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.dataflow import Program, SourceLost
+from persist.dataflow import Program
+from persist.errors import SourceLost
 from tests.dataflow.ledger import Bank, check, ledger, moves_of
 
 HOLD = "dataflow ledger"

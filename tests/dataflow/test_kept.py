@@ -10,7 +10,8 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.dataflow import Logic, OutputConflict, Program, Stream, col, open_together
+from persist.dataflow import Logic, Program, Stream, col, open_together
+from persist.errors import OutputConflict
 from tests.dataflow.ledger import Row
 
 AT = {"id": pa.int64(), "at": pa.int64()}

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.blob import InvalidUsage
-from persist.dataflow import Captured, NotConverging, OperatorFailed, Program, Stream, col, lit
+from persist.dataflow import Captured, Program, Stream, col, lit
+from persist.errors import NotConverging, OperatorFailed
 from persist.expression import Expression
 
 NUMBERS = {"n": pa.int64()}

@@ -87,7 +87,7 @@ def test_a_logic_is_a_value_that_many_streams_may_be_given() -> None:
 
 def test_a_logic_is_checked_where_it_meets_columns() -> None:
     _, a, _ = two_inputs()
-    with pytest.raises(persist.SchemaMismatch, match=r"filter: .*'missing'"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"filter: .*'missing'"):
         a.linear(Logic().negate().filter(col("missing") > 1))
     with pytest.raises(persist.InvalidUsage, match="rename"):
         a.linear(Logic().rename({"missing": "x"}))

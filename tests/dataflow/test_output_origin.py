@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.dataflow import OutputConflict, Program, Running, col
+from persist.dataflow import Program, Running, col
 from persist.dataflow.plan.origin import fingerprint
+from persist.errors import OutputConflict
 from tests.dataflow.ledger import rows_at
 
 K, V = {"k": pa.int64()}, {"v": pa.int64()}

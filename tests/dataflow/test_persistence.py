@@ -9,8 +9,9 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob, MeteredBlob
-from persist.dataflow import OutputConflict, Program, SourceLost, col, lit, open_together
+from persist.dataflow import Program, col, lit, open_together
 from persist.dataflow.ports.sources import SourceReader, poll_all
+from persist.errors import OutputConflict, SourceLost
 from tests.dataflow.ledger import Bank, Row, check, ledger, moves_of, rows_at
 
 
@@ -257,7 +258,7 @@ def test_a_source_destroyed_under_a_program_is_named_and_outputs_stay(client: pe
 
 def test_a_source_of_other_columns_is_an_error(client: persist.Client) -> None:
     client.create_or_load("moves", key={"id": pa.int64()}, value={"account": pa.int64()})
-    with pytest.raises(persist.SchemaMismatch, match="'account' for string"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'account' for string"):
         ledger().open(client)
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist import SchemaMismatch
 from persist.codecs import DiffOverflow
-from persist.dataflow import OperatorFailed, Program, Stream, col, lit
+from persist.dataflow import Program, Stream, col, lit
+from persist.errors import OperatorFailed, SchemaMismatch
 
 
 def given(

@@ -237,7 +237,7 @@ def test_the_examination_of_a_read_client_writes_nothing(dated: DatedBlob) -> No
     with persist.open(metered, mode="read") as client:
         assert client.fsck().is_clean
         assert client.fsck(repair=True, dry_run=True).is_clean
-        with pytest.raises(persist.ReadOnly):
+        with pytest.raises(persist.errors.ReadOnly):
             client.fsck(repair=True)
     counts = metered.counts()
     assert [counts[name].requests for name in ("set", "create", "delete")] == [0, 0, 0]
@@ -1091,7 +1091,7 @@ def test_a_missing_state_object_is_made_again_from_a_log_that_holds_all_of_it_an
         dated.delete(key)
     with opened(dated) as client:
         for read in (lambda: client.load("quiet"), client.gc):
-            with pytest.raises(persist.MissingBlob, match=f"state/{id_}.*persist fsck --repair"):
+            with pytest.raises(persist.errors.MissingBlob, match=f"state/{id_}.*persist fsck --repair"):
                 read()
     assert (keys(dated, "log/")[0] == record_key(0)) == (minutes == 0)
     report = fsck(dated, repair=True)

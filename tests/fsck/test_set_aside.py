@@ -128,7 +128,7 @@ def test_what_was_set_aside_before_is_never_written_over() -> None:
     blob, clock = interrupted()
     blob.set(f"lost/{record_key(11)}", b"of another time")
     before = copied(blob)
-    with pytest.raises(persist.CorruptBlob, match="move it elsewhere"):
+    with pytest.raises(persist.errors.CorruptBlob, match="move it elsewhere"):
         persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     assert copied(blob) == before
 
@@ -267,7 +267,7 @@ def test_checkpoints_are_no_strays_where_the_log_is_gone_with_all_that_it_began_
         wait_for_checkpoint(client)
     restore(blob, {key: data for key, data in copied(blob).items() if not key.startswith("log/")})
     before = copied(blob)
-    with pytest.raises(persist.MissingBlob):
+    with pytest.raises(persist.errors.MissingBlob):
         opened(blob, clock, "read")
     report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     assert report.problems

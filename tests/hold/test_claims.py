@@ -88,7 +88,7 @@ def test_if_one_of_many_claims_is_refused_there_are_none_and_it_is_named(blob: M
         collections = collections_of(client, 20)
         theirs = other.load("c007")
         (theirs.allow_compaction(15) if how == "compacted" else theirs.drop()).result()
-        expected = persist.AsOfCompacted if how == "compacted" else persist.CollectionNotFound
+        expected = persist.errors.AsOfCompacted if how == "compacted" else persist.errors.CollectionNotFound
         with pytest.raises(expected) as caught:
             leases_of(client).claim_all(wanted(collections))
         assert "c007" in "".join([str(caught.value), *caught.value.__notes__])
@@ -121,7 +121,7 @@ def test_a_lease_that_was_lost_is_begun_anew_for_all(blob: MemoryBlob) -> None:
         other.engine.submit("a test", [record_kinds.EndLease(lease)], {}).result()
         client.seqno  # noqa: B018  It hears of it.
         claims = leases_of(client).claim_all(wanted(collections))
-        with pytest.raises(persist.LeaseExpired):
+        with pytest.raises(persist.errors.LeaseExpired):
             first[0].check()
         for claim in claims:
             claim.check()

@@ -29,7 +29,7 @@ def test_a_consumer_takes_the_place_of_the_one_that_had_its_name_and_of_no_other
         assert len(leases(first)) == 2
         other.check()
         next_job.check()
-        with pytest.raises(persist.LeaseExpired, match="another one follows as 'job' now, or its lease ran out"):
+        with pytest.raises(persist.errors.LeaseExpired, match="another one follows as 'job' now, or its lease ran out"):
             job.check()
         c.allow_compaction(15).result()
         assert since(c) == 3
@@ -48,7 +48,7 @@ def test_a_lease_of_a_client_that_ends_is_no_consumers(blob: MemoryBlob) -> None
         clock.sleep(LEASE_S + SKEW_S + 1)
         writer.gc()
         reader.collections()
-        with pytest.raises(persist.LeaseExpired, match="its lease has ended"):
+        with pytest.raises(persist.errors.LeaseExpired, match="its lease has ended"):
             snapshot.count()
 
 

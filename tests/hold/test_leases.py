@@ -140,7 +140,7 @@ def test_a_lease_is_renewed_and_one_of_a_reader_that_is_gone_expires_after_the_s
             writer.maintain()
         assert since(theirs) == 8
         assert kept.count() == 9
-        with pytest.raises(persist.LeaseExpired, match="Begin again"):
+        with pytest.raises(persist.errors.LeaseExpired, match="Begin again"):
             gone.load("c") and lost.count()
         alive.close()
         gone.close()
@@ -161,7 +161,7 @@ def test_a_lease_is_not_ended_before_its_expiry_and_the_declared_skew(blob: Memo
         writer.gc()
         assert since(theirs) == 15
         reader.collections()
-        with pytest.raises(persist.LeaseExpired):
+        with pytest.raises(persist.errors.LeaseExpired):
             snapshot.to_arrow()
 
 
@@ -189,7 +189,7 @@ def test_a_reader_whose_lease_ran_out_can_begin_again(blob: MemoryBlob) -> None:
         theirs.allow_compaction(15).result()
         assert since(theirs) == 3
         assert new.count() == 4
-        with pytest.raises(persist.LeaseExpired):
+        with pytest.raises(persist.errors.LeaseExpired):
             old.count()
 
 
@@ -201,10 +201,10 @@ def test_an_explicit_hold_keeps_since_until_it_is_advanced_or_closed(blob: Memor
             assert since(theirs) == 4
             hold.advance(6)
             assert (since(theirs), hold.time) == (6, 6)
-            with pytest.raises(persist.FrontierRegression):
+            with pytest.raises(persist.errors.FrontierRegression):
                 hold.advance(5)
         assert since(theirs) == 15
-        with pytest.raises(persist.AsOfCompacted):
+        with pytest.raises(persist.errors.AsOfCompacted):
             reader.load("c").hold(14)
         with pytest.raises(persist.InvalidUsage, match="released"):
             hold.advance(20)
@@ -233,7 +233,7 @@ def test_a_named_hold_outlives_its_client_and_is_moved_by_compare_and_set(blob: 
         assert (first.time, second.time) == (4, 4)
         first.advance(7)
         assert since(c) == 7
-        with pytest.raises(persist.HoldMoved) as moved:
+        with pytest.raises(persist.errors.HoldMoved) as moved:
             second.advance(9)
         assert (moved.value.expected, moved.value.actual) == (4, 7)
         assert since(c) == 7
@@ -241,9 +241,9 @@ def test_a_named_hold_outlives_its_client_and_is_moved_by_compare_and_set(blob: 
         first.release()
         first.release()
         assert since(c) == 15
-        with pytest.raises(persist.HoldMoved, match="not there"):
+        with pytest.raises(persist.errors.HoldMoved, match="not there"):
             first.advance(20)
-        with pytest.raises(persist.HoldNotFound, match="consumer-1"):
+        with pytest.raises(persist.errors.HoldNotFound, match="consumer-1"):
             c.hold(name="consumer-1")
 
 
@@ -264,7 +264,7 @@ def test_a_client_that_only_reads_takes_no_hold_and_cannot_make_one(blob: Memory
         with persist.open(blob, mode="read") as reader:
             snapshot = reader.load("c").snapshot(3)
             assert snapshot.count() == 4
-            with pytest.raises(persist.ReadOnly):
+            with pytest.raises(persist.errors.ReadOnly):
                 reader.load("c").hold(3)
         assert {entry.key for entry in blob.list("")} == before
         c.allow_compaction(10).result()
@@ -281,7 +281,7 @@ def test_a_client_that_only_reads_gets_a_clear_error_past_the_grace_period(tmp_p
             assert snapshot.to_arrow().num_rows == 50_000
             c.drop().result()
             assert writer.gc().parts > 0
-            with pytest.raises(persist.LeaseExpired, match="grace period"):
+            with pytest.raises(persist.errors.LeaseExpired, match="grace period"):
                 snapshot.to_arrow()
 
 
@@ -348,7 +348,7 @@ def test_a_named_hold_that_somebody_else_has_moved_is_not_released(blob: MemoryB
     with opened(blob) as client:
         stale = collection(client).hold(4, name="consumer")
         client.load("c").hold(name="consumer").advance(9)
-        with pytest.raises(persist.HoldMoved):
+        with pytest.raises(persist.errors.HoldMoved):
             stale.release()
         client.load("c").hold(name="consumer").release()
         assert client.load("c").holds() == []

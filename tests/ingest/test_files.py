@@ -187,7 +187,7 @@ def test_of_two_that_read_one_source_one_is_told(tmp_path: Path, folder: Path, o
         run = Run(client, {name: client.load(name) for name in names}, True, threading.Event())
         [batch] = source.batches(run)
         ingested(tmp_path, options)  # The other one.
-        with pytest.raises(persist.UpperMismatch), client.multi_write() as multi:
+        with pytest.raises(persist.errors.UpperMismatch), client.multi_write() as multi:
             for name in names:
                 multi.expect_upper(run.collections[name], run.uppers[name])
             for change in batch.changes:

@@ -266,7 +266,7 @@ def test_what_was_refused_in_doubt_is_not_committed_later(blob: MemoryBlob, stor
         future = orders.seal(3, expected_upper=2)
         wait_until(lambda: served.counts()["operations"] == 2)
         line.cut()
-        with pytest.raises(persist.UpperMismatch):
+        with pytest.raises(persist.errors.UpperMismatch):
             future.result()
         newest = records(blob)[-1]
         assert newest.mutations == ()
@@ -275,7 +275,7 @@ def test_what_was_refused_in_doubt_is_not_committed_later(blob: MemoryBlob, stor
             third["orders"].seal(2).result()  # Now what the server was asked for would be valid.
             gate.open()
             held_up_seqno = _outcome(held_up)
-            assert held_up_seqno is persist.UpdateNotBeyondUpper
+            assert held_up_seqno is persist.errors.UpdateNotBeyondUpper
             other["orders"].write(row(2, 2)).result()
             assert third["orders"].upper == persist.Antichain(2)
 
@@ -306,7 +306,7 @@ def test_each_of_several_calls_whose_answer_is_lost_together_learns_what_became_
         store.before("create", LOG, lambda: store.after("create", LOG, line.cut))
         gate.open()
         found = [_outcome(future) for future in futures]
-        assert found[2] is persist.UpdateNotBeyondUpper
+        assert found[2] is persist.errors.UpdateNotBeyondUpper
         assert {type(each) for at, each in enumerate(found) if at != 2} == {int}
         assert commits(client)["in_doubt"] == len(futures)
     assert keys(blob) == [0, 1, 2]
@@ -422,7 +422,7 @@ def test_commits_go_by_tls_and_to_nobody_with_an_unknown_certificate(
 
 
 def test_who_may_not_commit_does_not_serve_commits(blob: MemoryBlob, hub: Client) -> None:
-    with persist.open(blob, mode="read") as reader, pytest.raises(persist.ReadOnly):
+    with persist.open(blob, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
         reader.serve(LOCAL, commits=True)
     with persist.open(MemoryBlob(), mode="exclusive") as alone, pytest.raises(persist.InvalidUsage, match="exclusive"):
         alone.serve(LOCAL, commits=True)
@@ -497,7 +497,7 @@ def test_every_condition_that_callers_set_goes_through_the_server(blob: MemoryBl
             commit.add(client["v"].handle, [ExpectDefinition(client["v"].id, 1)])
             multi.write(client["orders"], row(2, 2))
         commit = Commit(client.engine)
-        with pytest.raises(persist.ViewRedefined), MultiWrite(commit) as multi:
+        with pytest.raises(persist.errors.ViewRedefined), MultiWrite(commit) as multi:
             commit.add(client["v"].handle, [ExpectDefinition(client["v"].id, 7)])
             multi.write(client["orders"], row(3, 2))
         assert client.metrics().groups["commit_through"]["failures"] == 0
@@ -522,7 +522,7 @@ def test_a_location_that_somebody_has_alone_is_locked_for_others_through_a_serve
 ) -> None:
     with through(blob, served.url) as client:
         orders = client["orders"]
-        with persist.open(blob, mode="exclusive", settings=QUIET), pytest.raises(persist.Locked):
+        with persist.open(blob, mode="exclusive", settings=QUIET), pytest.raises(persist.errors.Locked):
             orders.write(row(1)).result()
         orders.write(row(2)).result()
     assert keys(blob) == [2]

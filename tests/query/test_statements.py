@@ -67,7 +67,7 @@ def test_a_statement_that_touches_nothing_writes_no_update_and_seals_nothing(cli
 def test_a_statement_changes_at_a_time_that_is_given(client: persist.Client) -> None:
     execute(client.engine, "UPDATE shop.orders SET amount = 0", 7)
     assert client.load("shop.orders").changes(1).to_arrow()["_time"].unique().to_pylist() == [7]
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         execute(client.engine, "UPDATE shop.orders SET amount = 1", 7)
 
 

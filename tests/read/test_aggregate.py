@@ -174,7 +174,7 @@ def test_aggregates_are_those_of_the_contents(
         try:
             for time in keyframes:
                 add_keyframe(collection, time)
-        except persist.DiffOverflow:
+        except persist.errors.DiffOverflow:
             return  # There are no contents.
         rows = expected(contents(updates, as_of, group, value), group if is_grouped else None)
         is_held = all(fits(total, value) and max(abs(n), abs(c)) < 2**63 for _, n, c, total, _ in rows)
@@ -183,7 +183,7 @@ def test_aggregates_are_those_of_the_contents(
                 got = snapshot.aggregate(["g"] if is_grouped else [], ALL)
                 check(got, rows, group if is_grouped else None, value)
             else:
-                with pytest.raises(persist.DiffOverflow):
+                with pytest.raises(persist.errors.DiffOverflow):
                     snapshot.aggregate(["g"] if is_grouped else [], ALL)
 
 
@@ -302,7 +302,7 @@ def test_a_sum_that_does_not_fit_is_an_error_that_names_the_group(
     c.write([((i, ("full", value)), i % 2, 1) for i in range(3)] + [((9, ("fine", value)), 0, 1)])
     c.seal(2).result()
     with pytest.raises(
-        persist.DiffOverflow, match=r"sum of column 'v' of the group \{'g': 'full'\} is .* nothing was wrapped"
+        persist.errors.DiffOverflow, match=r"sum of column 'v' of the group \{'g': 'full'\} is .* nothing was wrapped"
     ):
         c.snapshot().aggregate(["g"], {"s": ("v", "sum")})
     assert len(c.snapshot(where=pc.field("g") == "fine").aggregate(["g"], {"s": ("v", "sum")})) == 1
@@ -313,7 +313,7 @@ def test_a_count_that_does_not_fit_is_an_error(client: persist.Client) -> None:
     c.write([((i, 0), i, 2**62) for i in range(2)])
     c.write([((0, 0), 2, -(2**62))])
     c.seal(3).result()
-    with pytest.raises(persist.DiffOverflow, match=r"the count is 9223372036854775808, outside of int64"):
+    with pytest.raises(persist.errors.DiffOverflow, match=r"the count is 9223372036854775808, outside of int64"):
         c.snapshot(1).aggregate([], {"n": (None, "count")})
     assert c.snapshot(2).aggregate([], {"n": (None, "count")}).to_pylist() == [{"n": 2**62}]
 

@@ -138,7 +138,7 @@ def test_rows_with_some_keys_are_found_as_a_filter_would(
         for snapshot in snapshots(collection, as_of, columns=columns, filter=filter, form=form):
             for _ in range(2):  # Cold and warm.
                 if form == "rows" and any(n < 0 for n in records.values()):
-                    with pytest.raises(persist.NegativeMultiplicity):
+                    with pytest.raises(persist.errors.NegativeMultiplicity):
                         rows_with(snapshot, [shaped(key) for key in wanted])
                     continue
                 got = rows_with(snapshot, [shaped(key) for key in wanted])

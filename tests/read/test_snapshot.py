@@ -137,7 +137,7 @@ def test_those_who_wait_hear_of_it_when_the_client_is_closed() -> None:
     def wait(call: Any) -> None:
         try:
             call()
-        except persist.ClientClosed as error:
+        except persist.errors.ClientClosed as error:
             heard.append(error)
 
     waits = [lambda: next(listen), lambda: numbers.snapshot(5000, timeout_s=None)]
@@ -157,7 +157,7 @@ def test_a_reader_that_was_closed_says_so_when_it_is_asked_to_write() -> None:
     reader = persist.open(blob, mode="read")
     numbers = reader.load("c")
     reader.close()
-    with pytest.raises(persist.ClientClosed):
+    with pytest.raises(persist.errors.ClientClosed):
         numbers.seal(20)
 
 
@@ -202,7 +202,7 @@ def test_a_negative_multiplicity_is_refused_as_rows_however_it_is_stored(client:
     c.seal(1).result()
     if how == "compacted":
         assert c.compact().keyframes == (0,)
-    with pytest.raises(persist.NegativeMultiplicity):
+    with pytest.raises(persist.errors.NegativeMultiplicity):
         c.snapshot(0, columns=["v"]).to_arrow()
     found = c.snapshot(0, columns=["v"], form="diff").to_arrow().to_pydict()
     assert found == {"v": ["y"], "_diff": [10]}

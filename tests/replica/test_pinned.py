@@ -29,7 +29,7 @@ def test_a_pinned_client_sees_all_collections_as_they_were_at_a_seqno(blob: Memo
                 collection = client.load(name)
                 assert collection.upper == persist.Antichain(time + 1)
                 assert collection.snapshot().count() == time + 1
-                with pytest.raises(persist.AsOfNotSealed):
+                with pytest.raises(persist.errors.AsOfNotSealed):
                     collection.snapshot(time + 1, timeout_s=None)
     with persist.open(blob, mode="read", seqno=0) as client:
         assert client.collections() == ["a"]

@@ -83,7 +83,7 @@ def test_a_record_that_says_what_no_writer_would_is_refused() -> None:
     with persist.open(blob, settings=persist.Settings(background=False)) as client:
         client.create_or_load("orders", key={"k": int})
     append(blob, Submitted(WHO, 9, 1))
-    with pytest.raises(persist.CorruptBlob, match="submitted"):
+    with pytest.raises(persist.errors.CorruptBlob, match="submitted"):
         persist.open(blob)
 
 

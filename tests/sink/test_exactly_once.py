@@ -57,7 +57,7 @@ def test_a_batch_of_a_checkpoint_that_is_behind_is_refused_and_leaves_nothing(lo
     for batch in (0, 1):
         commit_batch(Mark("query", batch, "run"), [Share(a, uploaded(a, [[batch]], batch))], EVENTS)
     before = {entry.key for entry in FileBlob(location).list("")}
-    with pytest.raises(persist.QueryMismatch):
+    with pytest.raises(persist.errors.QueryMismatch):
         commit_batch(Mark("query", 0, "copy"), [Share(a, uploaded(a, [[2]], 2))], EVENTS)
     assert {entry.key for entry in FileBlob(location).list("")} == before
     assert keys_of(location, "a") == [0, 1]
@@ -82,7 +82,7 @@ def test_an_overwrite_is_refused_if_somebody_appends_between_its_plan_and_its_co
     parts = uploaded(planned.target, [[1]], 0)
     with persist.open(location) as client:
         client.load("a").write([((9, None), 5, 1)]).result()
-    with pytest.raises(persist.UpdatesBeyondUpper):
+    with pytest.raises(persist.errors.UpdatesBeyondUpper):
         planned.commit(parts)
 
 

@@ -174,7 +174,7 @@ def test_all_collections_are_compacted_and_one_that_cannot_be_read_keeps_no_othe
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
     before = state(location, "broken")
     stored = {key for key in parts(location) if before.id in key}
-    with pytest.raises(persist.CorruptBlob) as failed:
+    with pytest.raises(persist.errors.CorruptBlob) as failed:
         compact(spark, location, None, partitions=2)
     assert failed.value.key == broken.blob
     assert "'broken'" in failed.value.__notes__[0]
@@ -210,7 +210,7 @@ def test_a_sum_that_does_not_fit_is_said_and_all_other_work_is_done(
         c = client.load("c")
         for at in (5, 6):
             c.write([((1, "x"), at, 2**63 - 1)], seal=at + 1).result()
-    with pytest.raises(persist.DiffOverflow):
+    with pytest.raises(persist.errors.DiffOverflow):
         compact(spark, location)
     assert not state(location).keyframes
     assert is_clean(location)
@@ -264,7 +264,7 @@ def test_uploads_that_were_declared_void_meanwhile_are_not_committed(
         put(*arguments)
 
     monkeypatch.setattr(Compactor, "_put", late)
-    with pytest.raises(persist.UploadExpired):
+    with pytest.raises(persist.errors.UploadExpired):
         compact(spark, location)
     assert contents(location)[: len(before) - 1] == before[:-1]
     assert is_clean(location)

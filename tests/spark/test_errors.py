@@ -17,19 +17,19 @@ ROWS = "id long, status string, amount double"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "persist.InvalidUsage: no collection was given"),
-        ({"collection": "nope"}, "persist.CollectionNotFound: no collection 'nope' at"),
-        ({**SNAPSHOT, "as_of": 4}, "persist.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
+        ({}, "persist.errors.InvalidUsage: no collection was given"),
+        ({"collection": "nope"}, "persist.errors.CollectionNotFound: no collection 'nope' at"),
+        ({**SNAPSHOT, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
         (
             {**SNAPSHOT, "as_of": 13, "timeout_s": 0},
-            "persist.AsOfNotSealed: as_of=13 is not before upper=Antichain(13)",
+            "persist.errors.AsOfNotSealed: as_of=13 is not before upper=Antichain(13)",
         ),
         ({**SNAPSHOT, "as_of": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),
         ({**SNAPSHOT, "asof": 3}, "option 'asof' is not an option for reading"),
         ({**SNAPSHOT, "form": "pivot"}, "option form='pivot' is none of"),
         ({**SNAPSHOT, "form": "changes"}, "needs the options start and until"),
         ({**SNAPSHOT, "until": 4}, "option until does not go with form='rows'"),
-        ({**SNAPSHOT, "columns": "id,color"}, "persist.SchemaMismatch: columns ['id', 'color']"),
+        ({**SNAPSHOT, "columns": "id,color"}, "persist.errors.SchemaMismatch: columns ['id', 'color']"),
         ({**SNAPSHOT, "storage.colour": "red"}, "storage option 'colour' is not an option of a folder"),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_damaged_part_is_named(spark: SparkSession, location: str) -> None:
     blob.set(damaged, (blob.get(damaged) or b"")[:-5])
     with pytest.raises(PySparkException) as caught:
         spark.read.format("persist").options(**SNAPSHOT).load(location).collect()
-    assert f"persist.CorruptBlob: blob '{damaged}' is corrupt" in str(caught.value)
+    assert f"persist.errors.CorruptBlob: blob '{damaged}' is corrupt" in str(caught.value)
     assert "File " not in str(caught.value)
 
 
@@ -64,32 +64,32 @@ UPDATES = "id long, status string, amount double, _time long, _diff long"
             ROWS,
             [(1, "x", 1.0)],
             {"time": 12},
-            "persist.UpdateNotBeyondUpper: update at time 12 is not beyond",
+            "persist.errors.UpdateNotBeyondUpper: update at time 12 is not beyond",
         ),
         (
             UPDATES,
             [(1, "x", 1.0, 12, 1)],
             {},
-            "persist.UpdateNotBeyondUpper: update at time 12 is not beyond",
+            "persist.errors.UpdateNotBeyondUpper: update at time 12 is not beyond",
         ),
-        (UPDATES, [(1, "x", 1.0, None, 1)], {}, "persist.InvalidUpdate: "),
-        (UPDATES, [(1, "x", 1.0, 13, None)], {}, "persist.InvalidUpdate: "),
-        (UPDATES, [(1, "x", 1.0, -1, 1)], {}, "persist.InvalidUpdate: "),
-        ("id long, status string, _time long, _diff long", [(1, "x", 13, 1)], {}, "persist.SchemaMismatch: "),
+        (UPDATES, [(1, "x", 1.0, None, 1)], {}, "persist.errors.InvalidUpdate: "),
+        (UPDATES, [(1, "x", 1.0, 13, None)], {}, "persist.errors.InvalidUpdate: "),
+        (UPDATES, [(1, "x", 1.0, -1, 1)], {}, "persist.errors.InvalidUpdate: "),
+        ("id long, status string, _time long, _diff long", [(1, "x", 13, 1)], {}, "persist.errors.SchemaMismatch: "),
         (
             "id string, status string, amount double",
             [("1", "x", 1.0)],
             {"time": 13},
-            "persist.SchemaMismatch: ",
+            "persist.errors.SchemaMismatch: ",
         ),
-        (ROWS + ", color string", [(1, "x", 1.0, "red")], {"time": 13}, "persist.SchemaMismatch: "),
-        (ROWS, [(1, "x", 1.0)], {"time": 13, "seal": 12}, "persist.FrontierRegression: upper cannot go back"),
+        (ROWS + ", color string", [(1, "x", 1.0, "red")], {"time": 13}, "persist.errors.SchemaMismatch: "),
+        (ROWS, [(1, "x", 1.0)], {"time": 13, "seal": 12}, "persist.errors.FrontierRegression: upper cannot go back"),
         (ROWS, [(1, "x", 1.0)], {"time": 13, "sealed": 14}, "option 'sealed' is not an option for writing"),
         (
             ROWS,
             [(1, "x", 1.0)],
             {"time": 13, "collection": "nope"},
-            "persist.CollectionNotFound: no collection 'nope'",
+            "persist.errors.CollectionNotFound: no collection 'nope'",
         ),
     ],
 )

@@ -160,7 +160,7 @@ def test_written_rows_keep_their_timestamps_and_kinds_are_not_mixed_up(
         lambda: mixed.write.format("persist").options(collection="a", time=1).mode("append").save(path),
         lambda: persist.spark.write(mixed, path, "b", time=1),
     ):
-        with pytest.raises((PySparkException, persist.SchemaMismatch), match="'local' has type timestamp"):
+        with pytest.raises((PySparkException, persist.errors.SchemaMismatch), match="'local' has type timestamp"):
             write()
 
 

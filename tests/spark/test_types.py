@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as ds
 
-from persist import InvalidUpdate, InvalidUsage, SchemaMismatch
+from persist import InvalidUsage
 from persist.codecs import CollectionSchema
+from persist.errors import InvalidUpdate, SchemaMismatch
 from persist.spark.data_source.filters import expression
 from persist.spark.types import as_spark_expects, spark_schema
 from persist.spark.uploads import Rows

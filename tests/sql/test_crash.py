@@ -139,7 +139,7 @@ def test_a_view_is_made_and_dropped_by_several_clients_at_once_without_leaving_a
                             view = client.create_view("totals", VIEWS["totals"])
                             view.refresh()
                             view.drop().result()
-                        except (persist.CollectionNotFound, persist.Conflict):
+                        except (persist.errors.CollectionNotFound, persist.Conflict):
                             pass  # Another one has dropped it first.
             except BaseException as error:
                 errors.append(error)

@@ -73,7 +73,7 @@ def test_views_on_a_view_switch_with_it_in_one_commit(client: persist.Client) ->
     [sealed] = [{*each["collections"]} for each in records if "seal" in str(each["operations"])]
     assert sealed >= {"most", "sums"}
     assert (sums.upper, rows(most, 1), rows(most, 2)) == (persist.Antichain(3), [(6,)], [(40,)])
-    with pytest.raises(persist.CollectionNeeded, match="'most', 'sums' read it"):
+    with pytest.raises(persist.errors.CollectionNeeded, match="'most', 'sums' read it"):
         others.drop().result()
 
 
@@ -90,7 +90,7 @@ def test_columns_come_and_go_with_a_definition_and_the_key_stays(client: persist
         sums.redefine("SELECT count(*) AS many FROM facts")
     with pytest.raises(persist.InvalidUsage, match="key column 'k' of view 'sums' is of type text"):
         sums.redefine("SELECT n AS k, count(*) AS many FROM facts GROUP BY n")
-    with pytest.raises(persist.SchemaMismatch, match="'many'"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'many'"):
         sums.redefine("SELECT k, 'x' || count(*) AS many FROM facts GROUP BY k")
 
 
@@ -139,7 +139,7 @@ def test_a_view_whose_columns_became_too_narrow_goes_on_with_a_definition_of_the
     view.refresh()
     small.evolve(widen={"n": pa.int64()})
     client.load("small").write([((2, 2**40), 1, 1)], seal=2).result()
-    with pytest.raises(persist.SchemaMismatch, match="cannot hold"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="cannot hold"):
         view.refresh()
     view.redefine("SELECT id, n + 0 AS n FROM small")
     assert view.refresh() == persist.Antichain(2)
@@ -194,7 +194,7 @@ def test_of_two_definitions_that_are_given_at_once_one_is_refused(tmp_path: Path
         facts_of(one)
         first, second = one.create_view("sums", SUMS), other.view("sums")
         first.refresh()
-        with pytest.raises(persist.ViewRedefined, match="its definition 2 by now, and not 1"):
+        with pytest.raises(persist.errors.ViewRedefined, match="its definition 2 by now, and not 1"):
             _submit_late(second, first)
         assert second.refresh() == persist.Antichain(2)
         assert other.view("sums").sql == LARGE

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.dataflow import OperatorFailed, WouldRecompute
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, OperatorFailed, WouldRecompute
 from tests.sql.grammar import Grammar
 from tests.sql.oracle import changes
 from tests.sql.two_ways import QUIET, check_in_turns, steps_that_always_pay

@@ -131,7 +131,7 @@ def test_views_begin_where_they_were_made_however_late_their_first_refresh_is(cl
     best.refresh()
     assert [rows(best, time) for time in (1, 2, 3, 5)] == [[("new",)], [("new",)], [("old",)], [("old",)]]
     assert rows(revenue, 1) == [("new", Decimal("10.75"), 2), ("old", Decimal("2.00"), 1)]
-    with pytest.raises(persist.AsOfCompacted):
+    with pytest.raises(persist.errors.AsOfCompacted):
         revenue.snapshot(as_of=0)
 
 
@@ -158,7 +158,7 @@ def test_a_view_does_not_keep_the_history_of_the_views_that_it_reads(client: per
     best.refresh()
     revenue.allow_compaction(8).result()
     assert revenue.since == persist.Antichain(8)
-    with pytest.raises(persist.CollectionNeeded, match="the views 'best' read it"):
+    with pytest.raises(persist.errors.CollectionNeeded, match="the views 'best' read it"):
         client.load("revenue").drop().result()
 
 
@@ -217,9 +217,9 @@ def test_a_collection_that_a_view_reads_is_not_destroyed(client: persist.Client)
     orders = filled(client)
     revenue = client.create_view("revenue", TOTALS)
     best = client.create_view("best", "SELECT max(total) AS most FROM revenue")
-    with pytest.raises(persist.CollectionNeeded, match="the views 'best', 'revenue' read it"):
+    with pytest.raises(persist.errors.CollectionNeeded, match="the views 'best', 'revenue' read it"):
         orders.drop().result()
-    with pytest.raises(persist.CollectionNeeded, match="the views 'best' read it"):
+    with pytest.raises(persist.errors.CollectionNeeded, match="the views 'best' read it"):
         client.load("revenue").drop().result()
     best.drop().result()
     revenue.drop().result()
@@ -234,10 +234,12 @@ def test_a_column_that_views_read_is_not_dropped(client: persist.Client) -> None
     best = client.create_view("best", "SELECT max(total) AS most FROM revenue")
     noted = client.create_view("noted", "SELECT id, note FROM orders")
     orders.evolve(rename={"amount": "price"})
-    with pytest.raises(persist.ColumnsNeeded, match="'price' is read by the view 'revenue'") as refused:
+    with pytest.raises(persist.errors.ColumnsNeeded, match="'price' is read by the view 'revenue'") as refused:
         orders.evolve(drop=["price"])
     assert refused.value.readers == {"price": ["revenue"]}
-    with pytest.raises(persist.ColumnsNeeded, match="'note' is read by the view 'noted', 'status' is read by the view"):
+    with pytest.raises(
+        persist.errors.ColumnsNeeded, match="'note' is read by the view 'noted', 'status' is read by the view"
+    ):
         orders.evolve(drop=["status", "note", "shop"])
     orders.evolve(drop=["shop"])
     noted.drop().result()
@@ -255,7 +257,7 @@ def test_a_view_of_a_column_that_was_dropped_meanwhile_is_not_made(tmp_path: Pat
         orders = filled(one)
         draft = drafted(Catalog(one.engine), "revenue", TOTALS, None)
         other.load("orders").evolve(drop=["amount"])
-        with pytest.raises(persist.SchemaMismatch, match="was dropped"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="was dropped"):
             one.engine.submit("create_view", draft.steps, dict(draft.names)).result()
         assert [hold.name for hold in orders.holds() if hold.name] == []
         assert one.collections() == ["orders"]
@@ -281,7 +283,7 @@ def test_views_and_their_inputs_may_be_renamed(client: persist.Client) -> None:
     orders.seal(3).result()
     assert client.view("best").refresh() == persist.Antichain(3)
     assert rows(client.load("best")) == [(Decimal("20.25"),)]
-    with pytest.raises(persist.CollectionNeeded, match="the views 'best', 'income' read it"):
+    with pytest.raises(persist.errors.CollectionNeeded, match="the views 'best', 'income' read it"):
         orders.drop().result()
     best.drop().result()
     revenue.drop().result()
@@ -370,7 +372,7 @@ def test_a_view_goes_on_when_the_row_that_it_failed_on_is_retracted(client: pers
     numbers.seal(6).result()
     assert view.refresh() == persist.Antichain(6)
     assert rows(view) == [(2, 4), (3, 6)]
-    with pytest.raises(persist.AsOfCompacted):
+    with pytest.raises(persist.errors.AsOfCompacted):
         view.snapshot(as_of=2)
     numbers.write([((5, None), 6, 1)])
     numbers.seal(7).result()
@@ -545,9 +547,9 @@ def test_nobody_writes_a_view_but_its_refreshes(client: persist.Client) -> None:
             each.overwrite([], time=9),
             each.delete([1], time=9),
         ):
-            with pytest.raises(persist.ViewWritten, match=r"'ids' is a view.*redefine"):
+            with pytest.raises(persist.errors.ViewWritten, match=r"'ids' is a view.*redefine"):
                 refused.result()
-        with pytest.raises(persist.ViewWritten), client.multi_write() as multi:
+        with pytest.raises(persist.errors.ViewWritten), client.multi_write() as multi:
             multi.write(orders, [((9, ("new", Decimal("1.00"))), 9, 1)])
             multi.seal(each, 9)
     orders.seal(4).result()

@@ -70,11 +70,13 @@ def test_a_query_does_not_go_back(blob: MemoryBlob) -> None:
         c = client.create_or_load("c", key=KEY)
         batch(c, 5)
         before = parts(blob)
-        with pytest.raises(persist.QueryMismatch, match="batch 4 of query q cannot be written, because the last one"):
+        with pytest.raises(
+            persist.errors.QueryMismatch, match="batch 4 of query q cannot be written, because the last one"
+        ):
             batch(c, 4)
-        with pytest.raises(persist.QueryMismatch):
+        with pytest.raises(persist.errors.QueryMismatch):
             batch(c, 6, "r2", again=True)
-        with pytest.raises(persist.QueryMismatch, match="is the first that this collection sees"):
+        with pytest.raises(persist.errors.QueryMismatch, match="is the first that this collection sees"):
             batch(c, 6, query="other", again=True)
         assert parts(blob) == before
         assert c.handle.contents().queries == {"q": LastBatch(5, ("r1",))}
@@ -87,7 +89,7 @@ def test_a_run_that_another_has_displaced_commits_nothing_any_more(blob: MemoryB
         batch(c, 5, "r1")
         batch(c, 5, "r2", again=True)
         for number in (5, 6):
-            with pytest.raises(persist.QueryMismatch, match="a run that another one, r2, has displaced"):
+            with pytest.raises(persist.errors.QueryMismatch, match="a run that another one, r2, has displaced"):
                 batch(c, number, "r1")
         batch(c, 6, "r2")
         for n in range(7, 20):
@@ -151,13 +153,13 @@ def test_a_commit_that_must_be_alone_loses_to_any_other(blob: MemoryBlob) -> Non
         alone(a, 0)
         b.write([((1, None), 5, 1)]).result()
         before = parts(blob)
-        with pytest.raises(persist.UpdatesBeyondUpper, match="1 update at time 5 beyond upper=Antichain\\(1\\)"):
+        with pytest.raises(persist.errors.UpdatesBeyondUpper, match="1 update at time 5 beyond upper=Antichain\\(1\\)"):
             alone(a, 1)
-        with pytest.raises(persist.UpperMismatch):
+        with pytest.raises(persist.errors.UpperMismatch):
             alone(a, 0)
         assert parts(blob) == before
         b.seal(6).result()
-        with pytest.raises(persist.UpperMismatch):
+        with pytest.raises(persist.errors.UpperMismatch):
             alone(a, 1)
         alone(a, 6)
         assert keys(a) == [1, 100, 100]
@@ -175,7 +177,7 @@ def test_a_commit_that_must_be_alone_loses_to_one_in_the_same_group(blob: Memory
         losing = pool.submit(alone, c, 0)
         wait_until(lambda: client.engine.writer("a test").committer.pending()[0] == 3)
         gate.open()
-        with pytest.raises(persist.UpdatesBeyondUpper):
+        with pytest.raises(persist.errors.UpdatesBeyondUpper):
             losing.result()
         assert first.result() == busy.result() + 1
 
@@ -187,7 +189,7 @@ def test_parts_that_are_kept_outlive_a_rejected_commit(blob: MemoryBlob) -> None
         found = {}
         for keep in (False, True):
             stored = uploaded(c, 1, 4)
-            with pytest.raises(persist.UpdateNotBeyondUpper), client.multi_write() as multi:
+            with pytest.raises(persist.errors.UpdateNotBeyondUpper), client.multi_write() as multi:
                 multi.add_parts(c, stored, keep=keep)
             found[keep] = stored[0].blob in parts(blob)
         assert found == {False: False, True: True}

@@ -42,7 +42,7 @@ def test_parts_that_are_committed_stay_although_they_are_submitted_again_too_lat
         parts = PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, table)
         commit_parts(c, parts, seal=persist.Antichain(1), token=token).result()
         if token is None:
-            with pytest.raises(persist.UpdateNotBeyondUpper):
+            with pytest.raises(persist.errors.UpdateNotBeyondUpper):
                 commit_parts(c, parts).result()
         else:
             commit_parts(c, parts, token=token).result()

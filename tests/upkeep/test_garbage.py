@@ -90,7 +90,7 @@ def test_a_commit_that_comes_after_its_upload_was_declared_void_is_refused(dated
         c.write(table(), seal=1).result()
         parts = orphan(dated, client, c)
         assert collector.gc().parts == 1
-        with pytest.raises(persist.UploadExpired, match="uploaded too long ago"):
+        with pytest.raises(persist.errors.UploadExpired, match="uploaded too long ago"):
             commit_parts(c, parts).result()
         c.seal(10).result()
         assert c.snapshot(9).count() == 20_000
@@ -236,7 +236,7 @@ def test_a_reader_that_was_asleep_across_a_truncation_goes_on_from_the_newest_ch
         c.write([((2, None), 5, 1)]).result()
         truncated_while_asleep(dated, client, c)
         if mode == "shared":  # It had a lease, which ran out: it is told so, and begins again.
-            with pytest.raises(persist.LeaseExpired):
+            with pytest.raises(persist.errors.LeaseExpired):
                 listen.poll()
             listen = sleeper.load("c").listen(0)
         # Had it taken the free slot for the end of the log, it would see neither the update nor the seals.
@@ -319,7 +319,7 @@ def test_a_reader_that_was_asleep_is_told_when_its_history_is_gone(dated: DatedB
         c.allow_compaction(10_000).result()
         truncated_while_asleep(dated, client, c)
         client.gc()
-        with pytest.raises((persist.AsOfCompacted, persist.LeaseExpired)):
+        with pytest.raises((persist.errors.AsOfCompacted, persist.errors.LeaseExpired)):
             listen.poll()
 
 
@@ -333,7 +333,7 @@ def test_a_location_that_lost_its_checkpoints_after_a_truncation_is_not_taken_fo
         dated.delete(key)
     modes: list[Literal["read", "shared"]] = ["read", "shared"]
     for mode in modes:
-        with pytest.raises(persist.CorruptBlob, match="no checkpoint can be read"):
+        with pytest.raises(persist.errors.CorruptBlob, match="no checkpoint can be read"):
             persist.open(dated, mode=mode)
 
 
@@ -419,7 +419,7 @@ def test_gc_of_an_empty_location_writes_nothing(dated: DatedBlob) -> None:
     with opened(dated) as client:
         assert client.gc() == persist.GarbageReport()
     assert keys(dated, "") == []
-    with persist.open(dated, mode="read") as reader, pytest.raises(persist.ReadOnly):
+    with persist.open(dated, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
         reader.gc()
 
 

@@ -259,7 +259,7 @@ def test_any_number_of_late_collectors_and_makers_of_checkpoints_leave_a_locatio
             if chance.random() < 0.5:
                 world.clock.sleep(chance.choice([0.0, HOUR]))
                 world.collect(4)
-            with suppress(persist.MissingBlob):  # Of a maker: the next one serves as well.
+            with suppress(persist.errors.MissingBlob):  # Of a maker: the next one serves as well.
                 actor.finish()
             check_named(world.store)
         world.go_on(4)

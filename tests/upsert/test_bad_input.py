@@ -25,22 +25,22 @@ def keyed(client: persist.Client, name: str = "users", **declared: Any) -> persi
 @pytest.mark.parametrize(
     ("events", "error", "says"),
     [
-        ([(None, (1, "a", None), 0)], persist.InvalidUpdate, "NULL in the key column 'k'"),
-        ([(1, (1, "a", None), 0), (2, (1, "a", None))], persist.InvalidUpdate, "looks like"),
-        ([(1, ("x", "a", None), 0)], persist.InvalidUpdate, "update 0|at"),
-        ("text", persist.InvalidUpdate, "give tuples"),
-        (pa.table({"k": [1], "_time": [0]}), persist.SchemaMismatch, "missing"),
+        ([(None, (1, "a", None), 0)], persist.errors.InvalidUpdate, "NULL in the key column 'k'"),
+        ([(1, (1, "a", None), 0), (2, (1, "a", None))], persist.errors.InvalidUpdate, "looks like"),
+        ([(1, ("x", "a", None), 0)], persist.errors.InvalidUpdate, "update 0|at"),
+        ("text", persist.errors.InvalidUpdate, "give tuples"),
+        (pa.table({"k": [1], "_time": [0]}), persist.errors.SchemaMismatch, "missing"),
         (
             pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None], "_time": [0], "_diff": [1]}),
-            persist.SchemaMismatch,
+            persist.errors.SchemaMismatch,
             "_diff",
         ),
         (
             pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None], "_time": [0], "_deleted": ["yes"]}),
-            persist.SchemaMismatch,
+            persist.errors.SchemaMismatch,
             "_deleted",
         ),
-        ([(1, (1, "a", None), -1)], persist.InvalidUpdate, "-1"),
+        ([(1, (1, "a", None), -1)], persist.errors.InvalidUpdate, "-1"),
     ],
 )
 def test_events_that_do_not_fit_are_refused_at_once(client: persist.Client, events: Any, error: Any, says: str) -> None:
@@ -54,7 +54,7 @@ def test_events_that_do_not_fit_are_refused_at_once(client: persist.Client, even
 def test_events_without_key_watermark_or_tombstone_are_refused(client: persist.Client, missing: str) -> None:
     users = keyed(client, order_by=["at"], tombstone="gone")
     events = pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [False], "_time": [0]}).drop_columns([missing])
-    with pytest.raises(persist.SchemaMismatch, match=rf"'{missing}' .*is missing"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=rf"'{missing}' .*is missing"):
         users.upsert(events)
     assert users.handle.contents().pending == {}
 
@@ -63,17 +63,17 @@ def test_events_without_key_watermark_or_tombstone_are_refused(client: persist.C
     ("declared", "error", "says"),
     [
         ({"order_by": "at"}, persist.InvalidUsage, "list of columns"),
-        ({"order_by": ["nowhere"]}, persist.SchemaMismatch, "nowhere"),
-        ({"order_by": ["k"]}, persist.SchemaMismatch, "'k'"),
-        ({"order_by": ["at", "at"]}, persist.SchemaMismatch, "twice"),
+        ({"order_by": ["nowhere"]}, persist.errors.SchemaMismatch, "nowhere"),
+        ({"order_by": ["k"]}, persist.errors.SchemaMismatch, "'k'"),
+        ({"order_by": ["at", "at"]}, persist.errors.SchemaMismatch, "twice"),
         ({"tombstone": ["gone", "v"]}, persist.InvalidUsage, "one column"),
-        ({"tombstone": "nowhere"}, persist.SchemaMismatch, "nowhere"),
-        ({"tombstone": "gone", "tombstone_value": "x"}, persist.SchemaMismatch, "strings"),
+        ({"tombstone": "nowhere"}, persist.errors.SchemaMismatch, "nowhere"),
+        ({"tombstone": "gone", "tombstone_value": "x"}, persist.errors.SchemaMismatch, "strings"),
         ({"tombstone_value": "x"}, persist.InvalidUsage, "tombstone="),
         ({"late_bound": 3}, persist.InvalidUsage, "order_by"),
         ({"late_bound": "x", "order_by": ["at"]}, persist.InvalidUsage, "watermark"),
         ({"late_bound": persist.Behind(-1), "order_by": ["at"]}, persist.InvalidUsage, "negative"),
-        ({"late_bound": 3, "order_by": ["v"]}, persist.SchemaMismatch, "string"),
+        ({"late_bound": 3, "order_by": ["v"]}, persist.errors.SchemaMismatch, "string"),
         ({"resolve": "later"}, persist.InvalidUsage, "give .seal. or .background."),
         ({"machine": object()}, persist.InvalidUsage, "machine"),
     ],
@@ -87,11 +87,11 @@ def test_a_declaration_that_does_not_fit_is_refused(
 
 
 def test_a_nested_watermark_and_a_collection_without_keys_are_refused(client: persist.Client) -> None:
-    with pytest.raises(persist.SchemaMismatch, match="flat"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="flat"):
         client.create_or_load("x", key=KEY, value={"at": pa.list_(pa.int64())}, keyed=persist.Keyed(order_by=["at"]))
-    with pytest.raises(persist.SchemaMismatch, match="key"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="key"):
         client.create_or_load("x", key=None, value=VALUE, keyed=persist.Keyed())
-    with pytest.raises(persist.SchemaMismatch, match="_deleted"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="_deleted"):
         client.create_or_load("x", key=KEY, value={"_deleted": pa.bool_()}, keyed=persist.Keyed())
 
 
@@ -99,24 +99,24 @@ def test_another_declaration_of_an_existing_collection_is_refused(client: persis
     keyed(client, order_by=["at"], tombstone="gone")
     assert keyed(client, order_by=["at"], tombstone="gone").upper.time == 0
     for other in ({"order_by": ["at"]}, {"order_by": ["at", "v"], "tombstone": "gone"}, {}):
-        with pytest.raises(persist.SchemaMismatch, match="stored as"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="stored as"):
             keyed(client, **other)
-    with pytest.raises(persist.SchemaMismatch, match="not keyed"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="not keyed"):
         client.create_or_load("users", key=KEY, value=VALUE)
-    with pytest.raises(persist.SchemaMismatch, match="'k'"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'k'"):
         form = persist.Keyed(order_by=["at"], tombstone="gone")
         client.create_or_load("users", key={"k": pa.string()}, value=VALUE, keyed=form)
     plain = client.create_or_load("plain", key=KEY, value=VALUE)
-    with pytest.raises(persist.NotKeyed, match="write"):
+    with pytest.raises(persist.errors.NotKeyed, match="write"):
         plain.transition([(1, None, 0)])
-    with pytest.raises(persist.SchemaMismatch, match="not keyed"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="not keyed"):
         keyed(client, "plain")
 
 
 def test_plain_writes_are_refused_in_all_their_forms(client: persist.Client) -> None:
     users = keyed(client)
     row = (1, (1, "a", None))
-    with pytest.raises(persist.KeyedCollection, match="upsert"):
+    with pytest.raises(persist.errors.KeyedCollection, match="upsert"):
         users.write([(row, 0, 1)])
     with pytest.raises(persist.InvalidUsage, match="keyed"), client.multi_write() as multi:
         multi.write(users, [(row, 0, 1)])
@@ -131,7 +131,7 @@ def test_events_at_sealed_times_are_refused_whole_or_collected(client: persist.C
     users.upsert([(1, (1, "a", None), 0)], seal=5).result()
     batch = [(2, (1, "late", None), 4), (3, (1, "timely", None), 5)]
     for seal in (None, 6):
-        with pytest.raises(persist.UpdateNotBeyondUpper):
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
             users.upsert(batch, seal=seal).result()
     assert users.handle.contents().pending == {}
     future = users.upsert(batch, seal=6, late="collect")
@@ -154,7 +154,7 @@ def test_events_below_the_late_bound_are_refused_or_collected_and_the_bound_move
     assert users.late_bound == 90
     batch = [(2, (89, "late", None), 1), (3, (90, "timely", None), 1)]
     for seal in (None, 2):
-        with pytest.raises(persist.LateEvents, match=r"89.*90"):
+        with pytest.raises(persist.errors.LateEvents, match=r"89.*90"):
             users.upsert(batch, seal=seal).result()
     future = users.upsert(batch, seal=2, late="collect")
     future.result()
@@ -180,16 +180,16 @@ def test_events_that_were_late_belong_to_their_token_too(client: persist.Client)
     all_late.result()
     assert all_late.late is not None
     assert len(all_late.late) == 2
-    with pytest.raises(persist.TokenReused):
+    with pytest.raises(persist.errors.TokenReused):
         users.upsert(batch[:1], token="t", late="collect").result()
 
 
 def test_a_deletion_that_a_late_row_would_undo_is_refused(client: persist.Client) -> None:
-    with pytest.raises(persist.InvalidUpdate, match="tombstone"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="tombstone"):
         keyed(client, "a", order_by=["at"]).upsert([(1, None, 0)])
-    with pytest.raises(persist.InvalidUpdate, match="watermark"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="watermark"):
         keyed(client, "b", order_by=["at"], tombstone="gone").upsert([(1, None, 0)])
-    with pytest.raises(persist.InvalidUpdate, match="NULL"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="NULL"):
         keyed(client, "c", tombstone="v").upsert([(1, None, 0)])
 
 
@@ -201,7 +201,7 @@ def test_keys_are_deleted_by_themselves_or_with_their_watermark(client: persist.
     users.delete(pa.table({"k": [3]}), time=1)
     users.seal(2).result()
     assert users.snapshot().to_arrow()["k"].to_pylist() == [0]
-    with pytest.raises(persist.InvalidUpdate, match="watermark"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="watermark"):
         ordered.delete([1], time=1)
     ordered.delete([{"k": 1, "at": 5}, {"k": 2, "at": 1}], time=1)
     ordered.seal(2).result()
@@ -216,7 +216,7 @@ def test_an_upsert_that_is_tried_again_with_its_token_happens_once(client: persi
         again = other.load("users")
         again.upsert([(1, (1, "a", None), 0)], token="t", seal=1).result()
         again.upsert([(1, (1, "b", None), 1)], token="u").result()
-        with pytest.raises(persist.TokenReused):
+        with pytest.raises(persist.errors.TokenReused):
             again.upsert([(1, (1, "other", None), 0)], token="t", seal=1).result()
         assert len(again.handle.contents().pending) == 1
         again.seal(2).result()

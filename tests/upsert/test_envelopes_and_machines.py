@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.upsert import BeforeDiffers, Checked, History, debezium
+from persist.errors import BeforeDiffers
+from persist.upsert import Checked, History, debezium
 
 SCHEMA = {"id": pa.int64(), "name": pa.string(), "lsn": pa.int64()}
 ANNE, MARIE = {"id": 1, "name": "Anne"}, {"id": 1, "name": "Anne Marie"}

@@ -80,7 +80,7 @@ def test_what_one_client_asks_is_done_in_call_order(client: persist.Client) -> N
         futures.append(users.upsert([(1, f"second {time}", time), (time, "x", time + 1)]))
         futures.append(users.seal(time + 1))
         refused = users.upsert([(1, "too late", time)])
-        assert isinstance(refused.exception(), persist.UpdateNotBeyondUpper)
+        assert isinstance(refused.exception(), persist.errors.UpdateNotBeyondUpper)
     assert [future.exception() for future in futures] == [None] * len(futures)
     for time in range(2, 30):
         assert rows_with(users.snapshot(time), [1])["v"].to_pylist() == [f"second {time}"]
@@ -156,7 +156,7 @@ def test_a_machine_in_the_box_is_known_to_who_opens_the_collection(
     with persist.open(tmp_path) as other:
         other.load("users").seal(2).result()
         assert contents(other.load("users")) == {1: "a"}
-    with pytest.raises(persist.SchemaMismatch, match="machine"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="machine"):
         keyed(client, resolve=resolve)
 
 
@@ -171,9 +171,9 @@ def test_a_machine_of_ones_own_has_to_be_given_and_another_one_is_refused(
     users.transition([(1, "a", 0)]).result()
     with persist.open(tmp_path) as other:
         theirs = other.load("users")
-        with pytest.raises(persist.SchemaMismatch, match="longest"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="longest"):
             theirs.seal(1).result()
-        with pytest.raises(persist.SchemaMismatch, match="machine"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="machine"):
             keyed(other, machine=PerKey(longest, name="longest", version=2))
     users.drop().result()
 

@@ -46,7 +46,7 @@ def test_seal_to_is_done_when_somebody_has_sealed_farther_meanwhile(store: Stepp
         ours.seal_to(2).result()
         assert store.is_done
         assert ours.upper.time == 9
-        with pytest.raises(persist.FrontierRegression):
+        with pytest.raises(persist.errors.FrontierRegression):
             ours.seal(2).result()
 
 
@@ -70,9 +70,11 @@ def test_who_expected_another_upper_hears_of_that_even_where_the_seal_would_go_b
         theirs.seal(9).result()
         assert ours.upper.time == 9  # So that it is known when the seal is made.
         for end in (2, 9, 12):
-            with pytest.raises(persist.UpperMismatch, match=r"expected upper=Antichain\(0\), and it is Antichain\(9\)"):
+            with pytest.raises(
+                persist.errors.UpperMismatch, match=r"expected upper=Antichain\(0\), and it is Antichain\(9\)"
+            ):
                 ours.seal(end, expected_upper=0).result()
-        with pytest.raises(persist.FrontierRegression, match=r"back from Antichain\(9\) to Antichain\(2\)"):
+        with pytest.raises(persist.errors.FrontierRegression, match=r"back from Antichain\(9\) to Antichain\(2\)"):
             ours.upsert([(1, "a", 9)], seal=2).result()
         assert ours.unsealed is None
 
@@ -99,7 +101,7 @@ def test_who_is_late_is_told_the_newest_upper_and_not_the_one_it_knew(store: Ste
         ours, theirs = keyed(client), keyed(other)
         ours.seal(4).result()
         theirs.seal(9).result()
-        with pytest.raises(persist.UpdateNotBeyondUpper) as refused:
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper) as refused:
             if is_block:
                 with client.multi_write() as multi:
                     multi.upsert(ours, [(1, "late", 3)])

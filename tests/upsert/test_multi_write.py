@@ -110,17 +110,17 @@ def test_nothing_happens_if_the_block_raises_or_one_part_is_refused(
         multi.write(rows, many, time=0)
         multi.upsert(one, many, time=0)
         raise RuntimeError
-    with pytest.raises(persist.UpdateNotBeyondUpper), client.multi_write() as multi:
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper), client.multi_write() as multi:
         multi.write(rows, many, time=0)
         multi.upsert(one, many, time=0)
         multi.seal(one, 1)
         multi.upsert(other, [(1, "late", 4), (2, "timely", 6)])
         multi.seal(other, 7)
-    with pytest.raises(persist.FrontierRegression), client.multi_write() as multi:
+    with pytest.raises(persist.errors.FrontierRegression), client.multi_write() as multi:
         multi.upsert(one, many, time=0)
         multi.seal(one, 1)
         multi.seal(other, 4)
-    with pytest.raises(persist.UpdateNotBeyondUpper), client.multi_write() as multi:
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper), client.multi_write() as multi:
         multi.upsert(one, many, time=0)
         multi.seal(one, 1)
         multi.write(rows, [((1, "a"), 0, 1)])
@@ -135,9 +135,9 @@ def test_what_a_block_says_is_checked_in_its_order(client: persist.Client) -> No
     users = keyed(client, "users")
     with client.multi_write() as multi:
         multi.seal(users, 3)
-        with pytest.raises(persist.UpdateNotBeyondUpper, match="time 2"):
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper, match="time 2"):
             multi.upsert(users, [(1, "a", 2)])
-        with pytest.raises(persist.FrontierRegression):
+        with pytest.raises(persist.errors.FrontierRegression):
             multi.seal(users, 2)
         with pytest.raises(persist.InvalidUsage, match="put it first"):
             multi.expect_upper(users, 0)
@@ -153,15 +153,15 @@ def test_what_makes_sense_on_other_collections_only_says_so(client: persist.Clie
     users, rows = keyed(client, "users"), plain(client)
     machine = client.create_or_load("m", key=KEY, value=VALUE, keyed=persist.Keyed(machine=InsertIfAbsent()))
     with client.multi_write() as multi:
-        with pytest.raises(persist.NotKeyed, match="plain"):
+        with pytest.raises(persist.errors.NotKeyed, match="plain"):
             multi.transition(rows, [(1, "a", 0)])
-        with pytest.raises(persist.KeyedCollection, match="users"):
+        with pytest.raises(persist.errors.KeyedCollection, match="users"):
             multi.write(users, [((1, "a"), 0, 1)])
         with pytest.raises(persist.InvalidUsage, match="use transition"):
             multi.overwrite(machine, [(1, "a")], time=0)
         with pytest.raises(persist.InvalidUsage, match="use transition"):
             multi.upsert(machine, [(1, "a", 0)])
-        with pytest.raises(persist.InvalidUpdate, match="event 0"):
+        with pytest.raises(persist.errors.InvalidUpdate, match="event 0"):
             multi.upsert(users, [(None, "a", 0)])
         multi.transition(machine, [(1, "first", 0), (1, "second", 0)])
         multi.transition(users, [(1, "a", 0)])
@@ -186,7 +186,7 @@ def test_a_token_makes_a_block_happen_once(client: persist.Client, store: Steppe
         assert first is not None
         for repeating in (client, other):
             block(repeating)
-        with pytest.raises(persist.TokenReused):
+        with pytest.raises(persist.errors.TokenReused):
             block(other, "z")
         with pytest.raises(persist.InvalidUsage, match="not for the others"):
             block(other, name="three")
@@ -199,7 +199,7 @@ def test_a_condition_on_a_keyed_collection_fences_the_whole_block(client: persis
     one, other = keyed(client, "one", resolve=resolve), keyed(client, "other", resolve=resolve)
     one.upsert([(1, "pending", 0)]).result()
     for expected in (3, 0):
-        context = pytest.raises(persist.UpperMismatch) if expected else _nothing()
+        context = pytest.raises(persist.errors.UpperMismatch) if expected else _nothing()
         with context, client.multi_write() as multi:
             multi.expect_upper(one, expected)
             multi.upsert(other, [(1, "a", 0)])
@@ -270,7 +270,7 @@ def test_a_seal_farther_by_somebody_else_in_between_refuses_all(store: Stepped, 
     with opened(store) as other:
         into = keyed(other, "two")
         store.before("create", "log/", lambda: into.seal(9).result())
-        with pytest.raises(persist.UpdateNotBeyondUpper), client.multi_write() as multi:
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper), client.multi_write() as multi:
             multi.write(rows, [(1, "a")], time=0)
             multi.upsert(one, [(1, "a")], time=0)
             multi.upsert(two, [(1, "a")], time=3)
@@ -287,7 +287,7 @@ def test_an_overwrite_in_the_block_is_refused_if_its_collection_changed_and_the_
     with opened(store) as other:
         theirs = plain(other)
         store.before("create", "log/", lambda: theirs.seal(2).result())
-        with pytest.raises(persist.UpperMismatch), client.multi_write() as multi:
+        with pytest.raises(persist.errors.UpperMismatch), client.multi_write() as multi:
             multi.overwrite(rows, [(1, "new")], time=1)
             multi.upsert(one, [(1, "a")], time=0)
             multi.seal(one, 1)

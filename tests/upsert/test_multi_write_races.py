@@ -182,7 +182,7 @@ def racer(path: str, number: int) -> None:
                             for name in NAMES:
                                 multi.seal(each[name], end)
                     break
-                except (persist.UpdateNotBeyondUpper, persist.FrontierRegression):
+                except (persist.errors.UpdateNotBeyondUpper, persist.errors.FrontierRegression):
                     continue  # The other one has sealed farther: of another upper, it is another block.
 
 
@@ -191,7 +191,7 @@ def sealer(path: str) -> None:
     with persist.open(path) as client:
         each = made(client)
         for number in range(BLOCKS):
-            with suppress(persist.FrontierRegression):
+            with suppress(persist.errors.FrontierRegression):
                 name = NAMES[number % 2]
                 each[name].seal(each[name].upper.time or 0).result()
                 each[name].upsert([(-1, f"{number}", (each[name].upper.time or 0) + 50)]).result()

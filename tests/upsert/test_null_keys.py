@@ -98,14 +98,14 @@ def test_the_greater_watermark_of_a_key_with_null_stands(client: persist.Client,
 
 def test_a_key_that_is_null_in_all_its_fields_is_refused(client: persist.Client) -> None:
     things = client.create_or_load("things", key={"a": int, "b": str}, value={"v": int}, keyed=persist.Keyed())
-    with pytest.raises(persist.InvalidUpdate, match=r"event 1 has NULL in all key columns, \['a', 'b'\]"):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r"event 1 has NULL in all key columns, \['a', 'b'\]"):
         things.upsert([((None, "x"), 1), ((None, None), 2)], time=0)
 
 
 def test_a_key_column_that_is_not_null_by_the_schema_takes_none(client: persist.Client) -> None:
     key = {"a": pa.field("a", pa.int64(), nullable=False), "b": pa.string()}
     things = client.create_or_load("things", key=key, value={"v": int}, keyed=persist.Keyed())
-    with pytest.raises(persist.InvalidUpdate, match="NULL in 'a'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="NULL in 'a'"):
         things.upsert([((None, "x"), 1)], time=0)
     things.upsert([((1, None), 1)], time=0, seal=1).result()
     assert rows_with(things.snapshot(), [(1, None)])["v"].to_pylist() == [1]

@@ -33,7 +33,7 @@ def contents(collection: persist.Collection) -> list[Any]:
 @pytest.mark.parametrize("resolve", ["seal", "background"])
 def test_an_event_without_a_moment_is_refused_when_it_comes(client: persist.Client, resolve: Any) -> None:
     spans = keyed(client, SPANS, machine=Sessions(5), resolve=resolve)
-    with pytest.raises(persist.InvalidUpdate, match="event 1 has NULL in 'at'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="event 1 has NULL in 'at'"):
         spans.transition([{"k": 1, "at": 2, "_time": 0}, {"k": 1, "at": None, "_time": 0}])
     spans.transition([{"k": 1, "at": 2, "_time": 0}, {"k": 2, "_deleted": True, "_time": 0}]).result()
     spans.seal(1).result()
@@ -46,7 +46,7 @@ def test_an_event_without_a_moment_is_refused_when_it_comes(client: persist.Clie
 def test_a_machine_that_may_refuse_what_is_sealed_does_not_go_with_the_background(
     client: persist.Client, machine: Any, value: Any
 ) -> None:
-    with pytest.raises(persist.SchemaMismatch, match='Give resolve="seal"'):
+    with pytest.raises(persist.errors.SchemaMismatch, match='Give resolve="seal"'):
         keyed(client, value, machine=machine, resolve="background")
     assert client.collections() == []
 
@@ -54,7 +54,7 @@ def test_a_machine_that_may_refuse_what_is_sealed_does_not_go_with_the_backgroun
 def test_a_sum_that_does_not_fit_is_sealed_after_its_key_is_deleted(client: persist.Client) -> None:
     spans = keyed(client, {**SPANS, "n": pa.int64()}, machine=Sessions(5))
     spans.transition([{"k": k, "at": 1, "n": n, "_time": 0} for k, n in ((1, 2**62), (1, 2**62), (2, 1))]).result()
-    with pytest.raises(persist.InvalidUpdate, match="An event that deletes the key at the same time"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="An event that deletes the key at the same time"):
         spans.seal(1).result()
     spans.delete([1], time=0).result()
     spans.seal(1).result()
@@ -66,7 +66,7 @@ def test_a_deletion_may_be_null_where_no_row_may_be(client: persist.Client, mach
     users = keyed(client, TEXT, machine=machine)
     before = {} if machine is None or machine.name != "checked" else {"_before": pa.nulls(1, pa.struct(TEXT))}
     null = {"k": [1], "v": pa.nulls(1, pa.string()), **before}
-    with pytest.raises(persist.InvalidUpdate, match="event 0 has NULL in 'v'"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="event 0 has NULL in 'v'"):
         users.transition(pa.table({**null, "_time": [0]}))
     assert users.unsealed is None
     deletions: list[Any] = [
@@ -88,7 +88,7 @@ def test_a_tombstone_has_a_value_where_no_row_may_be_null(client: persist.Client
     users = keyed(client, pa.schema([*TEXT, pa.field("gone", pa.bool_())]), tombstone="gone")
     users.upsert([(1, ("a", None), 0), (2, ("b", None), 0)], seal=1).result()
     for refused in ([(1, None, 1)], [{"k": 1, "v": None, "gone": True, "_time": 1}]):
-        with pytest.raises(persist.InvalidUpdate, match="kept as the row of its key"):
+        with pytest.raises(persist.errors.InvalidUpdate, match="kept as the row of its key"):
             users.upsert(refused)
     users.upsert([(1, ("", True), 1)], seal=2).result()
     users.compact()
@@ -98,7 +98,7 @@ def test_a_tombstone_has_a_value_where_no_row_may_be_null(client: persist.Client
 
 def test_what_is_valid_now_has_no_end_so_its_column_may_be_null(client: persist.Client) -> None:
     value = pa.schema([*TEXT, ("valid_from", pa.int64()), pa.field("valid_to", pa.int64(), nullable=False)])
-    with pytest.raises(persist.SchemaMismatch, match="'valid_to' is NULL in what is valid now"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'valid_to' is NULL in what is valid now"):
         keyed(client, value, machine=History())
 
 
@@ -110,7 +110,7 @@ def test_tombstones_without_a_watermark_find_their_way_back(client: persist.Clie
     users.upsert([(1, (None, True), 0), (2, (None, False), 0), (1, (None, False), 1)], seal=2).result()
     copy.upsert(users.upserts(0, 2).to_arrow(), seal=2).result()
     assert [*copy.changes(0).updates()] == [*users.changes(0).updates()]
-    with pytest.raises(persist.InvalidUpdate, match="event 1 deletes its key and has no watermark"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="event 1 deletes its key and has no watermark"):
         users.upsert(
             [{"k": 1, "gone": True, "at": None, "_time": 3}, {"k": 1, "at": None, "_time": 3, "_deleted": True}]
         )

@@ -343,7 +343,7 @@ def test_what_has_evolved_and_what_is_keyed_is_shown_like_all_else(tmp_path: Pat
         assert sorted(explorer.contents("plain", "1", schema=1)["rows"]) == [["1", "5", "1"], ["2", "6", "1"]]
         assert explorer.contents("plain", "1", key="2", schema=1)["rows"] == [["2", "6", "1"]]
         assert explorer.changes("plain", "1", "2", schema=1)["rows"] == [["2", "6", "1", "1"]]
-        with pytest.raises(persist.SchemaMismatch, match="schema=9 is no version"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="schema=9 is no version"):
             explorer.contents("plain", "1", schema=9)
         assert [row[1] for row in explorer.contents("users", "1")["rows"]] == ["b"]
         for name in ("plain", "users"):

@@ -173,12 +173,12 @@ def test_a_collection_that_is_complete_takes_nothing_more(blob: MemoryBlob) -> N
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         c.seal(Antichain()).result()
-        with pytest.raises(persist.UpdateNotBeyondUpper):
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
             c.write([(1, "a")]).result()
         last = client.create_or_load("last", key=KEY, value=VALUE)
         last.seal(2**63 - 2).result()
         assert last.write([(1, "a")]).time == 2**63 - 2
-        with pytest.raises(persist.UpdateNotBeyondUpper):
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
             last.write([(1, "a")]).result()
 
 
@@ -307,7 +307,7 @@ def test_whatever_is_written_without_a_time_is_there_from_the_time_that_its_futu
                 oracle.values[time] = {**last_of(oracle), key: value}
             elif call == "explicit":
                 time = (c["a"].upper.time or 0) + ahead
-                with suppress(persist.UpdateNotBeyondUpper):
+                with suppress(persist.errors.UpdateNotBeyondUpper):
                     c["a"].write([((key, value), time, 1)], seal=time + 1).result()
                     oracle.updates["a"].append((key, value, time, 1))
             elif call == "seal":

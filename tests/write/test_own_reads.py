@@ -28,7 +28,7 @@ def test_a_follower_in_the_same_client_sees_damage_of_the_store() -> None:
             source.write(table(time=1), seal=2).result()
             (part,) = (entry.key for entry in store.list("part/"))
             store.delete(part)
-            with pytest.raises(persist.CorruptBlob, match=part):
+            with pytest.raises(persist.errors.CorruptBlob, match=part):
                 listen.poll()
 
 
@@ -74,7 +74,7 @@ def test_a_read_of_what_is_not_sealed_says_so_at_once_and_when_upper_moved() -> 
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         source = client.create_or_load("c", key=KEY, value=VALUE)
         source.write([(1, "a")]).result()
-        with pytest.raises(persist.AsOfNotSealed, match="upper was last moved at 20") as caught:
+        with pytest.raises(persist.errors.AsOfNotSealed, match="upper was last moved at 20") as caught:
             source.snapshot(1)
         assert (caught.value.as_of, caught.value.timeout_s) == (1, 0.0)
         assert caught.value.moved_ms is not None

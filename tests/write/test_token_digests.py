@@ -73,7 +73,9 @@ def test_other_updates_under_a_token_are_refused_and_nothing_is_written(
 ) -> None:
     orders.write(ROWS, time=5, token="t").result()
     before = client.metrics().groups["log"]["seqno"]
-    with pytest.raises(persist.TokenReused, match=r"the token 't' was used before, .* to the collection 'orders'"):
+    with pytest.raises(
+        persist.errors.TokenReused, match=r"the token 't' was used before, .* to the collection 'orders'"
+    ):
         orders.write(other, token="t").result()
     assert client.metrics().groups["log"]["seqno"] == before
     orders.seal(6).result()
@@ -83,7 +85,7 @@ def test_other_updates_under_a_token_are_refused_and_nothing_is_written(
 def test_other_updates_under_a_token_are_refused_in_the_same_group_of_commits(orders: persist.Collection) -> None:
     futures = [orders.write([(n, "x")], time=5, token="t") for n in (1, 1, 2)]
     assert futures[0].result() == futures[1].result()
-    with pytest.raises(persist.TokenReused):
+    with pytest.raises(persist.errors.TokenReused):
         futures[2].result()
 
 
@@ -93,7 +95,7 @@ def test_a_large_write_under_a_used_token_leaves_no_blob(orders: persist.Collect
     blobs = {entry.key for entry in store.list("part/")}
     pieces = (table.slice(at, 7_000) for at in reversed(range(0, 50_000, 7_000)))
     orders.write(pieces, time=5, token="t").result()
-    with pytest.raises(persist.TokenReused):
+    with pytest.raises(persist.errors.TokenReused):
         orders.write(table.slice(1), time=5, token="t").result()
     assert {entry.key for entry in store.list("part/")} == blobs
 
@@ -102,7 +104,7 @@ def test_another_client_knows_what_a_token_was_used_for(store: MemoryBlob, order
     orders.write(ROWS, time=5, token="t").result()
     with persist.open(store) as other:
         other.load("orders").write(ROWS, time=5, token="t").result()
-        with pytest.raises(persist.TokenReused):
+        with pytest.raises(persist.errors.TokenReused):
             other.load("orders").write(ROWS[:1], time=5, token="t").result()
 
 
@@ -117,9 +119,9 @@ def test_an_overwrite_that_was_done_is_done_when_it_is_tried_again(
     orders.overwrite(ROWS[::-1], time=5, where=where, token="t").result()
     assert held(orders) == [*ROWS, (8, "later")]
     for time, rows, filter in ((5, ROWS[:1], where), (6, ROWS, where), (5, ROWS, pc.field("k") < 10)):
-        with pytest.raises(persist.TokenReused):
+        with pytest.raises(persist.errors.TokenReused):
             orders.overwrite(rows, time=time, where=filter, token="t").result()
-    with pytest.raises(persist.TokenReused):
+    with pytest.raises(persist.errors.TokenReused):
         orders.write(ROWS, time=5, token="t").result()
     assert held(orders) == [*ROWS, (8, "later")]
     assert {entry.key for entry in store.list("part/")} == blobs
@@ -127,7 +129,7 @@ def test_an_overwrite_that_was_done_is_done_when_it_is_tried_again(
 
 def test_an_overwrite_without_its_token_is_refused_as_before(orders: persist.Collection) -> None:
     orders.overwrite(ROWS, time=5, token="t").result()
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         orders.overwrite(ROWS, time=5, token="another").result()
 
 
@@ -140,7 +142,7 @@ def test_a_deletion_that_was_done_is_done_when_it_is_tried_again(orders: persist
     orders.delete(where=pc.field("v") == "c", time=6, token="filter").result()
     assert held(orders) == ROWS
     for what, token in (([1], "keys"), (pc.field("v") == "b", "filter"), ([1, 2], "filter")):
-        with pytest.raises(persist.TokenReused):
+        with pytest.raises(persist.errors.TokenReused):
             by: dict[str, Any] = {"keys": what} if isinstance(what, list) else {"where": what}
             orders.delete(**by, time=5 if token == "keys" else 6, token=token).result()
 
@@ -161,7 +163,7 @@ def test_a_commit_to_several_collections_is_compared_for_each(
     commit(ROWS[1:], [7, 8])
     commit(ROWS[1:], [8, 7])
     for rows, keys in ((ROWS, [7, 8]), (ROWS[1:], [7])):
-        with pytest.raises(persist.TokenReused):
+        with pytest.raises(persist.errors.TokenReused):
             commit(rows, keys)
     assert held(orders) == [(2, "b"), (9, "i")]
     items.seal(4).result()
@@ -181,8 +183,8 @@ def test_other_data_is_what_is_said_first_of_a_token_that_only_some_collections_
 
     with pytest.raises(persist.InvalidUsage, match="not a repetition") as caught:
         commit(ROWS)
-    assert not isinstance(caught.value, persist.TokenReused)
-    with pytest.raises(persist.TokenReused, match="to the collection 'orders'"):
+    assert not isinstance(caught.value, persist.errors.TokenReused)
+    with pytest.raises(persist.errors.TokenReused, match="to the collection 'orders'"):
         commit(ROWS[:1])
     items.seal(2).result()
     assert held(items) == []
@@ -214,9 +216,9 @@ def test_a_filter_with_many_values_is_compared_with_all_of_them(orders: persist.
     orders.delete(where=one_of(LONG[:60]), time=6, token="gone").result()
     orders.overwrite(ROWS, time=5, where=one_of([*LONG]), token="over").result()
     orders.delete(where=one_of(LONG[:60]), time=6, token="gone").result()
-    with pytest.raises(persist.TokenReused):
+    with pytest.raises(persist.errors.TokenReused):
         orders.overwrite(ROWS, time=5, where=one_of(other), token="over").result()
-    with pytest.raises(persist.TokenReused):
+    with pytest.raises(persist.errors.TokenReused):
         orders.delete(where=one_of([*LONG[:30], 1000, *LONG[31:60]]), time=6, token="gone").result()
 
 

@@ -99,7 +99,7 @@ def test_an_error_that_nobody_looked_at_is_printed_and_fails_the_process(folder:
 def test_an_error_that_somebody_looked_at_is_not_printed_again(look: str, folder: Path) -> None:
     done = run(
         f"client, orders = opened(); orders.seal(10).result(); f = orders.write(update(1))\ntry:\n    {look}\n"
-        "except persist.UpdateNotBeyondUpper: pass\n",
+        "except persist.errors.UpdateNotBeyondUpper: pass\n",
         folder,
     )
     assert (done.returncode, done.stderr) == (0, "")

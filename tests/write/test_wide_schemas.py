@@ -89,14 +89,16 @@ def test_what_was_acknowledged_can_be_read_at_any_width_that_is_allowed(width: i
 @pytest.mark.parametrize("shape", [flat, struct, deep])
 def test_a_schema_that_is_too_wide_is_refused_and_the_limit_is_named(shape: Any) -> None:
     with persist.open(MemoryBlob()) as client:
-        with pytest.raises(persist.SchemaMismatch, match="have 20001 leaf columns, and a collection can have 20000"):
+        with pytest.raises(
+            persist.errors.SchemaMismatch, match="have 20001 leaf columns, and a collection can have 20000"
+        ):
             client.create_or_load("wide", key={"k": pa.int64()}, value=shape(LEAVES_MAX))
         assert not client.collections()
 
 
 def test_a_table_that_does_not_fit_a_wide_schema_is_refused_in_few_words() -> None:
     schema = CollectionSchema.of({"k": pa.int64()}, flat(5_000))
-    with pytest.raises(persist.SchemaMismatch, match=r"'f49' .* is missing; and 4952 more") as caught:
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"'f49' .* is missing; and 4952 more") as caught:
         to_updates(pa.table({"k": [1]}), schema)
     assert len(str(caught.value)) < 5_000
 

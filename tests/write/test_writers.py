@@ -34,7 +34,7 @@ def test_a_token_is_remembered_by_other_clients_and_after_a_seal(blob: MemoryBlo
         c = client.load("c")
         c.write(ROW, token="job 1").result()
         assert rows(c) == 1
-        with pytest.raises(persist.UpdateNotBeyondUpper):
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
             c.write(ROW, token="job 2").result()
 
 
@@ -105,7 +105,7 @@ def test_tokens_of_sealed_writes_are_forgotten_one_day_and_those_of_others_never
         for future in futures:
             future.result()
         c.write([], token="last").result()
-        with pytest.raises(persist.UpdateNotBeyondUpper):
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
             c.write(ROW, token="sealed").result()
         c.write([((1, None), 1000, 1)], token="open").result()
         c.seal(1001).result()
@@ -117,11 +117,11 @@ def test_compare_and_append_loses_to_another_seal_and_changes_nothing(blob: Memo
         a = one.create_or_load("c", key=KEY)
         b = two.load("c")
         a.write(ROW, expected_upper=0, seal=6).result()
-        with pytest.raises(persist.UpperMismatch, match="expected upper=Antichain\\(0\\), and it is") as lost:
+        with pytest.raises(persist.errors.UpperMismatch, match="expected upper=Antichain\\(0\\), and it is") as lost:
             b.write([((2, None), 8, 1)], expected_upper=0, seal=9).result()
         assert (lost.value.expected, lost.value.actual) == (persist.Antichain(0), persist.Antichain(6))
         assert (rows(a), a.upper) == (1, persist.Antichain(6))
-        with pytest.raises(persist.UpperMismatch):
+        with pytest.raises(persist.errors.UpperMismatch):
             b.seal(9, expected_upper=5).result()
         b.seal(persist.Antichain(), expected_upper=persist.Antichain(6)).result()
         a.seal(persist.Antichain(), expected_upper=persist.Antichain()).result()
@@ -137,7 +137,7 @@ def test_of_many_clients_that_compare_and_append_one_wins_each_time(tmp_path: Pa
             try:
                 handles[n].write([((upper, None), upper, 1)], expected_upper=upper, seal=upper + 1).result()
                 won[n] += 1
-            except (persist.UpperMismatch, persist.UpdateNotBeyondUpper):
+            except (persist.errors.UpperMismatch, persist.errors.UpdateNotBeyondUpper):
                 continue
 
     threads = [threading.Thread(target=run, args=(n,)) for n in range(len(clients))]
@@ -158,14 +158,14 @@ def test_an_exclusive_writer_keeps_others_out_until_it_closes(blob: MemoryBlob) 
             c = owner.load("c")
             c.write(ROW, seal=6).result()
             for refused in (theirs.write([((2, None), 7, 1)]), theirs.seal(9), theirs.drop()):
-                with pytest.raises(persist.Locked, match="exclusively") as locked:
+                with pytest.raises(persist.errors.Locked, match="exclusively") as locked:
                     refused.result()
             assert ":" in locked.value.holder
-            with pytest.raises(persist.Locked):
+            with pytest.raises(persist.errors.Locked):
                 shared.create_or_load("new", key=KEY)
-            with pytest.raises(persist.Locked):
+            with pytest.raises(persist.errors.Locked):
                 opened(blob, mode="exclusive", reentrance_id="another")
-            with pytest.raises(persist.Locked):
+            with pytest.raises(persist.errors.Locked):
                 opened(blob, mode="exclusive")
             assert rows(theirs) == 1  # Reading is free, holds included.
         theirs.seal(9).result()
@@ -181,11 +181,11 @@ def test_a_writer_that_was_taken_over_is_fenced_for_ever(blob: MemoryBlob, how: 
     pending.result()
     new = opened(blob, mode="exclusive", **how)
     for fenced in (c.write(ROW), c.seal(7), c.allow_compaction(3)):
-        with pytest.raises(persist.WriterFenced, match="nothing it asks for is written any more"):
+        with pytest.raises(persist.errors.WriterFenced, match="nothing it asks for is written any more"):
             fenced.result()
     new.load("c").seal(6).result()
     new.close()
-    with pytest.raises(persist.WriterFenced):
+    with pytest.raises(persist.errors.WriterFenced):
         c.seal(7).result()
     assert rows(c) == 1
     old.close()
@@ -197,7 +197,7 @@ def test_a_fenced_client_does_not_unlock_its_successor_when_it_closes(blob: Memo
     old = opened(blob, mode="exclusive", reentrance_id="job")
     new = opened(blob, mode="exclusive", reentrance_id="job")
     old.close()
-    with opened(blob) as shared, pytest.raises(persist.Locked):
+    with opened(blob) as shared, pytest.raises(persist.errors.Locked):
         shared.create_or_load("c", key=KEY)
     new.close()
 
@@ -221,7 +221,7 @@ def test_what_was_asked_for_before_the_fence_and_not_committed_loses(tmp_path: P
     c = old.create_or_load("c", key=KEY)
     clock.is_armed = True
     blob.next_faults("create", *[Fault.UNAVAILABLE] * 3)
-    with pytest.raises(persist.WriterFenced):
+    with pytest.raises(persist.errors.WriterFenced):
         c.write(ROW).result()
     assert overtaken.is_set()
     old.close()
@@ -245,7 +245,7 @@ def test_a_holder_that_died_is_replaced_by_its_successor_or_by_force(tmp_path: P
         "os._exit(1)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=False, cwd=Path(__file__).parents[2])
-    with pytest.raises(persist.Locked):
+    with pytest.raises(persist.errors.Locked):
         persist.open(tmp_path, mode="exclusive", reentrance_id="other")
     with persist.open(tmp_path, mode="exclusive", reentrance_id="nightly") as client:
         client.load("c").seal(6).result()

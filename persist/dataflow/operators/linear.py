@@ -15,7 +15,6 @@ import pyarrow as pa
 from persist.antichain import coordinates
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, TIME_MAX, to_array
-from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.plan.stages import (
     BatchFunction,
     Delay,
@@ -34,6 +33,7 @@ from persist.dataflow.updates.batch import negated, products
 from persist.dataflow.updates.bulk import reordered
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain
+from persist.errors import OperatorFailed
 from persist.expression import Col, Lit, Term, as_array, conjuncts, evaluate
 
 Shape = Callable[[Ints], Ints]

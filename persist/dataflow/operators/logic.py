@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs import DiffOverflow
-from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.operators.aggregates import (
     ACCUMULABLE,
     COUNT,
@@ -42,6 +41,7 @@ from persist.dataflow.updates.batch import products, summed
 from persist.dataflow.updates.bulk import order_by
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, directed, ranks
+from persist.errors import OperatorFailed
 
 Result: TypeAlias = tuple[Ints, Ints, Ints]
 KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, n].

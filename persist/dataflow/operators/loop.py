@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain
-from persist.dataflow.errors import NotConverging, OperatorFailed
 from persist.dataflow.operators.operators import Operator, Position
 from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Ints, Stash, meet_of
 from persist.dataflow.updates.words import NULL
+from persist.errors import NotConverging, OperatorFailed
 
 
 class EnterOperator(Operator):

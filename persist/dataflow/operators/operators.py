@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain, Coordinates, as_given
-from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.operators.linear import Shape
 from persist.dataflow.plan.draft import Captured, Probed, to_table
 from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_of
 from persist.dataflow.updates.words import Domain
+from persist.errors import OperatorFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import pyarrow.types as pat
 from persist.antichain import Antichain, Time, as_given, coordinates
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, CollectionSchema, InvalidUpdate, to_updates
-from persist.dataflow.errors import InputClosed
 from persist.dataflow.operators.operators import EntryOperator
 from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Ints, Stash, beyond
 from persist.dataflow.updates.words import NULL, Domain, Interner
+from persist.errors import InputClosed
 
 Rule = Callable[[list[Any]], "list[int] | Ints | None"]
 FEW_GIVEN = 32  # From about so many rows on, columns are faster.

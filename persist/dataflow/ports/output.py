@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema
-from persist.dataflow.errors import OutputConflict, SourceLost
 from persist.dataflow.operators.operators import SinkOperator
 from persist.dataflow.plan.draft import to_table
 from persist.dataflow.plan.origin import PROPERTY
@@ -35,6 +34,8 @@ from persist.engine import (
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
+    OutputConflict,
+    SourceLost,
 )
 
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.

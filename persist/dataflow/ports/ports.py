@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from persist.dataflow.errors import SourceLost
 from persist.dataflow.operators.operators import EntryOperator, Position, SinkOperator
 from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.origin import fingerprint
@@ -16,7 +15,7 @@ from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.ports.sources import SourceReader
 from persist.dataflow.updates.words import Domain
 from persist.engine import Engine, drop, loaded
-from persist.errors import CollectionNotFound
+from persist.errors import CollectionNotFound, SourceLost
 
 OPEN_ATTEMPTS = 5
 

@@ -20,7 +20,6 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, Part
-from persist.dataflow.errors import OutputConflict
 from persist.dataflow.operators.operators import SinkOperator
 from persist.dataflow.plan.origin import reads_time
 from persist.dataflow.plan.plan import Plan, has_inputs, sources_of
@@ -33,6 +32,7 @@ from persist.engine import CollectionHandle, Commit, Engine
 from persist.errors import (
     CollectionNotFound,
     HoldMoved,
+    OutputConflict,
     UpdatesBeyondUpper,
     UpperMismatch,
 )

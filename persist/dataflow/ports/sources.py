@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, SchemaMismatch
-from persist.dataflow.errors import SourceLost
 from persist.dataflow.plan.plan import Source
 from persist.dataflow.plan.types import is_read_as, shown
 from persist.dataflow.ports.inputs import Gate
@@ -34,7 +33,7 @@ from persist.engine import (
     snapshot,
     take_hold,
 )
-from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired
+from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired, SourceLost
 from persist.hold import Hold
 from persist.read import Listen, Progress
 from persist.state import CollectionState, version_of

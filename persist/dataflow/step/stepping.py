@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
-from persist.dataflow.errors import OperatorFailed, WouldRecompute
 from persist.dataflow.plan.plan import Persist, Plan, Source
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.program import Program
@@ -33,7 +32,15 @@ from persist.dataflow.step.stages import why_not
 from persist.dataflow.step.tasks import Asked, Here, StageTask, Stored
 from persist.dataflow.step.touched import TouchedKeys
 from persist.engine import Engine, loaded
-from persist.errors import CollectionNotFound, HoldMoved, UpdatesBeyondUpper, UpperMismatch, ViewRedefined
+from persist.errors import (
+    CollectionNotFound,
+    HoldMoved,
+    OperatorFailed,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+    ViewRedefined,
+    WouldRecompute,
+)
 
 Known: TypeAlias = Mapping[int, TouchedKeys]
 Where = Literal["auto", "here", "tasks"]

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs import Part, boolean_array, combined, int64_values, row_hashes, to_updates
-from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.plan.plan import Linear
 from persist.dataflow.plan.stages import Map
 from persist.dataflow.program import Program
@@ -28,6 +27,7 @@ from persist.dataflow.step.stages import Exchange, StagePlan
 from persist.dataflow.step.standing import Doubts
 from persist.dataflow.step.touched import Condition
 from persist.dataflow.stream import Stream
+from persist.errors import OperatorFailed
 from persist.read import Lookup, PartReader, Scan, read_changes, read_snapshot
 from persist.sink import Target, upload
 from persist.source import CollectionAddress

@@ -57,9 +57,9 @@ class Condition:
     def raised(self, df: DataFrame) -> Column:
         """Return a column of longs that fails the task, naming a row of df for which this is not true."""
         refusal = (
-            f"persist.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would come "
-            "beside what is there and not in its place: leave them out, or widen the condition. Nothing was written. "
-            "One of them is "
+            f"persist.errors.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would "
+            "come beside what is there and not in its place: leave them out, or widen the condition. Nothing was "
+            "written. One of them is "
         )
         row = F.to_json(F.struct(*(F.col(quoted(name)) for name in df.columns)))
         return F.raise_error(F.concat(F.lit(refusal), row)).cast("long")

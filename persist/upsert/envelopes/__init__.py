@@ -6,7 +6,6 @@ that a message or the caller could say. Pure functions of columns, vectorised th
 
 from persist.upsert.envelopes.binlog import canal, maxwell
 from persist.upsert.envelopes.debezium import debezium
-from persist.upsert.envelopes.messages import BadMessage
 from persist.upsert.envelopes.wanted import Events
 
-__all__ = ["BadMessage", "Events", "canal", "debezium", "maxwell"]
+__all__ = ["Events", "canal", "debezium", "maxwell"]

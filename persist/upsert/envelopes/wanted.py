@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.codecs import did_you_mean, field_types, int64_array
+from persist.errors import BadMessage
 from persist.upsert.envelopes.columns import values_at
 from persist.upsert.envelopes.connect import Described
 from persist.upsert.envelopes.json_rows import Bad
-from persist.upsert.envelopes.messages import KEY, VALUE, BadMessage, Messages
+from persist.upsert.envelopes.messages import KEY, VALUE, Messages
 
 DELETED, TIME, BEFORE = "_deleted", "_time", "_before"
 OnError: TypeAlias = Literal["raise", "collect"]

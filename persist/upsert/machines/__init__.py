@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from persist.upsert.machine import Machine
-from persist.upsert.machines.checked import BeforeDiffers, Checked
+from persist.upsert.machines.checked import Checked
 from persist.upsert.machines.history import History
 from persist.upsert.machines.idempotent import AppendDistinct, InsertIfAbsent
 from persist.upsert.machines.per_key import Event, PerKey
@@ -23,7 +23,6 @@ BOXED: dict[tuple[str, int], Callable[[Mapping[str, Any]], Machine]] = {
 __all__ = [
     "BOXED",
     "AppendDistinct",
-    "BeforeDiffers",
     "Checked",
     "Event",
     "History",

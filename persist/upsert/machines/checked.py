@@ -5,7 +5,6 @@ choose.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs import CollectionSchema, SchemaMismatch, boolean_values, combined
-from persist.errors import InvalidUsage
+from persist.errors import BeforeDiffers, InvalidUsage
 from persist.upsert.machine import Touched
 from persist.upsert.machines import steps
 from persist.upsert.machines.steps import Flags, Ints
@@ -21,35 +20,6 @@ from persist.upsert.machines.steps import Flags, Ints
 BEFORE = "_before"
 ABSENT = -1
 OnDifference = Literal["fail", "skip", "trust"]
-
-
-@dataclass(eq=False, repr=False)
-class BeforeDiffers(InvalidUsage):
-    """An event says that it changed another row than its key holds. Nothing was resolved, and nothing was sealed.
-
-    Attributes:
-        key: of the event.
-        time: of the event.
-        said: the row that the event says was there; None for no row.
-        held: the row that is there; None for no row.
-    """
-
-    key: Any
-    time: int
-    said: Any
-    held: Any
-
-    def __str__(self) -> str:
-        return (
-            f"the event of key {self.key!r} at time {self.time} changes {_row(self.said)}, and the key holds "
-            f"{_row(self.held)}: events are missing, came twice, or in another order. Nothing of this was resolved. "
-            "Write what is missing at or before that time; a collection whose machine was made with "
-            'on_difference="skip" or "trust" goes on instead.'
-        )
-
-
-def _row(row: Any) -> str:
-    return "no row" if row is None else f"{row!r:.200}"
 
 
 class Checked:

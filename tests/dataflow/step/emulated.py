@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from persist import View
 from persist.codecs import Part
-from persist.dataflow import OperatorFailed
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.step.planning import StepPlan
 from persist.dataflow.step.tasks import StageTask, StoredParts, block_row
 from persist.dataflow.step.touched import TouchedKeys
+from persist.errors import OperatorFailed
 
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 

@@ -12,12 +12,12 @@ import pytest
 import persist
 from persist import View
 from persist.collection import Collection
-from persist.dataflow import OperatorFailed, Program, col
+from persist.dataflow import Program, col
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.step.planning import StepPlan
 from persist.dataflow.step.stages import cut, why_not
 from persist.dataflow.step.touched import Term, before, known_only, needs_of
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, OperatorFailed
 from persist.settings import Tuning
 from persist.sql.types import to_arrow
 from tests.dataflow.step.emulated import emulated, stepped
@@ -170,7 +170,7 @@ def test_a_step_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothi
         stored = emulated(step.tasks(2), random.Random(1))
         assert {*stored} == {"v", "o"}
         view.refresh()
-        with pytest.raises(persist.UpperMismatch):
+        with pytest.raises(persist.errors.UpperMismatch):
             step.commit(stored)
     other.refresh()
     blobs = {entry.key for entry in client.engine.blob.list("part/")}

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import persist
 from persist import View
 from persist.collection import Collection
-from persist.dataflow import OperatorFailed
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.step.planning import StepPlan
+from persist.errors import OperatorFailed
 from tests.dataflow.step.emulated import stepped
 from tests.dataflow.step.test_stages import QUIET, held
 from tests.tiers import examples

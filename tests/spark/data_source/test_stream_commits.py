@@ -148,7 +148,10 @@ def test_another_writer_that_seals_first_only_moves_the_time(location: str) -> N
 
 
 def test_a_collection_that_is_complete_takes_no_batch(location: str) -> None:
-    with persist.open(location) as client, pytest.raises(persist.UpdateNotBeyondUpper, match="complete for ever"):
+    with (
+        persist.open(location) as client,
+        pytest.raises(persist.errors.UpdateNotBeyondUpper, match="complete for ever"),
+    ):
         client.load("c").seal(persist.Antichain()).result()
         Query(location).batch(0, plain(1))
 
@@ -188,12 +191,12 @@ def test_two_queries_with_one_id_are_noticed(location: str) -> None:
     one, other = Query(location), Query(location, run="r2")
     one.batch(0, plain(1))
     other.batch(0, plain(1))  # As if run again; from here on the other one goes on.
-    with pytest.raises(persist.QueryMismatch, match="two queries with one id are running"):
+    with pytest.raises(persist.errors.QueryMismatch, match="two queries with one id are running"):
         one.batch(1, plain(2))
     other.batch(1, plain(2))
-    with pytest.raises(persist.QueryMismatch, match="two queries with one id are running"):
+    with pytest.raises(persist.errors.QueryMismatch, match="two queries with one id are running"):
         one.batch(1, plain(2))
-    with pytest.raises(persist.QueryMismatch, match="the last one here is batch 1"):
+    with pytest.raises(persist.errors.QueryMismatch, match="the last one here is batch 1"):
         Query(location, run="r3").batch(0, plain(1))
     assert updates(location) == [(0, 1), (1, 2)]
     assert is_clean(location)
@@ -205,7 +208,7 @@ def test_a_checkpoint_of_another_location_is_noticed(location: str, tmp_path_fac
     other = str(tmp_path_factory.mktemp("other"))
     with persist.open(other) as client:
         client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
-    with pytest.raises(persist.QueryMismatch, match="its checkpoint belongs to another location") as caught:
+    with pytest.raises(persist.errors.QueryMismatch, match="its checkpoint belongs to another location") as caught:
         Query(other).batch(3, plain(3))
     assert 'first_batch="3"' in str(caught.value)
     assert (updates(other), is_clean(other)) == ([], True)
@@ -220,7 +223,7 @@ def test_a_collection_made_anew_during_a_batch_gets_nothing_of_it(location: str)
             client.load("c").drop().result()
             client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
 
-    with pytest.raises(persist.CollectionNotFound):
+    with pytest.raises(persist.errors.CollectionNotFound):
         Query(location).batch(0, plain(1), replaced)
     assert updates(location) == []
 
@@ -233,7 +236,9 @@ def test_updates_are_sealed_to_their_largest_time_or_not_at_all(location: str) -
     assert upper(location) == 6
     Query(location, UPDATES, query="q2", seal="none").batch(0, at(8, 2))
     assert upper(location) == 6
-    with pytest.raises(persist.UpdateNotBeyondUpper, match="update at time 5 is not beyond upper=Antichain\\(6\\)"):
+    with pytest.raises(
+        persist.errors.UpdateNotBeyondUpper, match="update at time 5 is not beyond upper=Antichain\\(6\\)"
+    ):
         query.batch(2, [*at(5, 9), *at(9, 9)])
     assert (upper(location), is_clean(location)) == (6, True)
 
@@ -255,7 +260,7 @@ def test_event_times_seal_behind_a_watermark(location: str) -> None:
     query.batch(2, [event(120, 4)])
     assert upper(location) == 110 * per_s
     assert updates(location) == [(91 * per_s, 3), (95 * per_s, 2), (100 * per_s, 1)]
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         query.batch(3, [event(109, 5), event(130, 6)])
     assert (upper(location), is_clean(location)) == (110 * per_s, True)
 
@@ -315,9 +320,9 @@ def test_a_query_that_cannot_be_says_why(location: str, ddl: str, options: dict[
 )
 def test_bad_rows_are_named_and_leave_nothing(location: str, ddl: str, rows: list[Any], message: str) -> None:
     query = Query(location, ddl)
-    with pytest.raises(persist.InvalidUpdate, match=message):
+    with pytest.raises(persist.errors.InvalidUpdate, match=message):
         query.batch(0, rows)
-    with pytest.raises(persist.InvalidUpdate, match="row 0 has NULL in 'at', which says its time"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="row 0 has NULL in 'at', which says its time"):
         Query(location, EVENTS, time="at").batch(0, [{"k": 1, "v": "x", "at": None}])
     assert is_clean(location)
 

@@ -286,7 +286,7 @@ def test_a_collection_without_anything_sealed_can_be_followed(path: str) -> None
 def test_what_cannot_be_read_is_not_written_down_as_a_beginning(orders: persist.Collection, path: str) -> None:
     orders.allow_compaction(70).result()  # Since may pass upper.
     for options in (CHANGES, {**CHANGES, "start": "latest"}, {**CHANGES, "start": 70}):
-        with Query(path, options) as query, pytest.raises(persist.AsOfCompacted, match=r"since=Antichain\(70\)"):
+        with Query(path, options) as query, pytest.raises(persist.errors.AsOfCompacted, match=r"since=Antichain\(70\)"):
             query.next()
         assert query.ends == []
     assert orders.holds() == []
@@ -306,7 +306,7 @@ def test_with_available_now_a_query_ends_where_it_was_when_it_started(orders: pe
         assert query.all() == []
     with (
         Query(path, {**CHANGES, "as_of": 99, "timeout_s": 0.01}) as query,
-        pytest.raises(persist.AsOfNotSealed, match=r"waiting 0\.01 s"),
+        pytest.raises(persist.errors.AsOfNotSealed, match=r"waiting 0\.01 s"),
     ):
         query.reader.prepareForTriggerAvailableNow()
 
@@ -318,7 +318,7 @@ def test_with_available_now_a_query_that_may_wait_waits_for_the_first_seal(path:
         options = {"collection": "late", "form": "changes"}
         with (
             Query(path, {**options, "timeout_s": 0}) as query,
-            pytest.raises(persist.AsOfNotSealed, match=r"1 update at time 4: sealing to 5 makes"),
+            pytest.raises(persist.errors.AsOfNotSealed, match=r"1 update at time 4: sealing to 5 makes"),
         ):
             query.reader.prepareForTriggerAvailableNow()
         with Query(path, {**options, "timeout_s": 60}) as query, ThreadPoolExecutor(1) as pool:
@@ -376,7 +376,7 @@ def test_a_batch_is_read_as_of_a_timestamp(path: str) -> None:
     assert read(as_of="2026-11-21 13:00:00") == read(as_of="2026-11-21T14:00+01:00", form="diff") == [0, 1]
     assert read(form="changes", start="2026-11-21 12:00:00.1", until="2026-11-21 14:00") == [1]
     assert read(form="changes", start="2026-11-21 12:00", until="2026-11-21 14:00:00.1") == [0, 1, 2]
-    with pytest.raises(persist.AsOfNotSealed):
+    with pytest.raises(persist.errors.AsOfNotSealed):
         read(as_of="2026-11-22", timeout_s="0")
     with pytest.raises(persist.InvalidUsage, match="write it as 2026-11-21T12:00:00Z"):
         read(as_of="2026-21-11")
@@ -397,9 +397,9 @@ def test_a_hold_that_somebody_moved_or_removed_stops_the_query(
         else:
             hold.advance(moved_to)
         error, text, advice = (
-            (persist.HoldNotFound, "no named hold 'mine': it has none", "make it again at time")
+            (persist.errors.HoldNotFound, "no named hold 'mine': it has none", "make it again at time")
             if moved_to is None
-            else (persist.HoldMoved, "'mine' was expected to be at .*, and is at 55", "copy of its checkpoint")
+            else (persist.errors.HoldMoved, "'mine' was expected to be at .*, and is at 55", "copy of its checkpoint")
         )
         for ask in (query.next, lambda: query.read(1), lambda: query.reader.commit(query.ends[-1])):
             with pytest.raises(error, match=text) as caught:
@@ -420,7 +420,7 @@ def test_a_removed_hold_can_be_made_again_until_its_history_is_gone(orders: pers
         assert listed(again.next()) == history(orders, time + 1, 60)
     orders.hold(name=query.hold).release()
     orders.allow_compaction(30).result()
-    with Query(path, CHANGES, query.ends) as again, pytest.raises(persist.HoldNotFound) as caught:
+    with Query(path, CHANGES, query.ends) as again, pytest.raises(persist.errors.HoldNotFound) as caught:
         again.next()
     assert f"changes after {time} are lost: begin with a new checkpointLocation" in caught.value.__notes__[0]
 
@@ -431,14 +431,14 @@ def test_two_queries_with_one_checkpoint_notice_each_other(orders: persist.Colle
         query.next()
         with Query(path, {**CHANGES, "max_times_per_trigger": 4}, query.ends) as copy:
             assert copy.next() is not None
-            with pytest.raises(persist.HoldMoved, match="was expected to be at") as caught:
+            with pytest.raises(persist.errors.HoldMoved, match="was expected to be at") as caught:
                 query.next()
     assert "another query with the same hold or a copy of its checkpoint" in caught.value.__notes__[0]
 
 
 def test_a_hold_of_another_query_is_not_taken(orders: persist.Collection, path: str) -> None:
     orders.hold(3, name="mine")
-    with Query(path, {**CHANGES, "hold": "mine"}) as query, pytest.raises(persist.HoldMoved) as caught:
+    with Query(path, {**CHANGES, "hold": "mine"}) as query, pytest.raises(persist.errors.HoldMoved) as caught:
         query.next()
     assert "expected to be not there, and is at 3" in str(caught.value)
     assert "give this one another name with the option hold" in caught.value.__notes__[0]
@@ -453,7 +453,10 @@ def test_without_a_hold_nothing_is_written_and_nothing_is_kept(orders: persist.C
         query.next()
     assert {entry.key for entry in FileBlob(path).list("")} == before
     orders.allow_compaction(40).result()
-    with Query(path, CHANGES, query.ends) as again, pytest.raises(persist.AsOfCompacted, match="since=Antichain"):
+    with (
+        Query(path, CHANGES, query.ends) as again,
+        pytest.raises(persist.errors.AsOfCompacted, match="since=Antichain"),
+    ):
         again.next()
 
 
@@ -471,7 +474,7 @@ def test_history_that_goes_while_a_query_without_a_hold_runs_stops_it(
             query.next()
         orders.allow_compaction(40).result()
         orders.compact()
-        with pytest.raises(persist.AsOfCompacted, match="since=Antichain"):
+        with pytest.raises(persist.errors.AsOfCompacted, match="since=Antichain"):
             query.next()
 
 
@@ -587,7 +590,7 @@ def test_spark_follows_what_is_written_while_it_runs(
         orders.write([((62, "new"), 62, 1)], seal=63).result()
         with pytest.raises(StreamingQueryException) as caught:
             query.processAllAvailable()
-        assert "persist.HoldNotFound: this collection has no named hold 'spark-" in str(caught.value)
+        assert "persist.errors.HoldNotFound: this collection has no named hold 'spark-" in str(caught.value)
         assert "nothing is lost yet: make it again at time 61" in str(caught.value)
         assert "persist/spark" not in str(caught.value)
     finally:
@@ -600,9 +603,15 @@ def test_spark_follows_what_is_written_while_it_runs(
         ({"collection": "orders"}, 'a stream has no form by default: use .option("form", "changes")'),
         ({**CHANGES, "form": "diff"}, "option form='diff' is none of 'rows', 'changes', 'transitions', 'upserts'"),
         ({**CHANGES, "as_of": 3, "start": 3}, "Leave one of them out"),
-        ({**CHANGES, "start": 4}, "persist.AsOfCompacted: changes from 4 on cannot be told from what came before"),
-        ({**CHANGES, "as_of": 4}, "persist.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
-        ({**CHANGES, "as_of": 99, "timeout_s": 0}, "persist.AsOfNotSealed: as_of=99 is not before upper=Antichain(60)"),
+        (
+            {**CHANGES, "start": 4},
+            "persist.errors.AsOfCompacted: changes from 4 on cannot be told from what came before",
+        ),
+        ({**CHANGES, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
+        (
+            {**CHANGES, "as_of": 99, "timeout_s": 0},
+            "persist.errors.AsOfNotSealed: as_of=99 is not before upper=Antichain(60)",
+        ),
         ({**CHANGES, "start": "2026-11-21"}, "the collection 'orders' has no timeline"),
         ({**CHANGES, "start": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),
         ({**CHANGES, "max_times_per_trigger": 0}, "option max_times_per_trigger='0' is not a number from 1 to"),
@@ -612,8 +621,8 @@ def test_spark_follows_what_is_written_while_it_runs(
         ),
         ({**CHANGES, "start": 9, "until": 12}, "option 'until' is not an option for a stream from"),
         ({**CHANGES, "hold": "a/b"}, "hold name 'a/b' is not allowed"),
-        ({**CHANGES, "columns": "k,color"}, "persist.SchemaMismatch: columns ['k', 'color']"),
-        ({**CHANGES, "collection": "nope"}, "persist.CollectionNotFound: no collection 'nope' at"),
+        ({**CHANGES, "columns": "k,color"}, "persist.errors.SchemaMismatch: columns ['k', 'color']"),
+        ({**CHANGES, "collection": "nope"}, "persist.errors.CollectionNotFound: no collection 'nope' at"),
     ],
 )
 def test_bad_options_say_what_is_right(
@@ -631,8 +640,8 @@ def test_bad_options_say_what_is_right(
 def test_spark_shows_what_is_wrong_with_an_option(spark: SparkSession, orders: persist.Collection, path: str) -> None:
     orders.allow_compaction(5).result()
     for options, message in (
-        ({"collection": "orders"}, "persist.InvalidUsage: a stream has no form by default"),
-        ({**CHANGES, "start": 4}, "persist.AsOfCompacted: changes from 4 on cannot be told"),
+        ({"collection": "orders"}, "persist.errors.InvalidUsage: a stream has no form by default"),
+        ({**CHANGES, "start": 4}, "persist.errors.AsOfCompacted: changes from 4 on cannot be told"),
     ):
         stream = spark.readStream.format("persist").options(**options).load(path)
         with pytest.raises(Exception, match=message) as caught:

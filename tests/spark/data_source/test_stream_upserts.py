@@ -130,7 +130,7 @@ def test_a_stream_begins_with_what_each_key_holds_tombstones_among_them(client: 
 
 def test_only_a_keyed_collection_of_one_value_for_a_key_has_such_a_stream(client: persist.Client, path: str) -> None:
     client.create_or_load("plain", key=KEY, value=VALUE)
-    with pytest.raises(persist.NotKeyed):
+    with pytest.raises(persist.errors.NotKeyed):
         Query(path, {**UPSERTS, "collection": "plain"})
     keyed(client)
     with pytest.raises(persist.InvalidUsage, match='columns does not go with form="upserts"'):

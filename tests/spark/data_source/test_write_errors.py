@@ -82,7 +82,7 @@ def test_an_overwrite_that_does_not_fit_is_refused_before_a_task_starts(
 def test_a_complete_collection_is_not_overwritten(location: str) -> None:
     with persist.open(location) as client:
         client.load("orders").seal(persist.Antichain()).result()
-    with pytest.raises(persist.UpdateNotBeyondUpper, match="complete for ever"):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper, match="complete for ever"):
         DataFrameWrite.overwrite(WriteOptions.of({"path": location, "collection": "orders"}), schema())
 
 
@@ -90,11 +90,11 @@ def test_a_complete_collection_is_not_overwritten(location: str) -> None:
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
-        ((1, "x", 1.0, 13, 0), {}, "persist.InvalidUpdate: row 0 has _diff 0, which changes nothing"),
+        ((1, "x", 1.0, 13, 0), {}, "persist.errors.InvalidUpdate: row 0 has _diff 0, which changes nothing"),
         (
             (1, "x", 1.0, 30, 1),
             {"seal": 20},
-            "persist.InvalidUsage: seal=20 is not beyond the data, whose latest time is 30",
+            "persist.errors.InvalidUsage: seal=20 is not beyond the data, whose latest time is 30",
         ),
     ],
 )

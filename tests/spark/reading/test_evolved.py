@@ -94,7 +94,7 @@ def test_a_read_names_time_and_version_in_spark_too(spark: SparkSession, locatio
     assert bag(reader.option("schema", 2).load(location)) == bag(expected)
     with pytest.raises(PySparkException, match="schema=9 is no version"):
         reader.option("schema", 9).load(location)
-    with pytest.raises(persist.SchemaMismatch, match="'told' of schema version 3 is gone"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'told' of schema version 3 is gone"):
         persist.spark.snapshot(spark, location, "rows", schema=3, native=native).collect()
 
 
@@ -166,9 +166,9 @@ def test_sql_functions_know_of_schemas(spark: SparkSession, location: str) -> No
 @pytest.mark.thorough
 def test_sql_reads_with_the_version_that_it_is_told(spark: SparkSession, location: str, tmp_path: Path) -> None:
     create = persist.spark.create_views
-    with pytest.raises(persist.SchemaMismatch, match="'told' of schema version 2 is gone"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'told' of schema version 2 is gone"):
         create(spark, location, schemas={"rows": 2})  # Later parts lack it, and a function is for all times.
-    with pytest.raises(persist.SchemaMismatch, match="schema=9 is no version"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="schema=9 is no version"):
         create(spark, location, schemas={"rows": 9})
     with pytest.raises(persist.InvalidUsage, match="schemas= names 'orders', of which no view is made"):
         create(spark, location, schemas={"orders": 1})
@@ -206,7 +206,7 @@ def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_pat
             assert second.column_names == ["k", "a", "b", "_time", "_diff"]
             rows.evolve(drop=["a"])
             rows.write([((3, (3, 3)), 2, 1)], seal=3).result()
-            with pytest.raises(persist.SchemaMismatch, match=r"'a' of schema version 1 is gone.*begins again"):
+            with pytest.raises(persist.errors.SchemaMismatch, match=r"'a' of schema version 1 is gone.*begins again"):
                 query.next()
         again = PersistDataSource({"path": path, "collection": "rows", "form": "changes", "start": "0"})
         assert again.schema().fieldNames() == ["k", "b", "c", "_time", "_diff"]
@@ -232,7 +232,7 @@ def test_an_older_version_shows_each_time_whose_values_it_holds_in_spark_too(
     assert bag(found) == bag(expected)
     assert bag(persist.spark.changes(spark, path, "rows", 0, 1, schema=1, native=native)) == bag(changed)
     for as_of, columns, name in ((1, ["v"], "v"), (2, ["f"], "f")):
-        with pytest.raises((PySparkException, persist.SchemaMismatch), match=f"'{name}' holds values"):
+        with pytest.raises((PySparkException, persist.errors.SchemaMismatch), match=f"'{name}' holds values"):
             persist.spark.snapshot(spark, path, "rows", as_of=as_of, schema=1, columns=columns, native=native).collect()
     with pytest.raises(PySparkException, match="'v' holds values"):
         persist.spark.changes(spark, path, "rows", 1, 2, schema=1, native=native).collect()

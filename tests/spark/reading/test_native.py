@@ -240,11 +240,11 @@ def test_a_pinned_location_reads_all_collections_as_they_were(spark: SparkSessio
             assert a.since == persist.Antichain(0), "what is pinned and was read is held"
             b.drop().result()
             client.create_or_load("b", key={"id": pa.int64()})
-            with pytest.raises(persist.CollectionNotFound):
+            with pytest.raises(persist.errors.CollectionNotFound):
                 then.snapshot("b")
         with here.at(then.seqno) as again:
             assert again.snapshot("a").count() == 1
-            with pytest.raises(persist.AsOfNotSealed):
+            with pytest.raises(persist.errors.AsOfNotSealed):
                 again.snapshot("a", as_of=1)
         with pytest.raises(persist.InvalidUsage, match="is not in the log"), here.at(10_000):
             pass

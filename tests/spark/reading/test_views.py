@@ -59,7 +59,7 @@ def test_every_collection_has_a_view_and_functions_for_other_times(spark: SparkS
             for asked in ("SELECT count(*) FROM {}", "SELECT * FROM {} WHERE id = 7", "SELECT * FROM {} LIMIT 1"):
                 with pytest.raises(Exception, match=message):
                     spark.sql(asked.format(query)).collect()
-    with pytest.raises(persist.CollectionNotFound, match="missing"):
+    with pytest.raises(persist.errors.CollectionNotFound, match="missing"):
         persist.spark.create_views(spark, path, collections=["missing"])
 
 

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 import persist
 import persist.spark
 from persist.collection import Collection
-from persist.dataflow import OperatorFailed, Program, col
+from persist.dataflow import Program, col
+from persist.errors import OperatorFailed
 from tests.sql.oracle import Row, comparable
 from tests.sql.test_tpch import asked, with_diff
 from tests.sql.tpch import QUERIES, Refreshes, generated
@@ -196,7 +197,7 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
     )
     with pytest.raises(persist.InvalidUsage, match="is not a whole number"):
         persist.spark.run_program(spark, client, program, until=-1)
-    with pytest.raises(persist.AsOfNotSealed):
+    with pytest.raises(persist.errors.AsOfNotSealed):
         persist.spark.run_program(spark, client, program, until=50, timeout_s=0.0)
 
 

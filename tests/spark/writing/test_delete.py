@@ -47,7 +47,7 @@ def test_all_records_with_some_keys_are_deleted_once(spark: SparkSession, locati
         persist.spark.delete(spark, location, "orders", keys, time=20, token="these")
     assert upper(location) == 21
     assert contents(location) == {k: n for k, n in before.items() if k[0] not in (1, 2, None)}
-    with pytest.raises(persist.TokenReused):
+    with pytest.raises(persist.errors.TokenReused):
         persist.spark.delete(spark, location, "orders", keys.where("id = 2"), time=20, token="these")
     with persist.open(location) as client:  # It is the same deletion in Python, too.
         again = client.load("orders").delete([1, 2, None, 77777], time=20, token="these")
@@ -60,10 +60,15 @@ def test_all_records_with_some_keys_are_deleted_once(spark: SparkSession, locati
 def test_a_deletion_that_does_not_fit_is_refused(spark: SparkSession, location: str) -> None:
     before = contents(location)
     calls: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-        (spark.createDataFrame([(1,)], "ID2 long"), {}, persist.SchemaMismatch, r"\['ID2'\], and the key is \['id'\]"),
+        (
+            spark.createDataFrame([(1,)], "ID2 long"),
+            {},
+            persist.errors.SchemaMismatch,
+            r"\['ID2'\], and the key is \['id'\]",
+        ),
         ("", {}, persist.InvalidUsage, "no condition"),
         ("amuont > 5", {}, PySparkException, "amount"),
-        ("id = 1", {"time": 3}, persist.UpdateNotBeyondUpper, "time 3 is not beyond"),
+        ("id = 1", {"time": 3}, persist.errors.UpdateNotBeyondUpper, "time 3 is not beyond"),
         ("id = 1", {"time": "amount"}, persist.InvalidUsage, "no moment"),
     ]
     for what, options, error, message in calls:
@@ -71,7 +76,7 @@ def test_a_deletion_that_does_not_fit_is_refused(spark: SparkSession, location: 
             persist.spark.delete(spark, location, "orders", what, **options)
     with persist.open(location) as client:
         client.load("orders").write([((9, ("late", 1.0)), 30, 1)], token="late").result()
-    with pytest.raises(persist.UpdatesBeyondUpper, match=r"1 update at time 30 .*token 'late'"):
+    with pytest.raises(persist.errors.UpdatesBeyondUpper, match=r"1 update at time 30 .*token 'late'"):
         persist.spark.delete(spark, location, "orders", "id = 1")
     assert contents(location) == before
 

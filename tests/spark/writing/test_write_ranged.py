@@ -130,7 +130,9 @@ def test_a_write_with_a_token_happens_once(spark: SparkSession, location: str, w
     again("append")
     frame = frame.where("id > 0")
     held = blobs(location)
-    with pytest.raises(persist.TokenReused if way == "write" else PySparkException, match="a write of other data"):
+    with pytest.raises(
+        persist.errors.TokenReused if way == "write" else PySparkException, match="a write of other data"
+    ):
         again("append")
     assert blobs(location) == held
     assert sum(contents(location).values()) == 2002 + 100 + 1
@@ -178,7 +180,9 @@ def test_overwriting_what_was_never_sealed_writes_all(spark: SparkSession, tmp_p
     frame = spark.createDataFrame([(i, "x", 1.0) for i in range(10)], ROWS)
     overwrite(way, frame, location, time=5, token="once")
     overwrite(way, frame.repartition(3), location, time=5, token="once")
-    with pytest.raises(persist.TokenReused if way == "write" else PySparkException, match="a write of other data"):
+    with pytest.raises(
+        persist.errors.TokenReused if way == "write" else PySparkException, match="a write of other data"
+    ):
         overwrite(way, frame.where("id > 5"), location, time=5, token="once")
     assert (upper(location), sum(contents(location).values())) == (persist.Antichain(6), 10)
     assert {part.blob for part in parts(location)} == blobs(location)
@@ -228,12 +232,12 @@ def test_overwriting_at_a_time_of_its_own_loses_to_another_writer(
 def test_a_write_with_a_key_creates_location_and_collection(spark: SparkSession, tmp_path: Path) -> None:
     location = str(tmp_path / "shop")
     frame = spark.createDataFrame([(1, "new", 9.5), (2, "new", 3.0)], ROWS)
-    with pytest.raises(persist.CollectionNotFound):
+    with pytest.raises(persist.errors.CollectionNotFound):
         persist.spark.write(frame, location, "orders")
     for _ in range(2):
         persist.spark.write(frame, location, "orders", key=["id"])
     persist.spark.write(frame, location, "counted", key=[], time=3, seal=4)
-    with pytest.raises(persist.SchemaMismatch, match=r"which is \['id'\]"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"which is \['id'\]"):
         persist.spark.write(frame, location, "orders", key=["status"])
     with pytest.raises(persist.InvalidUsage, match="it goes with key="):
         persist.spark.write(frame, location, "orders", timeline="s")

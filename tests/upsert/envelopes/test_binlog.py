@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.errors import InvalidUsage
-from persist.upsert import BadMessage, canal, maxwell
+from persist.errors import BadMessage, InvalidUsage
+from persist.upsert import canal, maxwell
 from persist.upsert.envelopes.binlog import arrow_type
 
 HEAD = {"database": "test", "table": "e", "ts": 1477053217, "xid": 23396, "commit": True, "server_id": 23042}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.errors import InvalidUsage
-from persist.upsert import BadMessage, debezium
+from persist.errors import BadMessage, InvalidUsage
+from persist.upsert import debezium
 
 ANNE = {"id": 1004, "first_name": "Anne", "last_name": "Kretchmar", "email": "annek@noanswer.org"}
 MARIE = {**ANNE, "first_name": "Anne Marie"}

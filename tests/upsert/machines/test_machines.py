@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.errors import InvalidUpdate, InvalidUsage, SchemaMismatch
-from persist.upsert import AppendDistinct, BeforeDiffers, Checked, History, InsertIfAbsent, Machine, PerKey, Sessions
+from persist.errors import BeforeDiffers, InvalidUpdate, InvalidUsage, SchemaMismatch
+from persist.upsert import AppendDistinct, Checked, History, InsertIfAbsent, Machine, PerKey, Sessions
 from persist.upsert.machines import BOXED
 from tests.upsert.machines.models import KeyEvent, by_machine, by_rule, schema_of
 
