@@ -143,7 +143,7 @@ def test_a_record_that_is_there_several_times_comes_as_often(client: persist.Cli
 def test_a_negative_multiplicity_is_refused_and_leaves_nothing(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": int}, value=None)
     c.write([((1, None), 0, -1)], seal=1).result()
-    with pytest.raises(persist.NegativeMultiplicity):
+    with pytest.raises(persist.errors.NegativeMultiplicity):
         c.publish("delta")
     assert not c.published()
     assert not client.fsck().unreferenced
@@ -261,7 +261,7 @@ def test_a_view_and_a_collection_without_keys_can_be_published(client: persist.C
 
 def test_an_empty_collection_is_an_empty_table(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": int}, value=None)
-    with pytest.raises(persist.AsOfNotSealed):
+    with pytest.raises(persist.errors.AsOfNotSealed):
         c.publish("delta")
     c.seal(1).result()
     assert same_rows(by_polars(c.publish("delta").url), c) == 0

@@ -72,15 +72,15 @@ def test_a_past_that_cannot_be_read_is_not_restored(client: persist.Client) -> N
     orders = client.create_or_load("orders", **ORDERS)
     for time in range(4):
         orders.overwrite([(time, 1.0)], time=time).result()
-    with pytest.raises(persist.AsOfNotSealed):
+    with pytest.raises(persist.errors.AsOfNotSealed):
         orders.restore(4)
     orders.allow_compaction(2).result()
-    with pytest.raises(persist.AsOfCompacted):
+    with pytest.raises(persist.errors.AsOfCompacted):
         orders.restore(1)
-    with pytest.raises(persist.UpdateNotBeyondUpper):
+    with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         orders.restore(2, time=3)
     orders.write([(9, 9.0)], time=7).result()
-    with pytest.raises(persist.UpdatesBeyondUpper):
+    with pytest.raises(persist.errors.UpdatesBeyondUpper):
         orders.restore(2)
     assert contents(orders) == {(3, 1.0): 1}
 
@@ -101,7 +101,7 @@ def test_a_token_restores_once(client: persist.Client) -> None:
     orders.overwrite([(5, 5.0)]).result()
     orders.restore(1, token="back").result()
     assert contents(orders) == {(5, 5.0): 1}
-    with pytest.raises(persist.TokenReused):
+    with pytest.raises(persist.errors.TokenReused):
         orders.restore(2, token="back").result()
 
 
