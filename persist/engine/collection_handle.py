@@ -3,7 +3,7 @@
 It stands for that very collection, by id: after its destruction, it does not turn into a new one of the same name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
@@ -403,19 +403,21 @@ class CollectionHandle:
 
     def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
         """Refuse writes whose first or last time nobody is likely to mean; of a stream only the first is known."""
-        timeline = self.timeline
-        if timeline is None:
-            return
         for step in steps:
             if isinstance(step, Write) and not step.at_commit:
-                ends = [step.time_min, *([] if step.time_max is None else [step.time_max])]
-                for time in ends:
-                    try:
-                        wall_ms = self.engine.clock.wall_ms()
-                        timeline.check_meant("the time", time, wall_ms, is_number=False, allow_future=allow_future)
-                    except InvalidUsage:
-                        self.engine.abandon(steps)
-                        raise
+                try:
+                    ends = [step.time_min, *([] if step.time_max is None else [step.time_max])]
+                    self.check_times(ends, allow_future=allow_future)
+                except InvalidUsage:
+                    self.engine.abandon(steps)
+                    raise
+
+    def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:
+        """Refuse times of updates that nobody is likely to mean, if there is a timeline; see `Timeline.check_meant`."""
+        if self.timeline is not None:
+            wall_ms = self.engine.clock.wall_ms()
+            for time in times:
+                self.timeline.check_meant("the time", time, wall_ms, is_number=False, allow_future=allow_future)
 
     def check_plain(self, action: str) -> None:
         """Raise KeyedCollection if it takes events, and no plain updates."""

@@ -166,7 +166,10 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     check_name(name)
     state = engine.follower.refresh()
     if name not in state.ids:
-        raise CollectionNotFound(name, engine.url, state.names(), engine.mode == "read")
+        error = CollectionNotFound(name, engine.url, state.names())
+        if engine.mode == "read":
+            error.remedy = "This client only reads: load one that is there."
+        raise error
     contents = engine.follower.known(state.ids[name], name)
     return handle_on(engine, contents, contents.schema)
 

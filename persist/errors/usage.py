@@ -189,13 +189,13 @@ class CollectionNotFound(InvalidUsage):
 
     Attributes:
         known: the collections that there are.
-        reads: whether it was asked for by a client that only reads, and so cannot create one.
+        remedy: what to do about it.
     """
 
     name: str
     url: str
     known: tuple[str, ...]
-    reads: bool = False
+    remedy: str = "Create it with create_or_load."
 
     def __str__(self) -> str:
         if self.name in self.known:
@@ -205,9 +205,7 @@ class CollectionNotFound(InvalidUsage):
             )
         shown = ", ".join(map(repr, self.known[:8])) + (", …" if len(self.known) > 8 else "")
         has = f"it has {shown}." if self.known else "it has no collections at all: is the URL right?"
-        if self.reads:
-            return f"no collection {self.name!r} at {self.url}: {has} This client only reads: load one that is there."
-        return f"no collection {self.name!r} at {self.url}: {has} Create it with create_or_load."
+        return f"no collection {self.name!r} at {self.url}: {has} {self.remedy}"
 
 
 @dataclass(eq=False, repr=False)

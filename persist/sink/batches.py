@@ -34,6 +34,7 @@ from persist.sink.keyed_work import (
     handle_of,
     seal_done,
 )
+from persist.sink.planned_write import check_times
 from persist.sink.times import BatchTimes, without_late
 from persist.sink.uploads import Target, writing
 from persist.state import CollectionState, due, is_repeated
@@ -124,6 +125,8 @@ def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTim
                     handle = share.target.at(engine)
                     commit.add(handle, [mark.of(handle.id)])
                     commit.add_parts(handle, share.parts, keep=True, at_commit=at_commit)
+                    if not at_commit:
+                        check_times(handle, share.parts, allow_future=times.allow_future)
                     if seal is not None and share.upper < Antichain(seal):
                         commit.add(handle, [handle.seal_step(seal)])
             return
@@ -243,6 +246,8 @@ def _commit_keyed(
             if taken_over(engine, mark, work, contents, times):
                 return
             time = _upper_of(contents) if times.is_plain else None
+            if latest is not None and not times.is_plain:
+                handle_of(work, engine).check_times([latest], allow_future=times.allow_future)
             end = None if is_empty else times.end_after(time if times.is_plain else latest)
             end = end if end is not None and contents.upper < end else None
             planned = plan(None if time is None else Stamp(time), end, contents)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from persist.antichain import Antichain
 from persist.codecs import Part
-from persist.engine import Commit, loaded, read_engine, refused_beside
+from persist.engine import CollectionHandle, Commit, loaded, read_engine, refused_beside
 from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper, UpperMismatch
 from persist.sink.uploads import Target, writing
 from persist.state import ExpectNothingBeyondUpper
@@ -30,6 +30,7 @@ class SinkOptions:
             has the time of each. None if rows have a column `_time`, or for the time of the commit.
         seal: what to seal to in the same commit; None not to seal, or, to overwrite, to seal beyond time.
         token: names the write; None to have one drawn.
+        allow_future: on a timeline, take times that are more than a day ahead of the clock.
         storage: options of the store.
     """
 
@@ -38,6 +39,7 @@ class SinkOptions:
     time: int | Moment | None = None
     seal: int | Moment | Antichain | None = None
     token: str | None = None
+    allow_future: bool = False
     storage: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,6 +53,7 @@ class PlannedWrite:
     """A write to one collection.
 
     Attributes:
+        options: what was asked for.
         time: of all rows; None if they have times of their own.
         at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
         upper: that of the collection when this was planned.
@@ -63,6 +66,7 @@ class PlannedWrite:
         refused: why the contents cannot be replaced: somebody had added updates that were not sealed.
     """
 
+    options: SinkOptions
     target: Target
     time: int | None
     seal: Antichain | None
@@ -108,6 +112,8 @@ class PlannedWrite:
             )
         with read_engine(options.location, options.storage) as engine:
             handle = loaded(engine, options.collection)
+            for what, named in (("time", options.time), ("seal", options.seal)):
+                handle.check_meant(what, named, allow_future=options.allow_future)
             has_own = options.time is None or options.column is not None
             asked = None if has_own else handle.exact_time("time", cast(Moment, options.time))
             seal = None if options.seal is None else handle.frontier("seal", options.seal)
@@ -120,6 +126,7 @@ class PlannedWrite:
         if replaces and asked is not None and seal is None:
             seal = Antichain(asked + 1)
         return cls(
+            options=options,
             target=target,
             time=0 if at_commit else asked,
             seal=seal,
@@ -219,6 +226,8 @@ class PlannedWrite:
                     commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper.elements)])
                 at_commit = self.at_commit and (self.replaces or bool(parts))
                 commit.add_parts(handle, parts, digest=digest, at_commit=at_commit)
+                if not self.at_commit:
+                    check_times(handle, parts, allow_future=self.options.allow_future)
                 if self.seal is not None:
                     self._check_seal(max((part.time_max for part in parts), default=-1))
                     commit.add(handle, [handle.seal_step(self.seal)])
@@ -230,3 +239,10 @@ class PlannedWrite:
                 f"seal={self.seal.time} is not beyond the data, whose latest time is {latest}: what is sealed to is "
                 f"complete, and this would be left out. Seal to {latest + 1} or later, or write without a seal."
             )
+
+
+def check_times(handle: CollectionHandle, parts: Sequence[Part], *, allow_future: bool) -> None:
+    """Refuse parts whose first or last time nobody is likely to mean; see `CollectionHandle.check_times`."""
+    if parts:
+        ends = min(part.time_min for part in parts), max(part.time_max for part in parts)
+        handle.check_times(ends, allow_future=allow_future)

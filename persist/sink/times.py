@@ -48,6 +48,7 @@ class BatchTimes:
         is_plain: whether rows come without times, so that all of a batch get one.
         delay: of the watermark.
         late_collection: where late events go, if they are collected.
+        allow_future: on a timeline, take times that are more than a day ahead of the clock.
     """
 
     is_plain: bool
@@ -55,6 +56,7 @@ class BatchTimes:
     delay: int = 0
     late: Late = "error"
     late_collection: str | None = None
+    allow_future: bool = False
 
     @classmethod
     def of(
@@ -66,6 +68,7 @@ class BatchTimes:
         late_collection: str | None = None,
         *,
         is_keyed: bool = False,
+        allow_future: bool = False,
     ) -> "BatchTimes":
         """Check what was asked for.
 
@@ -86,7 +89,9 @@ class BatchTimes:
         check_one_of("seal", seal, ("max", "none"))
         check_late(late, late_collection, is_keyed=is_keyed)
         how = "watermark" if watermark is not None else seal or "max"
-        return cls(is_plain, cast(Sealing, how), watermark or 0, cast(Late, late or "error"), late_collection)
+        return cls(
+            is_plain, cast(Sealing, how), watermark or 0, cast(Late, late or "error"), late_collection, allow_future
+        )
 
     def end_after(self, latest: int | None) -> Antichain | None:
         """Return what is sealed to after a batch whose largest time that is; None if nothing is."""

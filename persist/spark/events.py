@@ -13,6 +13,7 @@ from persist.errors import FrontierRegression, InvalidUsage, NotKeyed, UpdateNot
 from persist.log import KeyedForm
 from persist.read import machine_needed
 from persist.sink import KeyedWork, SinkOptions, Target
+from persist.spark.tasks import writable
 from persist.spark.types import as_collection_expects, utc_arrow_schema
 from persist.state import CollectionState
 from persist.timeline import timeline_of
@@ -70,8 +71,10 @@ def planned(
         CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
     """
     name = options.collection
-    with read_engine(options.location, options.storage) as engine:
+    with writable(name), read_engine(options.location, options.storage) as engine:
         handle = loaded(engine, name)
+        for what, named in (("time", options.time), ("seal", options.seal)):
+            handle.check_meant(what, named, allow_future=options.allow_future)
         contents = handle.contents()
         target = Target.of(handle, options.location, options.storage)
         target = replace(target, schema=contents.schema, keyed=contents.keyed)

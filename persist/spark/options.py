@@ -130,6 +130,7 @@ def _time(most: int) -> Kind:
 
 
 _TEXT = Kind("text", lambda name, text: text)
+_YES = Kind('"true" or "false"', lambda name, text: _one_of("true", "false").parse(name, text.lower()) == "true")
 _TOKEN = Kind("text", check_text)
 _HOLD = Kind('name or "none"', lambda name, text: text if text == NO_HOLD else check_hold_name(text))
 _COLUMNS = Kind("a,b or a JSON list", _names)
@@ -176,10 +177,18 @@ OPTIONS = (
     Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
     Option("multiset", ("write",), _one_of("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
     Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
+    Option("allow_future", _WRITES, _YES, "false", "on a timeline, take times that are more than a day ahead of the clock, which are mostly mistaken: once they are sealed, nothing can be written before them"),
     Option("late", _WRITES, _one_of("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
     Option("late_collection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
     Option("first_batch", ("streaming write",), _whole(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
 )  # fmt: skip
+
+
+_OF_TABLES = (
+    "Spark does not pass on the options of a table that was made by CREATE TABLE … USING persist: use CREATE TEMPORARY "
+    "VIEW … USING persist OPTIONS (…), or SELECT … FROM t WITH (path = …, collection = …), or a source that has them: "
+    'persist.spark.register(spark, "orders", location=…, collection="orders").'
+)
 
 
 def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
@@ -188,7 +197,9 @@ def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
     Raises:
         InvalidUsage: an option is unknown; or there is no location or collection.
     """
-    lower = _without_table({name.lower(): text for name, text in given.items()})
+    lower = {name.lower(): text for name, text in given.items()}
+    is_table = "provider" in lower
+    lower = _without_table(lower)
     location = lower.pop("path", None)
     if location is not None and re.match("file:/(?!/)", location):
         location = location.replace("file:", "file://", 1)  # How Hadoop writes the path of a table.
@@ -196,13 +207,12 @@ def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
     ours = lower.keys() - (SPARKS_OWN if "streaming write" in uses else ())
     options = {name: text for name, text in lower.items() if name in ours and not name.startswith(STORAGE)}
     _check_known(options, uses)
-    if not location:
+    if is_table and not (location and options.get("collection")):
         raise InvalidUsage(
-            'no location was given: use .load("s3://bucket/prefix") or .save("/folder"). Spark does not pass on the '
-            "options of a table that was made by CREATE TABLE … USING persist: use CREATE TEMPORARY VIEW … USING "
-            "persist OPTIONS (…), or SELECT … FROM t WITH (path = …, collection = …), or a source that has them: "
-            'persist.spark.register(spark, "orders", location=…, collection="orders").'
+            f"CREATE TABLE … USING persist needs OPTIONS (path '…', collection '…'), and no LOCATION. {_OF_TABLES}"
         )
+    if not location:
+        raise InvalidUsage(f'no location was given: use .load("s3://bucket/prefix") or .save("/folder"). {_OF_TABLES}')
     if not options.get("collection"):
         raise InvalidUsage('no collection was given: use .option("collection", "name")')
     return seen_by_all(location), storage, options
@@ -402,6 +412,8 @@ def write_options(
     token: str | None,
     partitions: int | None,
     storage_options: Mapping[str, Any] | None,
+    *,
+    allow_future: bool = False,
 ) -> WriteOptions:
     """Check what was given to a function that writes, and return it as options."""
     if not (isinstance(time, str) or is_moment(time)):
@@ -413,6 +425,7 @@ def write_options(
         time=time,
         seal=seal if seal is None or is_moment(seal) else Antichain.at(cast(int | Antichain, seal)),
         token=None if token is None else check_text("token", token),
+        allow_future=allow_future,
         storage=dict(storage_options or {}),
     )
 
@@ -440,6 +453,7 @@ class StreamWriteOptions:
     seal: str | None = None
     first_batch: int = 0
     upserts: bool = False
+    allow_future: bool = False
     storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -452,5 +466,11 @@ class StreamWriteOptions:
         """Return what the times of a DataFrame of those columns are; raises InvalidUsage where options contradict."""
         is_plain = "_time" not in columns and self.column is None
         return BatchTimes.of(
-            is_plain, self.seal, self.watermark, self.late, self.late_collection, is_keyed=self.upserts
+            is_plain,
+            self.seal,
+            self.watermark,
+            self.late,
+            self.late_collection,
+            is_keyed=self.upserts,
+            allow_future=self.allow_future,
         )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from persist.errors import PersistError
+from persist.errors import CollectionNotFound, PersistError
 from persist.read import Scan
 
 if TYPE_CHECKING:  # What readers in tasks use of this module needs no Spark.
@@ -35,6 +35,19 @@ def surfaced_errors() -> Iterator[None]:
         yield
     except PersistError:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+@contextmanager
+def writable(collection: str) -> Iterator[None]:
+    """Say what creates the collection that is to be written, if it is missing."""
+    try:
+        yield
+    except CollectionNotFound as error:
+        error.remedy = (
+            f"persist.spark.write(df, location, {collection!r}, key=[…]) creates it with the columns of df, and "
+            "client.create_or_load with any others, or keyed."
+        )
         raise
 
 

@@ -22,7 +22,7 @@ from persist.sink import Mark, Share, SinkOptions, Target, commit_batch, commit_
 from persist.spark.data_source.writers import Answer, Sent, discard, sent_rows, uploaded_by
 from persist.spark.events import Replanning, planned
 from persist.spark.options import StreamWriteOptions
-from persist.spark.tasks import surfaced_errors
+from persist.spark.tasks import surfaced_errors, writable
 from persist.spark.uploads import Rows, UploadTask
 
 
@@ -33,7 +33,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
         """Load the collection and check that the DataFrame fits it, before any task starts."""
         self._times = options.times(schema.names)
         self._first = options.first_batch
-        with read_engine(options.location, options.storage) as engine:
+        with writable(options.collection), read_engine(options.location, options.storage) as engine:
             handle = loaded(engine, options.collection)
             upper = handle.contents().upper
             target = Target.of(handle, options.location, options.storage)

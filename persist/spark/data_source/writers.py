@@ -33,7 +33,7 @@ from persist.read import Scan, check_one_row_per_key, differences
 from persist.sink import Mark, PlannedWrite, Target, Uploads, commit_events, seal_done, writing
 from persist.spark.events import packed, planned, rows_of
 from persist.spark.options import WriteOptions
-from persist.spark.tasks import surfaced_errors
+from persist.spark.tasks import surfaced_errors, writable
 from persist.spark.uploads import Rows, Uploaded, UploadTask
 from persist.write import group_bytes_max
 
@@ -67,7 +67,8 @@ class DataFrameWrite:
         Raises:
             CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
         """
-        planned = PlannedWrite.append(options, has_times="_time" in schema.names)
+        with writable(options.collection):
+            planned = PlannedWrite.append(options, has_times="_time" in schema.names)
         return cls._checked(planned, schema, options.column)
 
     @classmethod
@@ -91,7 +92,8 @@ class DataFrameWrite:
                 f"time={options.column!r} names a column, which does not go with overwriting: the difference is at one "
                 "time. Give a number or a moment."
             )
-        planned = PlannedWrite.overwrite(options, where)
+        with writable(options.collection):
+            planned = PlannedWrite.overwrite(options, where)
         if options.where is not None:  # Read it here, before any task starts.
             parse_where(options.where, planned.target.schema)
         return replace(cls._checked(planned, schema, None), multiset=options.multiset)

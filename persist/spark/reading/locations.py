@@ -24,7 +24,7 @@ from persist.engine import READ_TIMEOUT_S, CollectionHandle, Engine, OpenOptions
 from persist.engine import changes as engine_changes
 from persist.engine import snapshot as engine_snapshot
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.read import Changes, Form, Snapshot
+from persist.read import Changes, ChangesForm, Form, Snapshot
 from persist.settings import Settings, Tuning
 from persist.source import CollectionAddress
 from persist.spark.data_source import prepared
@@ -52,6 +52,7 @@ class ChangesReading(TypedDict, total=False):
     """The arguments of `SparkLocation.plan_changes`, for functions that pass them on."""
 
     columns: Sequence[str] | None
+    form: ChangesForm
     times: Times
     schema: int | None
     native: bool | None
@@ -142,7 +143,10 @@ class SparkLocation(Closes):
         return plan(self.spark, snapshot, *self._read(rows, snapshot), native)
 
     def changes(self, collection: str, start: Any, until: Any, **reading: Unpack[ChangesReading]) -> DataFrame:
-        """Return the updates with `start <= time < until`; arguments and errors as of `Collection.changes`."""
+        """Return the updates with `start <= time < until`, or what became of keys (`form="transitions"`).
+
+        Other arguments and errors as of `Collection.changes`.
+        """
         return self.plan_changes(collection, start, until, **reading).frame(self.spark)
 
     def plan_changes(
@@ -152,16 +156,23 @@ class SparkLocation(Closes):
         until: Any,
         *,
         columns: Sequence[str] | None = None,
+        form: ChangesForm = "updates",
         times: Times = "int",
         schema: int | None = None,
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedChanges:
-        """Return what `changes` would read, and how: print it; arguments and errors as of `plan`."""
+        """Return what `changes` would read, and how: print it; arguments and errors as of `plan`.
+
+        Args:
+            form: "updates", or "transitions" for what became of keys, paired in tasks; as in `Collection.changes`.
+        """
         rows, then = self._load(collection)
         if then is not None:
             engine_changes(then, start, until, timeout_s=0)
-        changes = engine_changes(rows, start, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
+        changes = engine_changes(
+            rows, start, until, columns=columns, form=form, schema=schema, times=times, timeout_s=timeout_s
+        )
         return plan_changes(self.spark, changes, *self._read(rows, changes), native)
 
     def _read(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:

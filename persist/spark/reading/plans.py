@@ -331,12 +331,13 @@ class PlannedChanges:
         )
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Return the updates, as a DataFrame; nothing is read before an action."""
+        """Return the updates, or transitions, as a DataFrame; nothing is read before an action."""
         scan = self.changes.scan
         if self.route.kind == "source":
             times = None if self.changes.moments is None else "timestamp"
+            form = "changes" if self.changes.transitions is None else "transitions"
             interval = {"start": scan.time_lower, "until": scan.time_upper}
-            return _by_source(spark, scan, self.address, form="changes", times=times, **interval)
+            return _by_source(spark, scan, self.address, form=form, times=times, **interval)
         schema = spark_schema(self.changes.schema)
         frames = []
         stored = [part for part in scan.parts if part.blob]
@@ -367,6 +368,8 @@ def plan_changes(
     """Decide how changes are read; tombstoned, native and errors as of `persist.spark.reading.plans.plan`."""
 
     def why_not() -> str | None:
+        if changes.transitions is not None:
+            return "transitions are paired by key in Python tasks"
         if changes.moments is not None and changes.moments.unit not in _MOMENTS:
             return "Spark's timestamps have no nanoseconds, so each is looked at"
         return _why_no_feed(spark, changes.scan, address, tombstoned)

@@ -25,7 +25,7 @@ from persist.spark.data_source import DataFrameWrite, commit_difference, prepare
 from persist.spark.data_source.source import read_by_source
 from persist.spark.options import write_options
 from persist.spark.reading.store import unused
-from persist.spark.tasks import surfaced_errors
+from persist.spark.tasks import surfaced_errors, writable
 from persist.spark.types import as_collection_expects, quoted, utc_arrow_schema
 from persist.spark.uploads import Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
 from persist.spark.writing.upserting import upsert
@@ -79,6 +79,7 @@ def write(
     seal: int | Moment | Antichain | None = None,
     token: str | None = None,
     partitions: int | None = None,
+    allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a DataFrame to a collection as one commit, its rows ranged and sorted by key on the way.
@@ -109,6 +110,7 @@ def write(
             df is computed all the same, to see that it is the same: nothing is uploaded.
         partitions: how many tasks write. None lets Spark choose by the size of the data, up to
             `spark.sql.shuffle.partitions`.
+        allow_future: take times more than a day ahead of the clock; see `Collection.write`.
         storage_options: as for `persist.open`.
 
     Raises:
@@ -121,7 +123,9 @@ def write(
     """
     if mode not in get_args(Mode):
         raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
-    options = write_options(location, collection, time, seal, token, partitions, storage_options)
+    options = write_options(
+        location, collection, time, seal, token, partitions, storage_options, allow_future=allow_future
+    )
     condition = None if where is None else Condition.of(where)
     if condition is not None and mode != "overwrite":
         raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
@@ -237,6 +241,7 @@ def delete(
     time: int | Moment | None = None,
     token: str | None = None,
     partitions: int | None = None,
+    allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Retract what is there, at a time, which is sealed with it; what is not there is no error.
@@ -251,6 +256,7 @@ def delete(
         time: of the retractions; None means that of the commit.
         token: names this deletion, so that doing it again does nothing.
         partitions: how many tasks write; None lets Spark choose.
+        allow_future: take a time more than a day ahead of the clock; see `Collection.write`.
         storage_options: as for `persist.open`.
 
     Raises:
@@ -259,15 +265,18 @@ def delete(
         UpperMismatch, UpdatesBeyondUpper: somebody else has sealed or added updates meanwhile, and time is given.
             Without one, it is done anew on what is there then.
     """
-    options = write_options(location, collection, time, None, token, partitions, storage_options)
+    options = write_options(
+        location, collection, time, None, token, partitions, storage_options, allow_future=allow_future
+    )
     if options.column is not None:
         raise InvalidUsage(f"time={time!r} is no moment, and a deletion has one time: give a number or a moment")
     keys = what if isinstance(what, DataFrame) else None
     condition = None if isinstance(what, DataFrame) else Condition.of(what)
     prepared(spark)
-    planned = PlannedWrite.overwrite(options, None if condition is None else condition.text)
+    with writable(collection):
+        planned = PlannedWrite.overwrite(options, None if condition is None else condition.text)
     if planned.target.keyed is not None:
-        _delete_keyed(planned, keys, time, token, storage_options)
+        _delete_keyed(planned, keys)
         return
     planned.check()
     schema = planned.target.schema
@@ -288,21 +297,16 @@ def delete(
     planned.until_committed(attempt)
 
 
-def _delete_keyed(
-    planned: PlannedWrite,
-    keys: DataFrame | None,
-    time: int | Moment | None,
-    token: str | None,
-    storage_options: Mapping[str, Any] | None,
-) -> None:
-    target = planned.target
+def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
+    target, options = planned.target, planned.options
     if keys is None:
         raise InvalidUsage(
             f"what a condition finds in the keyed collection {target.name!r} depends on events that are not resolved "
             "yet. Give a DataFrame of keys."
         )
     events = keys.withColumn("_deleted", F.lit(True))
-    upsert(events, target.location, target.name, time=time, token=token, storage_options=storage_options)
+    more: dict[str, Any] = {"token": options.token, "allow_future": options.allow_future}
+    upsert(events, target.location, target.name, time=options.time, storage_options=options.storage, **more)
 
 
 def _checked(keys: DataFrame, schema: CollectionSchema) -> DataFrame:

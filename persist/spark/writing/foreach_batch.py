@@ -29,6 +29,7 @@ from persist.sink import (
 )
 from persist.spark.events import Replanning, planned
 from persist.spark.options import COUNT_MAX, check_whole, seen_by_all
+from persist.spark.tasks import writable
 from persist.spark.uploads import Rows, UploadTask, ranged, upload_by_tasks
 from persist.spark.workers import check_workers
 from persist.spark.writing.upserting import ON_DRIVER_BYTES_MAX, by_key, gathered_rows, run
@@ -47,6 +48,7 @@ def foreach_batch_writer(
     late_collection: str | None = None,
     query_id: str | None = None,
     first_batch: int = 0,
+    allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `writeStream.foreachBatch`, which writes to many collections at once, exactly once.
@@ -70,6 +72,7 @@ def foreach_batch_writer(
             functions for one collection, and under Spark Connect, which does not tell; there, two runs of a query at
             the same time are not noticed.
         first_batch: the number of the batch at which a query that wrote elsewhere before goes on here.
+        allow_future: on a timeline, take times that are more than a day ahead of the clock.
         storage_options: as for `persist.open`.
 
     Raises:
@@ -81,7 +84,8 @@ def foreach_batch_writer(
         check_text("query_id", query_id)
     check_whole("watermark", watermark, 0, TIME_MAX)
     check_whole("first_batch", first_batch, 0, COUNT_MAX)
-    times = partial(BatchTimes.of, seal=seal, watermark=watermark, late=late, late_collection=late_collection)
+    asked: dict[str, Any] = {"seal": seal, "watermark": watermark, "late": late, "late_collection": late_collection}
+    times: Callable[..., BatchTimes] = partial(BatchTimes.of, **asked, allow_future=allow_future)
     times(False, is_keyed=True)
     place = seen_by_all(location)
     return _Writer(place, dict(writes), times, query_id, first_batch, dict(storage_options or {})).write
@@ -210,5 +214,6 @@ class _Writer:
 
 
 def _load(engine: Engine, name: str) -> tuple[CollectionHandle, CollectionState]:
-    handle = loaded(engine, name)
+    with writable(name):
+        handle = loaded(engine, name)
     return handle, handle.contents()

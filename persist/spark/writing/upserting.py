@@ -56,6 +56,7 @@ def upsert(
     partitions: int | None = None,
     machine: Machine | None = None,
     late: Late = "raise",
+    allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> pa.Table | None:
     """Give the events of a DataFrame to a keyed collection, and perhaps seal; see `Collection.upsert`.
@@ -81,6 +82,7 @@ def upsert(
         machine: of the collection, if it is none of those in the box.
         late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
             them out and gives them back. If another writer makes more of them late meanwhile, tasks begin again.
+        allow_future: take a time or a seal more than a day ahead of the clock; see `Collection.write`.
         storage_options: as for `persist.open`.
 
     Returns:
@@ -93,7 +95,9 @@ def upsert(
     """
     check_one_of("where", where, get_args(Where))
     check_one_of("late", late, get_args(Late))
-    options = write_options(location, collection, time, seal, token, partitions, storage_options)
+    options = write_options(
+        location, collection, time, seal, token, partitions, storage_options, allow_future=allow_future
+    )
     collects = late == "collect"
     prepared(df.sparkSession)
     work = planned(options, df.schema, machine, collects=collects)
