@@ -2,7 +2,8 @@
 
 A table of a query is a collection, by its name: `orders`, or `sales.orders` for the collection of that name. With a
 catalog before its schema, it is the collection as of a time: `latest.main.orders`, `"@2026-11-23T12:00Z".sales.orders`,
-and `"quarter-end".main.orders` for a tag. The schema `main` is that of names without a dot.
+and `"quarter-end".main.orders` for a tag. The schema `main` is that of names without a dot. `orders VERSION AS OF
+7` and its like (`persist.query.times`) mean `"@7".main.orders`.
 """
 
 import json
@@ -18,7 +19,8 @@ import pyarrow as pa
 from persist.codecs import did_you_mean
 from persist.engine import LATEST, CollectionHandle, Engine, loaded, snapshot
 from persist.errors import InvalidUsage, PersistError
-from persist.query.tables import DUCKDB, MAIN, SEALED_OFF, collection_of, register, why_refused
+from persist.query.tables import DUCKDB, MAIN, SEALED_OFF, collection_of, path_of, register, why_refused
+from persist.query.times import TimedTable, with_times
 from persist.read import ArrowResult, Snapshot, required
 from persist.timeline import Moment
 
@@ -113,8 +115,11 @@ class QueryResult(ArrowResult):
             config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
         with ExitStack() as opening:
             self._connection = opening.enter_context(duckdb.connect(config=config))
-            tables = _tables_of(sql, self._connection)
+            self._text, timed = _with_catalogs(sql)
+            tables = _tables_of(self._text, self._connection)
             read = {path: table for path in tables if (table := _table_of(path, self._names)) is not None}
+            for path in timed.keys() - read.keys():
+                raise timed[path].refused(self._names)
             for path, (handle, time) in _at_once(engine, read, as_of, times or {}).items():
                 self.times[path] = time
                 result = opening.enter_context(snapshot(handle, time, timeout_s=0.0))
@@ -149,7 +154,7 @@ class QueryResult(ArrowResult):
             _later(INTERRUPT_AGAIN_S, self.interrupt, why)
 
     def _relation(self) -> Any:
-        return self._connection.sql(self.sql, params=self._parameters or None)
+        return self._connection.sql(self._text, params=self._parameters or None)
 
     def _tables(self) -> Generator[pa.Table, None, None]:
         with ExitStack() as stack:
@@ -205,6 +210,18 @@ def _later(after_s: float, do: Callable[[str], object], argument: str) -> thread
     timer.daemon = True
     timer.start()
     return timer
+
+
+def _with_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
+    """Return a query whose tables say their times by catalogs, and these tables."""
+    timed: dict[Path, TimedTable] = {}
+
+    def path_at(table: TimedTable) -> str:
+        path = (f"@{table.as_of}", *(table.parts if len(table.parts) > 1 else (MAIN, *table.parts)))
+        timed[path] = table
+        return path_of(path)
+
+    return with_times(sql, path_at), timed
 
 
 def _table_of(path: Path, names: Sequence[str]) -> _Table | None:

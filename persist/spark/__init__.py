@@ -13,7 +13,7 @@ environment names one). The functions here register the source with the session 
 | `create_views`, `register` | names for collections in SQL |
 | `columns_used`, `pruned` | what a query needs, since Spark does not tell a Python data source |
 | `write`, `foreach_batch_writer` | DataFrames ranged and sorted by key; many collections from one streaming query |
-| `sql` | UPDATE, DELETE, INSERT and MERGE INTO as one commit, on the driver |
+| `sql` | queries, whose tables may have times of their own; UPDATE, DELETE, INSERT and MERGE INTO as one commit |
 | `delete` | retractions of what a condition finds, or of keys |
 | `upsert` | events by key, looked up on the driver or in tasks |
 | `refresh`, `explain_refresh`, `run_program` | steps of views and of dataflow programs by tasks |
@@ -35,7 +35,8 @@ from persist.spark.compacting import compact
 from persist.spark.data_source import PersistDataSource, columns_used, pruned, register
 from persist.spark.reading import SparkLocation, as_of_join, changes, create_views, explain, location, snapshot
 from persist.spark.refreshing import explain_refresh, refresh, run_program
-from persist.spark.writing import delete, foreach_batch_writer, sql, upsert, write
+from persist.spark.statements import sql
+from persist.spark.writing import delete, foreach_batch_writer, upsert, write
 
 __all__ = [
     "PersistDataSource",

@@ -5,7 +5,6 @@ Promises: all of a write is in one record, or nothing is; tasks that are tried a
 
 from persist.spark.writing.dataframes import delete, write
 from persist.spark.writing.foreach_batch import foreach_batch_writer
-from persist.spark.writing.statements import sql
 from persist.spark.writing.upserting import upsert
 
-__all__ = ["delete", "foreach_batch_writer", "sql", "upsert", "write"]
+__all__ = ["delete", "foreach_batch_writer", "upsert", "write"]

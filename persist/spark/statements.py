@@ -1,0 +1,95 @@
+"""`persist.spark.sql`: what `spark.sql` cannot do with collections.
+
+A query is Spark's own. Its tables are collections, all at one point of the log, or at times of their own, which Spark
+refuses for its views. They come into the query as named subqueries around it, so no name stays in the session.
+
+A statement that changes a collection is carried out by DuckDB, because Spark refuses it for a Python data source.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from persist.engine import open_engine, read_engine
+from persist.errors import AsOfNotSealed, InvalidUsage
+from persist.query import TimedTable, collection_of, execute, is_statement, with_times, words_of
+from persist.spark.data_source import prepared
+from persist.spark.options import seen_by_all
+from persist.spark.reading import SparkLocation
+from persist.spark.types import quoted
+from persist.timeline import Moment
+
+_END = re.compile(r"\s*;(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*$", re.DOTALL)
+
+
+def sql(
+    spark: SparkSession,
+    location: str,
+    statement: str,
+    *,
+    as_of: int | Moment | None = None,
+    time: int | Moment | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Query collections in Spark's SQL, or change one: UPDATE, DELETE, INSERT, MERGE INTO.
+
+    A query may read each table as of a time of its own: `FROM orders FOR SYSTEM_TIME AS OF '2026-11-21'`, `VERSION AS
+    OF 7`, `VERSION AS OF 'tag'`, `TIMESTAMP AS OF …`. It is bound when this is called, and runs like any DataFrame.
+
+    A statement is DuckDB's. It is carried out on the driver, in memory, as one commit: for what does not fit there, use
+    `write` with mode="overwrite", or `delete`. DataFrames that are there do not change.
+
+    Args:
+        as_of: a time for all tables of a query that have none of their own; the latest sealed one if it is left out.
+        time: of the changes, which is sealed with them; that of the commit if it is left out.
+
+    Returns:
+        the rows of a query as a `DataFrame`; what a statement has done as a `Changed`, which has `collection`, `rows`,
+        `seqno` and `time`.
+
+    Raises:
+        InvalidUsage: a table with a time is no collection, or an argument belongs to the other kind.
+        AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
+        PySparkException: Spark refuses the query.
+        For a statement: as `persist.query.execute`.
+    """
+    if is_statement(statement):
+        if as_of is not None:
+            raise InvalidUsage("as_of= is of a query: a statement changes what is there now")
+        prepared(spark)
+        with open_engine(location, storage_options) as engine:
+            return execute(engine, statement, time)
+    if time is not None:
+        raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
+    prepared(spark)
+    storage = dict(storage_options or {})
+    with read_engine(seen_by_all(location), storage) as engine, SparkLocation(spark, engine, storage).at() as here:
+        text, tables = _tables(here, statement, as_of)
+    subqueries = [f"{quoted(name)} AS (SELECT * FROM {{t{number}}})" for number, name in enumerate(tables)]
+    around = f"WITH {', '.join(subqueries)} " if tables else ""
+    bare = _END.sub("", text).replace("{", "{{").replace("}", "}}")
+    return spark.sql(f"{around}({bare}\n)", **{f"t{number}": frame for number, frame in enumerate(tables.values())})
+
+
+def _tables(here: SparkLocation, query: str, as_of: int | Moment | None) -> tuple[str, dict[str, DataFrame]]:
+    """Return a query without times of tables, and the contents of all collections that it may read, by name."""
+    names, tables = here.collections(), dict[str, DataFrame]()
+
+    def named(table: TimedTable) -> str:
+        collection = collection_of(table.parts, names)
+        if collection is None:
+            raise table.refused(names)
+        name = f"{collection} as of {table.as_of}"
+        tables[name] = here.snapshot(collection, as_of=table.as_of)
+        return quoted(name)
+
+    text = with_times(query, named, alias=quoted)
+    words = {*words_of(text)}
+    for name in names:
+        if name.lower() in words:
+            with suppress(AsOfNotSealed):  # Spark does not find it then, if it is a table and not a column.
+                tables[name] = here.snapshot(name, as_of=as_of)
+    return text, tables
