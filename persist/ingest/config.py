@@ -36,6 +36,11 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
     url = config.get("source")
     if not isinstance(url, str) or not url:
         raise InvalidUsage(f'{where} must say what to read: source = "s3://bucket/orders/*.csv", or another URL')
+    if url.startswith(("postgres://", "postgresql://")):
+        from persist.ingest.pg_database import PostgresConfig
+        from persist.ingest.postgres import Postgres
+
+        return Postgres(checked(PostgresConfig, config, where))
     from persist.ingest.files import Files, FilesConfig
 
     return Files(checked(FilesConfig, config, where))

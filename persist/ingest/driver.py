@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +78,8 @@ def _collection(client: Client, target: Target) -> Collection:
             timeline=target.timeline,
             keyed=Keyed() if target.keyed else None,
         )
-        if target.comment is not None:
-            made.describe(target.comment).result()
+        if target.comment is not None or target.properties:
+            made.describe(target.comment, properties=target.properties).result()
         return made
     collection = client.load(target.name)
     is_keyed = collection.handle.keyed is not None
@@ -94,8 +94,8 @@ def _collection(client: Client, target: Target) -> Collection:
 def _follow(source: Source, run: Run) -> Ingested:
     rows = commits = 0
     run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
-    with task("ingest", source.name, streams=True) as done:
-        for batch in source.batches(run):
+    with task("ingest", source.name, streams=True) as done, closing(source.batches(run)) as batches:
+        for batch in batches:
             try:
                 _commit(source, run, batch)
             except SourceMoved as moved:
@@ -123,6 +123,8 @@ def _commit(source: Source, run: Run, batch: Batch) -> None:
                 multi.write(collection, change.rows, time=change.time)
             else:
                 multi.upsert(collection, change.rows, time=change.time)
-        for collection in run.collections.values():
-            multi.seal(collection, batch.upper)
-    run.uppers.update(dict.fromkeys(run.collections, batch.upper))
+        if batch.upper is not None:
+            for collection in run.collections.values():
+                multi.seal(collection, batch.upper)
+    if batch.upper is not None:
+        run.uppers.update(dict.fromkeys(run.collections, batch.upper))

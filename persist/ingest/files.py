@@ -9,7 +9,7 @@ A time is a moment: that at which a file was taken in, or the next one that is f
 
 import logging
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -106,7 +106,7 @@ class Files:
         comment = f"the files of {self.name} that were taken into {config.collection}"
         return [main, Target(marks, {"file": pa.string()}, columns, True, timeline, comment)]
 
-    def batches(self, run: Run) -> Iterator[Batch]:
+    def batches(self, run: Run) -> Generator[Batch]:
         """Yield a batch for each new file, and look for more until the run stops."""
         marks = run.collections[f"{self.config.collection}.files"]
         known = {} if not run.uppers[marks.name] else _known(marks)

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ class Target:
         key, value: its columns and their types, if it is made; one that is there keeps its own.
         keyed: whether the source gives events by key, and not updates.
         timeline: what its times are; None if they are positions of the source.
-        comment: what the collection says of itself, if it is made.
+        comment, properties: what the collection says of itself, if it is made.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Target:
     keyed: bool = False
     timeline: str | None = None
     comment: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,13 @@ class Batch:
 
     Attributes:
         changes: are read while the commit is made; what is raised meanwhile undoes it.
-        upper: all collections of the source are sealed to it.
+        upper: all collections of the source are sealed to it; None if nothing is sealed yet.
         rows: how many rows it has, once its changes were read.
         is_durable: set by the loop: whether it was committed.
     """
 
     changes: Iterable[Change]
-    upper: int
+    upper: int | None
     rows: int = 0
     is_durable: bool = False
 
@@ -117,7 +118,7 @@ class Source(Protocol):
         """Return the collections that it fills."""
         ...
 
-    def batches(self, run: Run) -> Iterator[Batch]:
+    def batches(self, run: Run) -> Generator[Batch]:
         """Yield what there is, and what comes, until the run stops; with `once`, until all is read."""
         ...
 

@@ -1,0 +1,240 @@
+"""The transactions of a publication, from the upper of its collections on, as the server sends them."""
+
+import json
+import logging
+import select
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from persist.collection import Collection
+from persist.errors import InvalidUsage, Unavailable
+from persist.ingest.pg_database import Database, Published
+from persist.ingest.pg_rows import TableRows
+from persist.ingest.pgoutput import Relation, begin, change, lsn_of, lsn_text, relation, truncated
+from persist.ingest.source import Batch, Change, Run
+
+logger = logging.getLogger(__name__)
+COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
+POLL_S = 0.25
+STATUS_S = 10.0
+
+
+class SlotInUse(Unavailable):
+    """Somebody else reads from the replication slot."""
+
+
+class Stream:
+    """The transactions of a publication, from the upper of its collections on."""
+
+    def __init__(self, database: Database, tables: Mapping[str, Published], slot: str, run: Run) -> None:
+        self._database = database
+        self._tables = tables
+        self._slot = slot
+        self._run = run
+        self._upper = min(run.uppers.values())
+        if self._upper != max(run.uppers.values()):
+            late = min(run.uppers, key=lambda name: run.uppers[name])
+            raise InvalidUsage(
+                f"the collection {late!r} is sealed to {run.uppers[late]}, and others of {database.name} to "
+                f"{max(run.uppers.values())}: its table came to the publication later, or somebody else sealed it. "
+                "Take it in by itself, with tables and a slot of its own, and leave it out here by tables"
+            )
+        self._rows: dict[str, TableRows] = {}
+        self._relations: dict[int, TableRows | None] = {}
+        self._kept: dict[int, list[int]] = {}
+        self._names = {(table.schema, table.name): name for name, table in tables.items()}
+
+    @property
+    def _count(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield transactions as they come, some of them together."""
+        connection = self._database.connected(replication=True)
+        try:
+            with connection.cursor() as cursor:
+                target = self._begun(connection, cursor)
+                yield from self._read(cursor, target)
+        finally:
+            connection.close()
+
+    def _begun(self, connection: Any, cursor: Any) -> int:
+        """Begin to replicate; return how far the server's log goes by now."""
+        database, slot = self._database, self._slot
+        looking = database.connected()
+        try:
+            with looking.cursor() as asked:
+                asked.execute(
+                    "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status' "
+                    "FROM pg_replication_slots s WHERE slot_name = %s",
+                    (slot,),
+                )
+                found = asked.fetchone()
+                asked.execute("SELECT pg_current_wal_lsn()")
+                end = lsn_of(asked.fetchone()[0])
+        finally:
+            looking.close()
+        again = (
+            "What came since cannot be read any more: drop the collections (persist drop), and give the same command "
+            "again, which copies the tables anew"
+        )
+        if found is None:
+            raise InvalidUsage(f"{database.name}: the replication slot {slot!r} is gone. {again}")
+        plugin, pid, is_here, status = found
+        if plugin != "pgoutput" or not is_here:
+            raise InvalidUsage(
+                f"{database.name}: the slot {slot!r} is of another database or plugin: choose another slot"
+            )
+        if status == "lost":
+            raise InvalidUsage(f"{database.name}: the server has recycled the log that {slot!r} needs. {again}")
+        if pid is not None:
+            raise SlotInUse(
+                f"{database.name}: the slot {slot!r} is in use by process {pid} of the server: another ingest runs, or "
+                "one was just killed, which the server notices soon"
+            )
+        options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
+        cursor.start_replication(slot_name=slot, decode=False, start_lsn=lsn_text(self._upper), options=options)
+        return end
+
+    def _read(self, cursor: Any, target: int) -> Iterator[Batch]:
+        run, clock = self._run, self._run.client.engine.clock
+        time, is_known, is_inside = 0, True, False
+        done, told_s = self._upper, clock.monotonic_s()
+        while True:
+            message = cursor.read_message()
+            if message is None:
+                if not is_inside:
+                    if self._count:
+                        yield self._batch(done)
+                        told_s = 0.0
+                    elif run.stop.is_set() or (run.once and cursor.wal_end >= target):
+                        cursor.send_feedback(flush_lsn=max(self._upper, cursor.wal_end), reply=False, force=True)
+                        return
+                    if clock.monotonic_s() - told_s >= STATUS_S:
+                        # All that the server has sent by now is durable, so it need not keep its log for this slot.
+                        cursor.send_feedback(flush_lsn=max(self._upper, cursor.wal_end), force=True)
+                        told_s = clock.monotonic_s()
+                if run.once and cursor.wal_end < target:
+                    cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
+                select.select([cursor], [], [], POLL_S)
+                continue
+            data = message.payload
+            kind = data[0]
+            if kind == 66:  # B
+                time, _, _ = begin(data)
+                is_known, is_inside = time < self._upper, True
+            elif kind == 67:  # C
+                is_inside, done = False, max(done, time + 1)
+                if self._count >= self._database.config.batch_rows or (self._count and run.stop.is_set()):
+                    yield self._batch(done)
+                    cursor.send_feedback(flush_lsn=self._upper)
+            elif kind == 82:  # R
+                yield from self._relation(relation(data), time, done)
+            elif is_known:
+                continue
+            elif kind in (73, 85, 68):  # I, U, D
+                self._change(data, time)
+            elif kind == 84:  # T
+                yield from self._emptied(truncated(data), time, done)
+
+    def _batch(self, upper: int) -> Batch:
+        """Return what has come as a batch. When the loop goes on after it, it is durable."""
+        before = self._upper
+        taken = {
+            name: table.taken(self._run.collections[name], before, upper)
+            for name, table in self._rows.items()
+            if len(table)
+        }
+        changes = [Change(name, rows) for name, rows in taken.items() if rows is not None]
+        self._upper = upper
+        return Batch(changes, upper, sum(len(change.rows) for change in changes))
+
+    def _change(self, data: bytes, time: int) -> None:
+        id_, old, new, is_key = change(data)
+        rows = self._relations.get(id_)
+        if rows is not None:
+            kept = self._kept[id_]
+            if len(kept) != len(new or old or ()):
+                old = None if old is None else [old[at] for at in kept]
+                new = None if new is None else [new[at] for at in kept]
+            rows.take(old, new, time, is_key)
+
+    def _relation(self, found: Relation, time: int, done: int) -> Iterator[Batch]:
+        """Take a table as it is from here on; its collection follows, once all before is durable."""
+        name = self._names.get((found.schema, found.name))
+        if name is None:
+            self._relations[found.id] = None
+            return
+        database, collection = self._database, self._run.collections[name]
+        table = self._tables[name].full_name
+        columns, types = database.kept(table, found.columns), database.types(table, found.columns)
+        have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
+        if have != types:
+            if done > self._upper:
+                yield self._batch(done)
+            self._follow_schema(collection, table, have, types)
+        self._kept[found.id] = [at for at, column in enumerate(found.columns) if column in columns]
+        names, key = [column.name for column in columns], [*collection.schema.key_names]
+        rows = self._rows.get(name)
+        if rows is None or rows.names != names or rows.types != types:
+            if rows is not None and len(rows):
+                raise InvalidUsage(
+                    f"the table {table} changed its columns within a transaction that had changed its rows: that "
+                    "cannot be followed. Drop the collection, and copy the table again"
+                )
+            rows = self._rows[name] = TableRows(table, names, types, key if collection.handle.keyed else [])
+        self._relations[found.id] = rows
+
+    def _follow_schema(
+        self, collection: Collection, table: str, have: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]
+    ) -> None:
+        """Add, drop, rename and widen columns of a collection as its table did."""
+        numbers = json.loads(collection.about.properties.get(COLUMNS, "{}"))
+        now = self._numbers(table)
+        renamed = {
+            old: new
+            for old in have
+            for new in types
+            if old not in types and new not in have and numbers.get(old) is not None and numbers[old] == now.get(new)
+        }
+        added = {name: kind for name, kind in types.items() if name not in have and name not in renamed.values()}
+        dropped = [name for name in have if name not in types and name not in renamed]
+        wider = {name: types[renamed.get(name, name)] for name in have if name not in dropped}
+        wider = {name: kind for name, kind in wider.items() if kind != have[name]}
+        try:
+            collection.evolve(add=added, drop=dropped, rename=renamed, widen=wider)
+        except InvalidUsage as error:
+            raise InvalidUsage(
+                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. Drop "
+                "the collection, and copy the table again"
+            ) from error
+        numbers = {name: now.get(name, numbers.get(name)) for name in types}
+        collection.describe(properties={COLUMNS: json.dumps(numbers)}).result()
+        logger.warning(
+            "%s has other columns from here on: added %s, dropped %s, renamed %s, wider %s",
+            table, [*added], dropped, renamed, [*wider],
+        )  # fmt: skip
+
+    def _numbers(self, table: str) -> dict[str, int]:
+        """Return the numbers of a table's columns, as the catalog has them now."""
+        connection = self._database.connected()
+        try:
+            published = self._database.published(connection)
+        finally:
+            connection.close()
+        return next((dict(each.numbers) for each in published if each.full_name == table), {})
+
+    def _emptied(self, ids: list[int], time: int, done: int) -> Iterator[Batch]:
+        """Remove all rows of tables that were truncated, those that the transaction had added before, too."""
+        tables = [rows for id_ in ids if (rows := self._relations.get(id_)) is not None]
+        for rows in tables:
+            rows.forget(time)
+        if done > self._upper:
+            yield self._batch(done)
+        names = {id(rows): name for name, rows in self._rows.items()}
+        for rows in tables:
+            collection = self._run.collections[names[id(rows)]]
+            with collection.snapshot(self._upper - 1) as snapshot:
+                rows.empty(snapshot.to_arrow(), time)
