@@ -27,10 +27,20 @@ def ingest(
     key: Annotated[
         list[str] | None, typer.Option("--key", "-k", metavar="COLUMN", help="Of its key; may be repeated.")
     ] = None,
+    publication: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a database: whose tables are taken in.")
+    ] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="Only these of its tables; may be repeated.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Leave a column out; may be repeated.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all that is there by now was taken in.")] = False,
 ) -> int:
     """Take in files, a database or a topic exactly once, and follow it. Given again, it goes on where it was."""
     options: dict[str, Any] = {"collection": collection, "key": key}
+    options |= {"publication": publication, "tables": tables, "exclude": exclude}
     options = {name: value for name, value in options.items() if value is not None}
     with at.writing(may_be_new=True, background=True) as client, _stopped_by_sigterm() as stop:
         done = persist.ingest(client, source, once=once, stop=stop, **options)
