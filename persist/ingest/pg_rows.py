@@ -119,7 +119,7 @@ class TableRows:
         if self.key:
             columns[DELETED] = flags(self._signs)
         else:
-            columns["_diff"] = int64_array(np.where(np.array(self._signs, np.bool_), -1, 1).astype(np.int64))
+            columns["_diff"] = int64_array(1 - 2 * np.array(self._signs, np.int64))
         return pa.table(columns)
 
     def _add(self, row: list[Any], time: int, is_gone: bool) -> None:
