@@ -235,34 +235,39 @@ class Client(CreatingCalls, Described):
         sql: str,
         *,
         key: Sequence[str] | None = None,
+        start: int | Moment | None = None,
         memory_budget: int | None = None,
         spill_folder: str | os.PathLike[str] | None = None,
     ) -> View:
         """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.View`.
 
         It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
-        first `refresh()`. Idempotent. The query is DuckDB's SQL over the collections of this location, views included;
-        it is parsed by the package duckdb (extra `sql`). `docs/views.md` says what is supported.
+        first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
+        query is DuckDB's SQL over the collections of this location, views included; it is parsed by the package duckdb
+        (extra `sql`). `docs/views.md` says what is supported.
 
         Args:
             name: as of `create_or_load`.
             sql: a SELECT.
             key: columns of the answer that become the collection's key; None for what the query groups by, if that is
                 among its columns, or else all of them.
+            start: the time at which the view begins, or a moment; None for the earliest at which all of its inputs can
+                be read. "now" is the cheapest: the last time that all of them have sealed. It must not be before that.
             memory_budget, spill_folder: of this handle, not of the view; see `view`.
 
         Warns:
             persist.sql.UnboundedState: it joins two inputs that grow without a key; with how many pairs there are.
+            persist.sql.InputBehind: it sees nothing of an input as long as another one is not sealed further.
 
         Raises:
-            InvalidUsage: the query is not one, names what is not there, or needs what is not supported; or there is a
-                collection of that name that is no view, or another view.
+            InvalidUsage: the query is not one, names what is not there, or needs what is not supported; an input
+                cannot be read at its start; or there is a collection of that name that is no view, or another view.
             ReadOnly: this client only reads.
         """
         self.engine.writer("create_view")
         from persist.sql import given_options, made_view  # Here: the dataflow takes long to load.
 
-        return View(self, made_view(self.engine, name, sql, key, given_options(memory_budget, spill_folder)))
+        return View(self, made_view(self.engine, name, sql, key, start, given_options(memory_budget, spill_folder)))
 
     def sql(
         self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None

@@ -11,7 +11,7 @@ from persist.write import CommitFuture
 
 if TYPE_CHECKING:
     from persist.dataflow import OperatorReport, Policy, Program
-    from persist.sql import Definition, LiveView
+    from persist.sql import Definition, LiveView, Start
 
 
 class View(Collection):
@@ -64,6 +64,13 @@ class View(Collection):
         If the query fails on a row, such as by an overflow, the view stays at its last time, until the row is
         retracted: then it goes on at the latest time. The times at which the query fails cannot be read.
 
+        The first refresh computes the answers at all times since the view begins, some at a time: what is sealed stays,
+        so a refresh that is interrupted is gone on with by the next one.
+
+        Warns:
+            persist.sql.InputBehind: the view has no answer, or sees nothing of an input, because another input is not
+                sealed further, with by how much.
+
         Raises:
             WouldRecompute: the policy is "incremental", and an operator, which is named, needs all of an input.
             OperatorFailed: the query fails on a row, which is named, at the latest time.
@@ -93,7 +100,7 @@ class View(Collection):
         """
         return self.live.explain_refresh(policy)
 
-    def redefine(self, sql: str) -> None:
+    def redefine(self, sql: str | None = None, *, start: "Start" = None) -> None:
         """Give the view another query, from the time on to which it is sealed; see `docs/views.md`.
 
         It is refreshed first, by its old query, with the views that depend on it. The commit that follows writes the
@@ -103,6 +110,12 @@ class View(Collection):
 
         The key stays. Other columns come and go as by `evolve`. A query that means the same changes nothing.
 
+        Args:
+            sql: None for the one that it has.
+            start: begin the view at another time, earlier or later, as with `create_view`. The view is made anew under
+                its name: it is another collection, whose history is computed by the next refresh. The history that it
+                had, its tags and the positions of its consumers are gone. No view may read it.
+
         Raises:
             InvalidUsage: the query is not one, or cannot be in the place of the view's own: its key has other types, a
                 view reads a column that it lacks, or what it reads cannot be read at that time.
@@ -111,7 +124,7 @@ class View(Collection):
             ReadOnly: this client only reads.
         """
         with self._adopting():
-            self.live.redefine(sql)
+            self.live.redefine(sql, start)
 
     def program(self) -> "Program":
         """Return the program that a refresh runs: of the view and of the views that it reads."""

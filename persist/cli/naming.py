@@ -81,6 +81,9 @@ def view(
         str | None, typer.Argument(metavar="QUERY", help="A SELECT of DuckDB's SQL; else the view is shown.")
     ] = None,
     key: Annotated[list[str] | None, typer.Option("--key", "-k", help="A column of its key; may be repeated.")] = None,
+    start: Annotated[
+        str | None, typer.Option(metavar="TIME", help='Where it begins, or "now"; else as early as its inputs.')
+    ] = None,
     redefine: Annotated[
         bool, typer.Option("--redefine", help="Give a view that is there this query: sealed times stay as they are.")
     ] = False,
@@ -88,6 +91,9 @@ def view(
     """Keep the answer of a query as a collection; without a query, show the one that a view keeps."""
     if redefine and (query is None or key):
         raise persist.InvalidUsage("--redefine goes with a query, and not with --key: a view keeps its key")
+    if start is not None and query is None:
+        raise persist.InvalidUsage("--start says where a new view begins: give its query, too")
+    begin = None if start is None else time_of(start)
     if query is None:
         with at.reading() as client:
             loaded = client.view(name)
@@ -98,9 +104,9 @@ def view(
     with at.writing() as client:
         if redefine:
             made = client.view(name)
-            made.redefine(query)
+            made.redefine(query, start=begin)
         else:
-            made = client.create_view(name, query, key=key)
+            made = client.create_view(name, query, key=key, start=begin)
         upper = made.refresh()
         made.close()
         tell_done(at, {"view": name, "upper": upper.time}, _up_to_date(client, name, upper))
@@ -172,7 +178,7 @@ def apply(
     """Make the views of a location what a folder of queries says: a plan first, then one commit, then one refresh.
 
     A view whose query has changed is dropped and made anew, and so are those that read it; this is asked about.
-    A file may begin with `-- key: A, B`. A file in a folder below is the view FOLDER.NAME.
+    A file may begin with `-- key: A, B` and `-- start: TIME`. A file in a folder below is the view FOLDER.NAME.
     """
     from persist.sql import plan_views
 
@@ -206,7 +212,7 @@ def _up_to_date(client: "persist.Client", name: str, upper: "persist.Antichain")
 
 FILES_MAX = 10_000
 BYTES_MAX = 1 << 20  # Of one query.
-_KEY = re.compile(r"\s*--[ \t]*key[ \t]*:[ \t]*(.*)")
+_COMMENT = re.compile(r"\s*--[ \t]*(key|start)[ \t]*:[ \t]*(.*)")
 
 
 def definitions_in(folder: str) -> "dict[str, Wanted]":
@@ -245,8 +251,12 @@ def _definition(file: Path) -> "Wanted":
     sql = text.strip().removesuffix(";").rstrip()
     if not sql:
         raise persist.InvalidUsage(f"{file} is empty: it holds no query")
-    comment = _KEY.match(text)
-    key = None if comment is None else tuple(column.strip() for column in comment[1].split(",") if column.strip())
-    if key == ():
-        raise persist.InvalidUsage(f"{file} says `-- key:` and names no column")
-    return Wanted(sql, key)
+    given: dict[str, str] = {}
+    while (comment := _COMMENT.match(text)) is not None and comment[1] not in given:
+        given[comment[1]] = comment[2].strip()
+        text = text[comment.end() :]
+    key = tuple(column.strip() for column in given["key"].split(",") if column.strip()) if "key" in given else None
+    for name, value in (("key", key), ("start", given.get("start"))):
+        if value in ((), ""):
+            raise persist.InvalidUsage(f"{file} says `-- {name}:` and names no {'column' if name == 'key' else 'time'}")
+    return Wanted(sql, key, time_of(given["start"]) if "start" in given else None)

@@ -6,7 +6,7 @@ an output is complete, and sealed, as far as the inputs it depends on are; all o
 
 from persist.antichain import Antichain, Time
 from persist.dataflow.linear_logic import Logic
-from persist.dataflow.plan.draft import Captured, Probed
+from persist.dataflow.plan.draft import Captured, DefinedAs, Probed
 from persist.dataflow.plan.plan import Source, WindowFunction
 from persist.dataflow.plan.statistics import Statistics, of_collection
 from persist.dataflow.plan.types import is_read_as

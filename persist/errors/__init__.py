@@ -56,6 +56,7 @@ from persist.errors.programs import (
 from persist.errors.times import (
     AsOfCompacted,
     AsOfNotSealed,
+    BeforeViewBegan,
     FrontierRegression,
     HoldMoved,
     PendingEvents,
@@ -91,6 +92,7 @@ __all__ = [
     "AsOfNotSealed",
     "BadMessage",
     "BeforeDiffers",
+    "BeforeViewBegan",
     "ClientClosed",
     "CodecMismatch",
     "CollectionExists",

@@ -112,6 +112,33 @@ class AsOfCompacted(AboutTimes, InvalidUsage):
 
 
 @dataclass(eq=False, repr=False)
+class BeforeViewBegan(AsOfCompacted):
+    """A read asks for a time before a view begins: it holds no answers of then.
+
+    Attributes:
+        start: the time at which the view begins.
+        view: its name.
+    """
+
+    start: int = 0
+    view: str = ""
+
+    def __str__(self) -> str:
+        start = self.shown(self.start)
+        earlier = f"view.redefine(start=…) begins {self.view!r} earlier, with another history, as another view would."
+        if self.lower is not None:
+            return (
+                f"changes from {self.shown(self.lower)} on cannot be told from what came before: the view "
+                f"{self.view!r} begins at {start}, with all that there was then. Ask for changes from "
+                f"{self.start + 1} or later; {earlier}"
+            )
+        return (
+            f"as_of={self.shown(self.as_of)} is before the view {self.view!r} begins, at {start}: it holds its answers "
+            f"from then on. Read at as_of >= {self.start}; {earlier}"
+        )
+
+
+@dataclass(eq=False, repr=False)
 class AsOfNotSealed(AboutTimes, InvalidUsage):
     """A read asks for a time that is not sealed, or was not within the caller's timeout (rule 3).
 

@@ -13,10 +13,10 @@ from typing import Literal, TypeVar
 
 from persist.engine import Engine, OnEngine, engine_of, loaded, loaded_by_id
 from persist.errors import InvalidUsage
-from persist.log import kinds
-from persist.names import VIEW_HOLD, check_free_name, view_hold
+from persist.names import VIEW_HOLD, check_free_name
+from persist.sql.beginning import Start, given_start
 from persist.sql.compile import mentioned
-from persist.sql.draft import Catalog, Draft, drafted
+from persist.sql.draft import Catalog, Draft, drafted, steps_to_drop
 from persist.sql.graph import definition_of
 from persist.sql.view import LiveView, ViewsTogether, live_view
 from persist.write import Step
@@ -27,10 +27,14 @@ Action = Literal["create", "replace", "keep", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a view shall be: its query, and its key if that is not to be found from the query."""
+    """What a view shall be: its query, its key if that is not to be found from the query, and where it begins.
+
+    A view that is there may begin anywhere if this says nothing of it, or "now".
+    """
 
     sql: str
     key: tuple[str, ...] | None = None
+    start: Start = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class _Planner:
         # Who reads comes before what is read.
         going = {view.handle.id for view in self._gone.values()}
         gone = sorted(self._gone.values(), key=lambda view: -len(going.intersection(view.definition.inputs)))
-        steps: list[Step] = [step for view in gone for step in _dropped(view)]
+        steps: list[Step] = [step for view in gone for step in steps_to_drop(view.handle, view.definition)]
         steps += [step for draft in self._drafts for step in draft.steps]
         names = {id_: name for draft in self._drafts for id_, name in draft.names.items()}
         names |= {id_: view.handle.name for view in gone for id_ in (*view.definition.inputs, view.handle.id)}
@@ -152,8 +156,8 @@ class _Planner:
 
     def _planned(self, name: str) -> Change:
         wanted, view = self._wanted[name], self._present.get(name)
-        draft = _told(name, partial(drafted, self._catalog, name, wanted.sql, wanted.key))
-        why = "it is not there" if view is None else _difference(view, draft)
+        draft = _told(name, partial(drafted, self._catalog, name, wanted.sql, wanted.key, wanted.start))
+        why = "it is not there" if view is None else _difference(view, draft, wanted.start)
         if view is not None and why is None:
             return Change(name, "keep", "it is as defined")
         assert why is not None
@@ -190,7 +194,7 @@ def _told(name: str, what: Callable[[], Found]) -> Found:
         raise InvalidUsage(f"view {name!r}: {error}") from error
 
 
-def _difference(view: LiveView, draft: Draft) -> str | None:
+def _difference(view: LiveView, draft: Draft, start: Start) -> str | None:
     old, new = view.definition, draft.definition
     if old.sql.strip() != new.sql.strip():
         return "its query has changed"
@@ -200,11 +204,6 @@ def _difference(view: LiveView, draft: Draft) -> str | None:
         return "what it reads is replaced"
     if old.columns != new.columns:
         return "the columns of what it reads have changed"
+    if start is not None and given_start(start, draft.made.timeline) not in (None, old.start):
+        return f"it begins at {old.start}"
     return None
-
-
-def _dropped(view: LiveView) -> list[Step]:
-    return [
-        kinds.Destroy(view.handle.id),
-        *(kinds.ReleaseHold(id_, view_hold(view.handle.id)) for id_ in view.definition.inputs),
-    ]

@@ -13,6 +13,7 @@ Fields:
     number   of the definitions of this view, the first is 1
     since    the time from which on the view holds what this definition gives; 0 for all times
     earlier  the definitions before it, of which the last EARLIER_KEPT are known: text and since
+    start    the time at which the view begins: before it there are no answers
 
 A relation is stored as its `kind` and those of its members that are no defaults; each of its expressions as one of
 
@@ -55,6 +56,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int = 1
     since: int = 0
     earlier: tuple[Earlier, ...] = ()
+    start: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return what is stored."""

@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.dataflow import Program
-from persist.engine import Engine, loaded, loaded_by_id
+from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.expression import Col
 from persist.log import kinds as record_kinds
 from persist.names import view_hold
 from persist.sql.algebra import Node
+from persist.sql.beginning import Readable, Start, shared_timeline, start_of
 from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition
 from persist.sql.graph import definition_of, read_by
@@ -25,26 +26,7 @@ from persist.sql.lower import Lowering
 from persist.sql.lower_join import column
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
-
-
-@dataclass(frozen=True, slots=True)
-class Readable:
-    """A collection that a view may read.
-
-    Attributes:
-        last: its last sealed time, the first of all if there is none; None of a view that was never refreshed.
-        since: the first time that can be read.
-        inputs: the ids of all that it depends on itself.
-    """
-
-    id: str
-    name: str
-    schema: CollectionSchema
-    timeline: str | None
-    last: int | None
-    since: int
-    inputs: tuple[str, ...]
-    is_view: bool
+from persist.write import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +90,18 @@ class Catalog:
         handle = loaded_by_id(self._engine, id_, name)
         contents, definition = handle.contents(), definition_of(handle)
         inputs = () if definition is None else definition.inputs
-        since = contents.since.time or 0
         last, is_view = _last_sealed(contents), definition is not None
-        readable = Readable(id_, handle.name, handle.schema, contents.timeline, last, since, inputs, is_view)
+        redefined = 0 if definition is None else definition.since
+        since = max(contents.since.time or 0, redefined)
+        readable = Readable(id_, handle.name, handle.schema, contents.timeline, last, since, inputs, is_view, redefined)
         self._by_id[id_] = readable
         return readable
 
 
-def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) -> Draft:
+def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None, start: Start = None) -> Draft:
     """Return what makes a view.
+
+    It begins with the commit that makes it: before its start, it cannot be read from then on.
 
     Raises:
         InvalidUsage: as `Client.create_view`.
@@ -127,15 +112,17 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     _check_runs(name, plan, columns, reads)
     keys = key_of(plan, columns, key)
     every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
-    definition = Definition(
-        VERSION, sql, tuple(every), {read_name: r.id for read_name, r in reads.items()}, tuple(columns), keys, plan
-    )
+    unit = shared_timeline(reads.values())
+    begin = start_of(start, [*every.values()], unit)
+    ids = {read_name: readable.id for read_name, readable in reads.items()}
+    definition = Definition(VERSION, sql, tuple(every), ids, tuple(columns), keys, plan, start=begin)
     _check_together(catalog, name, definition, every)
-    schema = _schema_of(columns, keys, reads.values())
+    schema = _schema_of(columns, keys, unit)
     id_ = uuid.uuid4().hex
-    made = Readable(id_, name, schema, _timeline(reads.values()), None, 0, tuple(every), is_view=True)
+    made = Readable(id_, name, schema, unit, None, begin, tuple(every), is_view=True)
     steps = (
         record_kinds.Create(id_, name, schema.to_json(), view=definition.to_json()),
+        *([record_kinds.AllowCompaction(id_, (begin,))] if begin else []),
         *_holds(id_, definition, every.values()),
     )
     return Draft(made, definition, steps, {id_: name, **{readable.id: readable.name for readable in every.values()}})
@@ -190,22 +177,26 @@ def _columns_of(readable: Readable) -> list[pa.Field]:
 def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> list[record_kinds.SetHold]:
     """Return the holds of a new view on all that it depends on, with the columns that it reads itself.
 
-    Its program begins at one time: that to which the last of them is sealed, if it can be read. What views hold is
-    computed again, and not read, so their history is not kept; the hold says only that they are needed.
+    Its program begins where the view does. What views hold is computed again, and not read, so their history is not
+    kept; the hold says only that they are needed.
     """
-    inputs, columns = list(inputs), read_by(definition)
-    last = min((readable.last for readable in inputs if readable.last is not None), default=0)
-    at = max([last, *(readable.since for readable in inputs if not readable.is_view)])
+    columns = read_by(definition)
     return [
         record_kinds.SetHold(
             readable.id,
             view_hold(view),
-            TIME_MAX if readable.is_view else at,
+            TIME_MAX if readable.is_view else definition.start,
             schema=readable.schema.version,
             columns=column_ids(readable.schema, columns.get(readable.id, ())),
         )
         for readable in inputs
     ]
+
+
+def steps_to_drop(view: CollectionHandle, definition: Definition) -> list[Step]:
+    """Return what drops a view, with what it holds."""
+    held = [record_kinds.ReleaseHold(id_, view_hold(view.id)) for id_ in definition.inputs]
+    return [record_kinds.Destroy(view.id), *held]
 
 
 def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:
@@ -214,12 +205,12 @@ def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...
     return tuple(sorted(ids[name] for name in names))
 
 
-def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], reads: Any) -> CollectionSchema:
+def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: str | None) -> CollectionSchema:
     kinds = {name: to_arrow(kind) for name, kind in columns}
     return CollectionSchema.of(
         {name: kinds[name] for name in keys},
         {name: kind for name, kind in kinds.items() if name not in keys} or None,
-        _timeline(reads),
+        unit,
     )
 
 
@@ -229,9 +220,3 @@ def _last_sealed(contents: CollectionState) -> int | None:
     if contents.view is not None and upper == 0:
         return None
     return TIME_MAX if upper is None else max(0, upper - 1)
-
-
-def _timeline(reads: Any) -> str | None:
-    """Return the timeline that all inputs share; times count only if they do not."""
-    timelines = {readable.timeline for readable in reads}
-    return timelines.pop() if len(timelines) == 1 else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow import Program, Statistics, Stream, of_collection
+from persist.dataflow import DefinedAs, Program, Statistics, Stream, of_collection
 from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.expression import Col
@@ -102,9 +102,9 @@ class ViewProgram(Program):
     def output(self, collection: str) -> CollectionHandle | None:
         return next(view.handle for view in self._views if view.handle.name == collection)
 
-    def definition(self, collection: str) -> tuple[int, int] | None:
+    def definition(self, collection: str) -> DefinedAs | None:
         definition = next(view.definition for view in self._views if view.handle.name == collection)
-        return definition.number, definition.since
+        return DefinedAs(definition.number, definition.since, definition.start)
 
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: those of the views that depend on it."""

@@ -21,8 +21,9 @@ from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log import kinds
 from persist.names import VIEW_HOLD, view_hold
+from persist.sql.beginning import Readable
 from persist.sql.definition import EARLIER_KEPT, Definition, Earlier
-from persist.sql.draft import Catalog, Draft, Readable, column_ids, drafted
+from persist.sql.draft import Catalog, Draft, column_ids, drafted
 from persist.sql.graph import definition_of, read_by
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
@@ -86,9 +87,8 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     for dependent in _in_order(every):
         _check_columns(dependent, changed, draft)
         inputs[dependent.id] = _inputs_of(catalog, dependent, changed, draft, inputs)
-        definition = _next(
-            dependent, draft.definition if dependent is changed else dependent.definition, inputs[dependent.id]
-        )
+        wanted = draft.definition if dependent is changed else dependent.definition
+        definition = _next(dependent, wanted, inputs[dependent.id], _start_after(dependent, changed, draft))
         schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
         steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
@@ -169,7 +169,15 @@ def _inputs_of(
     return tuple(inputs)
 
 
-def _next(each: Dependent, wanted: Definition, inputs: tuple[str, ...]) -> Definition:
+def _start_after(each: Dependent, changed: Dependent, draft: Draft) -> int:
+    """Return where a view begins from now on: what holds no answer yet begins where it can be computed."""
+    start = each.definition.start
+    if each.contents.upper_times != (0,):
+        return start
+    return max(start, draft.definition.start if each is changed else changed.contents.upper_times[0])
+
+
+def _next(each: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
     old = each.definition
     was = Earlier(old.sql, old.since)
     return msgspec.structs.replace(
@@ -178,6 +186,7 @@ def _next(each: Dependent, wanted: Definition, inputs: tuple[str, ...]) -> Defin
         number=old.number + 1,
         since=each.contents.upper_times[0],
         earlier=(*old.earlier, was)[-EARLIER_KEPT:],
+        start=start,
     )
 
 
@@ -221,19 +230,19 @@ def _hold_steps(
         if held is not None:
             at, expected = held.time, held.time
         else:
-            at, expected = _begin(each, readable), None
+            at, expected = _begin(each, readable, definition.start), None
         steps.append(kinds.SetHold(id_, hold, at, None, expected, readable.schema.version, ids))
     steps += [kinds.ReleaseHold(id_, hold) for id_ in each.definition.inputs if id_ not in definition.inputs]
     return steps
 
 
-def _begin(each: Dependent, readable: Readable) -> int:
+def _begin(each: Dependent, readable: Readable, start: int) -> int:
     """Return where the hold on a new input begins: where the view is read again, just before it switches."""
     if readable.is_view:
         return TIME_MAX
     upper = each.contents.upper_times[0]
     if upper == 0:
-        return max(readable.since, readable.last or 0)
+        return max(readable.since, start)
     if readable.since > upper - 1 or readable.last is None or readable.last < upper - 1:
         raise InvalidUsage(
             f"view {each.name!r} is sealed to {upper}, so what it reads must be readable at {upper - 1}; collection "

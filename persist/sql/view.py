@@ -13,6 +13,7 @@ from persist.closing import Closes
 from persist.dataflow import Elsewhere, OperatorReport, Options, Policy, Refreshed, Running, Stepping, Where
 from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import (
+    AsOfCompacted,
     CollectionExists,
     HoldMoved,
     HoldNotFound,
@@ -26,9 +27,10 @@ from persist.errors import (
 )
 from persist.names import check_free_name
 from persist.read import record_count
+from persist.sql.beginning import InputBehind, Start, behind, given_start
 from persist.sql.compile import asked_key
 from persist.sql.definition import Definition
-from persist.sql.draft import Catalog, drafted
+from persist.sql.draft import Catalog, drafted, steps_to_drop
 from persist.sql.graph import ViewProgram, definition_of, sizes_of, views_for
 from persist.sql.reasons import UnboundedState, reasons, unbounded
 from persist.sql.redefine import dependents_of, redefinition
@@ -92,7 +94,21 @@ class LiveView:
                     if not self._has_moved_on():
                         break
                 self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
+        self.warn_of_behind()
         return refreshed
+
+    def warn_of_behind(self, *, is_new: bool = False) -> None:
+        """Warn if the view has no answer, or sees nothing of an input, because of how far inputs are sealed."""
+        reason = self._behind(is_new=is_new)
+        if reason is not None:
+            warnings.warn(reason, InputBehind, stacklevel=4 + is_new)  # Of whoever calls the client.
+
+    def _behind(self, *, is_new: bool = False) -> str | None:
+        known = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
+        inputs = [contents for contents in known if contents.view is None]
+        if is_new and any(contents.upper.time == 0 for contents in inputs):
+            return None  # It will be filled.
+        return behind(self.handle.name, self.definition.start, inputs)
 
     def open_state(self) -> None:
         """Bring the view up to date, and keep what the next refreshes need; see `View.open_state`."""
@@ -104,9 +120,10 @@ class LiveView:
         self, policy: Policy = "auto", *, elsewhere: Elsewhere | None = None, where: Where = "auto"
     ) -> str:
         """Return how `refresh` would go now, and why; see `View.explain_refresh`."""
-        if self.is_open and where != "tasks":
-            return str(KEPT)
-        return self._stepping(self.program, policy, elsewhere, where).explained()
+        kept = self.is_open and where != "tasks"
+        how = str(KEPT) if kept else self._stepping(self.program, policy, elsewhere, where).explained()
+        reason = self._behind()
+        return how if reason is None else f"{how}\n{reason}"
 
     def _stepping(
         self, program: Callable[[], ViewProgram], policy: Policy, elsewhere: Elsewhere | None, where: Where
@@ -168,9 +185,14 @@ class LiveView:
         """Return the program that a refresh runs: of the view and of the views that it reads."""
         return ViewProgram(self.engine, views_for(self.engine, {self.handle.id: self.handle.name}))
 
-    def redefine(self, sql: str) -> None:
+    def redefine(self, sql: str | None, start: Start = None) -> None:
         """Give the view another query, from the time on to which it is sealed; see `View.redefine`."""
         self.engine.writer("redefine")
+        if start is not None:
+            self._begin_anew(self.definition.sql if sql is None else sql, start)
+            return
+        if sql is None:
+            raise InvalidUsage("redefine: give a query, or start= to begin the view at another time, or both")
         for left in reversed(range(TRIES)):
             self._refresh_all()
             change = redefinition(self.engine, self.handle, sql)
@@ -186,6 +208,26 @@ class LiveView:
         with self._lock:
             self._stop()
             self._adopt(definition_of(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
+
+    def _begin_anew(self, sql: str, start: Start) -> None:
+        """Make the view anew under its name, with a history of its own from another time on."""
+        view = self.handle
+        readers = dependents_of(self.engine, view)
+        if readers:
+            raise InvalidUsage(
+                f"view {view.name!r} cannot begin anew as long as {readers[0].known().name!r} reads it: drop that "
+                "first, or change both by plan_views or `persist apply`"
+            )
+        catalog = Catalog(self.engine)
+        catalog.remove(view.name)
+        draft = drafted(catalog, view.name, sql, self.definition.key, start)
+        names = {**draft.names, view.id: view.name}
+        names |= {id_: catalog.by_id(id_).name for id_ in self.definition.inputs}
+        self.engine.submit("redefine", (*steps_to_drop(view, self.definition), *draft.steps), names).result()
+        with self._lock:
+            self._stop()
+            self.definition = draft.definition
+            self.handle = CollectionHandle(self.engine, draft.made.id, view.name, draft.made.schema)
 
     def _refresh_all(self) -> None:
         """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
@@ -340,34 +382,49 @@ def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingPro
     return LiveView(handle, definition, options)
 
 
-def made_view(engine: Engine, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> LiveView:
+def made_view(
+    engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
+) -> LiveView:
     """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
     check_free_name(name)
     while True:
         if name in engine.names():
-            return _existing(engine, name, sql, key, options)
+            return _existing(engine, name, sql, key, start, options)
         try:
-            return _created(engine, name, sql, key, options)
-        except CollectionExists:
-            continue  # Another client created it in between.
+            return _created(engine, name, sql, key, start, options)
+        except (CollectionExists, AsOfCompacted):
+            continue  # Another client created it in between, or has let an input be compacted.
 
 
-def _existing(engine: Engine, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> LiveView:
+def _existing(
+    engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
+) -> LiveView:
     live = live_view(engine, name, options)
     if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != asked_key(key)):
         raise InvalidUsage(
             f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
             "drop it, or give it this one with redefine()"
         )
+    begin = None if start is None else given_start(start, live.handle.known().timeline)
+    if begin not in (None, live.definition.start):
+        raise InvalidUsage(
+            f"view {name!r} begins at {live.definition.start}, and not at {begin}: leave start= out, choose another "
+            f"name, or begin it anew, with another history, by redefine(start={begin})"
+        )
     return live
 
 
-def _created(engine: Engine, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> LiveView:
-    draft = drafted(Catalog(engine), name, sql, key)
+def _created(
+    engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
+) -> LiveView:
+    draft = drafted(Catalog(engine), name, sql, key, start)
     for reason in unbounded(draft.definition.plan, partial(_records, engine)):
         warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
-    return LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
+    live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
+    if start is None:  # Otherwise somebody knows what they ask for.
+        live.warn_of_behind(is_new=True)
+    return live
 
 
 def _records(engine: Engine, collection: str) -> int:

@@ -36,7 +36,14 @@ import msgspec
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part, versions
-from persist.errors import AsOfCompacted, KeyedCollection, Superseded, UpdateNotBeyondUpper, with_timeline
+from persist.errors import (
+    AsOfCompacted,
+    BeforeViewBegan,
+    KeyedCollection,
+    Superseded,
+    UpdateNotBeyondUpper,
+    with_timeline,
+)
 from persist.log import Deletes, Frontier, KeyedForm, Keyframe, Numbers, kinds
 from persist.state.remembered import About, LastBatch, Remembered
 from persist.timeline import Timeline
@@ -202,10 +209,22 @@ def last_sealed(contents: CollectionState) -> int:
     return TIME_MAX if contents.upper.time is None else contents.upper.time - 1
 
 
+def view_start(contents: CollectionState) -> int:
+    """Return the time at which a view begins; 0 of a collection that is none."""
+    return 0 if contents.view is None else int(contents.view.get("start", 0))
+
+
 def check_readable(contents: CollectionState, as_of: int) -> None:
-    """Raise AsOfCompacted if since has passed as_of."""
+    """Raise AsOfCompacted if since has passed as_of, as `BeforeViewBegan` if there never was an answer."""
     if not contents.since.has_beyond(as_of):
-        raise with_timeline(AsOfCompacted(as_of, contents.since), contents.timeline)
+        raise _unreadable(contents, as_of, None)
+
+
+def _unreadable(contents: CollectionState, as_of: int, lower: int | None) -> AsOfCompacted:
+    start, error = view_start(contents), AsOfCompacted(as_of, contents.since, lower)
+    if as_of < start:
+        error = BeforeViewBegan(as_of, contents.since, lower, start, contents.name)
+    return with_timeline(error, contents.timeline)
 
 
 def check_changes_readable(contents: CollectionState, lower: int) -> None:
@@ -216,7 +235,7 @@ def check_changes_readable(contents: CollectionState, lower: int) -> None:
     if lower == 0 and contents.since == Antichain(0):
         return
     if not contents.since.has_beyond(lower - 1):
-        raise with_timeline(AsOfCompacted(lower - 1, contents.since, lower), contents.timeline)
+        raise _unreadable(contents, lower - 1, lower)
 
 
 def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionState:

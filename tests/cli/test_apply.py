@@ -88,6 +88,19 @@ def test_a_changed_view_is_made_anew_with_those_that_read_it(place: str, views: 
         assert client.fsck().problems == ()
 
 
+def test_a_file_says_where_its_view_begins(place: str, views: Path, capsys: Printed) -> None:
+    (views / "paid.sql").write_text(f"-- start: 1\n-- key: id\n{PAID}")
+    assert applied(place, views, capsys)[0] == 0
+    with persist.open(place, mode="read") as client:
+        assert client.view("another").definition.start == 1
+        assert client.load("paid").schema.key_names == ("id",)
+    assert main(["view", place, "late", PAID, "--start", "now", "--json"]) == 0
+    assert main(["view", place, "early", PAID, "--start", "0", "--json"]) == 0
+    assert main(["view", place, "late", "--start", "0"]) == 2
+    with persist.open(place, mode="read") as client:
+        assert [client.view(name).definition.start for name in ("late", "early")] == [1, 0]
+
+
 def test_what_has_no_file_stays_unless_it_is_pruned(place: str, views: Path, capsys: Printed) -> None:
     assert applied(place, views, capsys)[0] == 0
     (views / "another.sql").unlink()
@@ -109,6 +122,7 @@ def test_what_has_no_file_stays_unless_it_is_pruned(place: str, views: Path, cap
         ("orders.sql", "SELECT 1 AS one", "no view"),
         ("paid.sql", "", "it holds no query"),
         ("paid.sql", "-- key:\nSELECT 1 AS one", "names no column"),
+        ("paid.sql", "-- key: one\n-- start:\nSELECT 1 AS one", "names no time"),
         ("paid.sql", "SELECT * FROM nowhere", "no collection of that name"),
     ],
 )

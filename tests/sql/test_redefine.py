@@ -109,7 +109,7 @@ def test_what_another_view_reads_stays_as_it_is(client: persist.Client) -> None:
 
 def test_a_query_that_means_the_same_commits_no_definition(client: persist.Client) -> None:
     facts_of(client)
-    sums = client.create_view("sums", SUMS)
+    sums = client.create_view("sums", SUMS, start="now")
     sums.refresh()
     before = client.seqno
     sums.redefine("SELECT k, sum(n) AS total FROM facts GROUP BY k -- the same")

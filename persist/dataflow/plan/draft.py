@@ -3,7 +3,7 @@
 A watcher has captured updates, or a probe of how far a stream is complete.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,20 @@ def to_table(updates: Ints, schema: pa.Schema, domain: Domain) -> pa.Table:
     columns |= time_columns(updates[len(schema) : -1])
     columns["_diff"] = pa.array(updates[-1])
     return pa.table(columns)
+
+
+class DefinedAs(NamedTuple):
+    """What an output that is a view is made by.
+
+    Attributes:
+        number: of its definition.
+        since: the time from which on that holds.
+        start: the time at which the view begins.
+    """
+
+    number: int
+    since: int
+    start: int
 
 
 class Captured:
@@ -150,8 +164,8 @@ class Draft:
         """Return the collection of an output that is there already; None if it is made where it is missing."""
         return None
 
-    def definition(self, collection: str) -> tuple[int, int] | None:
-        """Return the number of the definition of an output that is a view, and the time from which on that holds.
+    def definition(self, collection: str) -> DefinedAs | None:
+        """Return what is known of the definition of an output that is a view.
 
         If the output is sealed to just that time, its first commit makes of what it holds what it should hold.
         """

@@ -12,7 +12,7 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.dataflow.operators.operators import SinkOperator
-from persist.dataflow.plan.draft import to_table
+from persist.dataflow.plan.draft import DefinedAs, to_table
 from persist.dataflow.plan.origin import PROPERTY
 from persist.dataflow.ports.kept import KeptLinear
 from persist.dataflow.updates.batch import Layout, to_batch
@@ -54,7 +54,7 @@ class Output:
         done: up to where this copy of the program has computed it, and found or written it.
         waiting: updates from done on that are not written yet.
         sealed_to: up to where they are complete.
-        definition: of a view, the number of its definition, and the time from which on that holds.
+        definition: of a view, by what it is made.
         corrects: the first commit makes of what the collection holds what it should hold.
         compares: before the first commit, what the collection holds is compared with what it should hold.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
@@ -65,7 +65,7 @@ class Output:
         engine: Engine,
         sink: SinkOperator,
         known: CollectionHandle | None,
-        definition: tuple[int, int] | None,
+        definition: DefinedAs | None,
         keeps: KeptLinear | None,
         fingerprint: str | None,
         domain: Domain,
@@ -128,7 +128,7 @@ class Output:
         """Go on from where the collection is sealed."""
         self.upper = self.began_at = self.done = self.sealed_to = upper
         if self.definition is not None:
-            self.corrects = self.definition[1] == upper > 0
+            self.corrects = self.definition.since == upper > 0
 
     def take(self) -> None:
         """Take what the last pass has completed."""
@@ -142,7 +142,9 @@ class Output:
             self.waiting.append(updates[:, late])
             if self.corrects or self.compares:
                 self._before.append(updates[:, ~late])
-        self.sealed_to = max(self.sealed_to, end_of(self.sink.frontier))
+        complete = end_of(self.sink.frontier)
+        if not self._is_new or complete > self.done:  # What begins later has nothing to seal yet.
+            self.sealed_to = max(self.sealed_to, complete)
 
     def correct(self) -> None:
         """Of a changed program: add what makes the collection at the first unsealed time what it should be."""
@@ -195,11 +197,15 @@ class Output:
     def begin_readable(self, at: int) -> None:
         """Of a new output: let nobody read it before a time, because the program says nothing about what was then.
 
+        Of a view, that is where the view begins, if it begins later.
+
         Raises:
             OutputConflict: somebody keeps such a time readable.
         """
         if self.upper > 0:
             return
+        if self.definition is not None:
+            at = max(at, self.definition.start)
         self.done, self._is_new = at, True
         if (self.handle.contents().since.time or 0) >= at:
             return

@@ -21,6 +21,7 @@ from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, Part
 from persist.dataflow.operators.operators import SinkOperator
+from persist.dataflow.plan.draft import DefinedAs
 from persist.dataflow.plan.origin import reads_time
 from persist.dataflow.plan.plan import Plan, has_inputs, sources_of
 from persist.dataflow.ports.kept import KeptLinear
@@ -59,7 +60,7 @@ class Outputs:
         self,
         engine: Engine,
         program: str,
-        sinks: Sequence[tuple[SinkOperator, CollectionHandle | None, tuple[int, int] | None]],
+        sinks: Sequence[tuple[SinkOperator, CollectionHandle | None, DefinedAs | None]],
         kept: Mapping[str, KeptLinear],
         fingerprints: Mapping[str, str],
         domain: Domain,
@@ -111,6 +112,9 @@ class Outputs:
             self._check_behind(sources, plan)
             held = [time for each in sources if (time := each.held_at()) is not None]
             begin = min(held) if self._replays and held else resume_at - 1
+            starts = [output.definition.start for output in self.every if output.upper == 0 and output.definition]
+            if starts and not self._jumps:
+                begin = min(begin, max(min(starts), *sinces))
             if self._jumps and not self._replays:
                 self._jump(sources, min(*uppers, TIME_MAX) - 1)
         elif asked:
@@ -119,7 +123,8 @@ class Outputs:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
             held = [] if self._jumps else [time for each in sources if (time := each.held_at()) is not None]
             begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
-        self.goes_on_from = None if resume_at is None or self._replays else begin
+        is_whole = resume_at is not None and not self._replays and begin == resume_at - 1
+        self.goes_on_from = begin if is_whole and all(output.upper > 0 for output in self.every) else None
         for output in self.every:
             output.begin_readable(begin)
             if resume_at is not None and not self._replays:
@@ -214,7 +219,7 @@ class Outputs:
             UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
             OutputConflict: an output was computed in another way before, or it cannot be told; nothing was written.
         """
-        due = [output for output in self.every if until > output.upper]
+        due = [output for output in self.every if until > max(output.upper, output.done)]
         if not due:
             return None
         for output in due:
@@ -231,7 +236,7 @@ class Outputs:
         with Commit(self._engine) as commit:
             for output in due:
                 if output.definition is not None:
-                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition[0])])
+                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
                 commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (output.upper,))])
                 of_output = stored.get(output.sink.collection, ())
                 commit.add_parts(output.handle, [part for part in of_output if isinstance(part, Part)], keep=True)
@@ -258,7 +263,7 @@ class Outputs:
         with Commit(self._engine) as commit:
             for output in due:
                 if output.definition is not None:
-                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition[0])])
+                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
                 expected = min(output.upper, TIME_MAX + 1)
                 commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (expected,))])
                 updates = output.updates(output.sealed_to)

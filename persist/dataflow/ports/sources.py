@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, SchemaMismatch
+from persist.codecs import TIME_MAX, CollectionSchema, SchemaMismatch
 from persist.dataflow.plan.plan import Source
 from persist.dataflow.plan.types import is_read_as, shown
 from persist.dataflow.ports.inputs import Gate
@@ -183,15 +183,27 @@ class SourceReader:
             contents = handle.engine.follower.known(handle.id, handle.name)
             return contents if listen.has_advanced(contents) else None
 
-    def take(self, contents: CollectionState) -> bool:
-        """Take what is sealed in a state in which it has `advanced`; return whether there was something."""
+    @property
+    def reached(self) -> int:
+        """The first time that was not taken."""
+        return self._as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
+
+    def take(self, contents: CollectionState, until: int | None = None) -> bool:
+        """Take what is sealed in a state in which it has `advanced`; return whether there was something.
+
+        Args:
+            until: take what is before this time only, beyond the contents that it begins with.
+        """
         with self._explained():
             if self._listen is None and not self._begin():
                 return False
         # What was sealed after the time at which it begins is taken at once, too.
-        if self._listen is not None and not self._listen.is_finished and self._listen.has_advanced(contents):
+        listen = self._listen
+        if listen is None or listen.is_finished or not listen.has_advanced(contents):
+            return True
+        if until is None or until > listen.reached:
             with self._explained():
-                self._follow(self._listen.advance(contents))
+                self._follow(listen.advance(contents, until))
         return True
 
     def named_moved(self, durable: int | None) -> None:
@@ -322,12 +334,18 @@ class SourceReader:
             ) from error
 
 
-def poll_all(sources: Sequence[SourceReader], timeout_s: float, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+def poll_all(
+    sources: Sequence[SourceReader],
+    timeout_s: float,
+    is_stopped: Callable[[], bool] = lambda: False,
+    until: int | None = None,
+) -> bool:
     """Take what has been sealed since in any of the sources of a client, or wait up to timeout_s for something; return
     whether there was something. Cost: one look at the log for all of them.
 
     Args:
         is_stopped: ends the wait; whoever changes its answer calls `wake` afterwards.
+        until: take what is before this time only.
     """
     if not sources:
         return False
@@ -338,8 +356,36 @@ def poll_all(sources: Sequence[SourceReader], timeout_s: float, is_stopped: Call
         return [(source, contents) for source in sources if (contents := source.advanced()) is not None] or None
 
     advanced_sources = sources[0].handle.engine.follower.wait_for(look, timeout_s)
-    taken = [source.take(contents) for source, contents in advanced_sources or ()]
+    taken = [source.take(contents, until) for source, contents in advanced_sources or ()]
     return any(taken)
+
+
+def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
+    """Return a time before which sources have at most about so many updates that were not taken; None if all are fewer.
+
+    No source is taken further than another one is sealed. It is an estimate: the updates of a part are taken for evenly
+    spread over its times. One time at least is taken, however many updates it has.
+    """
+    states = [(source.handle.known(), source.reached) for source in sources]
+    upper = min((TIME_MAX + 1 if state.upper.time is None else state.upper.time for state, _ in states), default=0)
+    spans = [
+        (max(part.time_min, reached), part.time_max, part.rows)
+        for state, reached in states
+        for part in state.history_parts
+        if part.time_max >= reached
+    ]
+    if sum(rows for _, _, rows in spans) <= updates_max or upper <= min(reached for _, reached in states):
+        return None
+    firsts, lasts, rows = (np.array(column, np.float64) for column in zip(*spans, strict=True))
+
+    def updates_before(time: int) -> float:
+        return float((rows * np.clip((time - firsts) / (lasts - firsts + 1), 0, 1)).sum())
+
+    low, high = min(first for first, _, _ in spans) + 1, upper
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if updates_before(middle) <= updates_max else (low, middle - 1)
+    return min(low, upper)
 
 
 def wake(sources: Sequence[SourceReader]) -> None:

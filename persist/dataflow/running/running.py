@@ -23,7 +23,7 @@ from persist.dataflow.plan.statistics import Statistics, statistics_of
 from persist.dataflow.ports.inputs import Gate, InputHandle
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.ports.sinks import Outputs
-from persist.dataflow.ports.sources import SourceReader, poll_all, wake
+from persist.dataflow.ports.sources import SourceReader, poll_all, some_until, wake
 from persist.dataflow.running.graph import Builder
 from persist.dataflow.running.report import OperatorReport, drawn, reports_of
 from persist.dataflow.running.resume import resumed
@@ -34,6 +34,8 @@ from persist.engine import Engine
 from persist.work import task
 
 POLL_S = 0.02
+CATCH_UP_UPDATES_MIN = 1 << 17  # Of a step that catches up, at least.
+UPDATE_BYTES = 1 << 10  # What an update takes at most on its way through usual programs.
 IDLE_S = 10.0  # How long `run_forever` waits at a time where nothing happens; `stop` wakes it.
 
 
@@ -117,6 +119,7 @@ class Running(Closes):
         self._is_broken = False
         self._is_closed = False
         self._resumes = True
+        self._has_caught_up = False
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
@@ -206,8 +209,11 @@ class Running(Closes):
             # The step before was computed, and its commit failed: that is what is left to do of it.
             return Step(0, self.frontier, self._commit())
         poll_all(self._sources, 0.0)
+        return self._stepped(self._limit(times, updates))
+
+    def _stepped(self, limit: int | None) -> Step:
         count = self._resumed()
-        count += self._pass(self._limit(times, updates), frozenset())
+        count += self._pass(limit, frozenset())
         self._words.after(count)
         return Step(count, self.frontier, self._commit())
 
@@ -249,6 +255,7 @@ class Running(Closes):
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
         with task("refresh", self.program.name, unit="updates") as tell:
+            self._catch_up(tell)
             while True:
                 done = self.step()
                 tell(done.updates)
@@ -259,6 +266,24 @@ class Running(Closes):
                     return
                 else:
                     self._wait(until, deadline)
+
+    def _catch_up(self, tell: Callable[[int], object]) -> None:
+        """Of a program that was just opened: take in what its sources hold, some at a time, and commit each of these.
+
+        So the past of a new output needs no more memory than the budget, besides its state, and what is sealed stays if
+        this is interrupted.
+        """
+        updates_max = max(CATCH_UP_UPDATES_MIN, self._options.memory_budget // UPDATE_BYTES)
+        while not self._has_caught_up:
+            self._check()
+            until = None if self._options.jump else some_until(self._sources, updates_max)
+            if until is None:
+                self._has_caught_up = True
+                return
+            if self._outputs is not None and self._outputs.has_pending:
+                self._commit()
+            poll_all(self._sources, 0.0, until=until)
+            tell(self._stepped(None).updates)
 
     def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
         """Step whenever something is complete, until `stop` is called; while the store does not answer, wait and retry.

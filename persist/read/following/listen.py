@@ -195,19 +195,29 @@ class Listen(ShownByRepr, Steps[Progress]):
         assert self._lower is not None
         return contents.upper > Antichain(self._lower)
 
-    def advance(self, contents: CollectionState) -> Progress:
-        """Return what is sealed in a state that `has_advanced`; see `poll`."""
-        progress = self.ahead(contents)
+    @property
+    def reached(self) -> int:
+        """The first time that was not yielded, of a listen that is not finished."""
+        assert self._lower is not None
+        return self._lower
+
+    def advance(self, contents: CollectionState, until: int | None = None) -> Progress:
+        """Return what is sealed in a state that `has_advanced`; see `poll`.
+
+        Args:
+            until: return what is before this time only, which is beyond the one that was `reached`.
+        """
+        progress = self.ahead(contents, until)
         self.move_past(progress)
         return progress
 
-    def ahead(self, contents: CollectionState) -> Progress:
+    def ahead(self, contents: CollectionState, until: int | None = None) -> Progress:
         """Return what `advance` does, but stay here: it comes again, unless `move_past` is told of it."""
         lower = self._lower
         assert lower is not None
         self._reading()  # Whose lease has ended should hear that, and not what came of it.
         check_changes_readable(contents, lower)
-        upper = contents.upper
+        upper = contents.upper if until is None else contents.upper.meet(until)
         with self._reading.explained():
             updates = self._read(self._reading, contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
         return Progress(updates, upper)
