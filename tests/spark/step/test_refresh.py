@@ -17,6 +17,7 @@ from persist.errors import OperatorFailed
 from tests.sql.oracle import Row, comparable
 from tests.sql.test_tpch import asked, with_diff
 from tests.sql.tpch import QUERIES, Refreshes, generated
+from tests.sql.two_ways import steps_that_always_pay
 from tests.tiers import examples
 
 pytestmark = pytest.mark.spark
@@ -124,7 +125,9 @@ def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSes
         orders.write([((9, ("paid", 4.5)), upper + 1, -1)], seal=upper + 2).result()
         customers.write([((10, "city 1"), upper, -1), ((10, None), upper, 1)], seal=upper + 2).result()
         ways["state"].open_state()
-        ways["here"].refresh(policy="incremental")
+        with steps_that_always_pay():
+            ways["here"].refresh()
+        assert not ways["here"].is_open
         told = persist.spark.refresh(ways["tasks"], spark, where="tasks", partitions=2)
         assert (told.way, told.where, told.reads) == ("step", "tasks", "touched")
         assert all(changes(each) == changes(ways["state"]) for each in ways.values())
