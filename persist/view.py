@@ -75,7 +75,7 @@ class View(Collection):
             WouldRecompute: the policy is "incremental", and an operator, which is named, needs all of an input.
             OperatorFailed: the query fails on a row, which is named, at the latest time.
             NotConverging: a recursion of the query does not come to its end, at the latest time.
-            CollectionNotFound: the view was destroyed.
+            CollectionNotFound: the view was dropped.
             SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
             ReadOnly: this client only reads.
         """
