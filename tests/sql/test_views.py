@@ -139,7 +139,7 @@ def test_views_begin_where_they_were_made_however_late_their_first_refresh_is(cl
 def test_a_new_view_is_not_readable_before_it_begins_and_a_hold_there_is_refused(client: persist.Client) -> None:
     orders = filled(client)
     revenue = client.create_view("revenue", TOTALS, start="now")
-    with pytest.raises(persist.AsOfCompacted):
+    with pytest.raises(persist.errors.AsOfCompacted):
         revenue.hold(0, name="reader")
     revenue.refresh()
     assert revenue.since == persist.Antichain(1)
