@@ -1,12 +1,11 @@
 """Several writes, events and seals, of one or more collections, as one commit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import Part
 from persist.collection import Collection
 from persist.engine import (
     Commit,
@@ -24,7 +23,6 @@ from persist.engine import (
 from persist.errors import InvalidUsage
 from persist.follow import Following
 from persist.log import kinds
-from persist.names import check_hold_name
 from persist.read import checked_filter
 from persist.state import ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
@@ -190,29 +188,6 @@ class MultiWrite:
         step, acked = following.ack_step()
         self._commit.add(following.handle, [step])
         self._commit.when_committed(acked)
-
-    def move_hold(self, collection: Collection, name: str, time: int | Moment, *, expected: int) -> None:
-        """Move a permanent hold forward in the commit, from the time at which it is expected to be.
-
-        The commit is rejected with `HoldMoved` if it is elsewhere, or not there, when the commit comes.
-        """
-        to = collection.handle.as_time("hold time", time)
-        self._commit.add(collection.handle, [kinds.SetHold(collection.id, check_hold_name(name), to, None, expected)])
-
-    def add_parts(
-        self, collection: Collection, parts: Sequence[Part], *, keep: bool = False, digest: int | None = None
-    ) -> None:
-        """Add parts that were stored with `persist.write.part_writer.PartWriter`; they are deleted if the block raises.
-
-        This is for engines whose tasks encode and upload by themselves.
-
-        Args:
-            keep: do not delete them if the commit is rejected (with InvalidUsage or Conflict): the caller commits them
-                in another way, or deletes them. Those of a commit that was done before are deleted.
-            digest: of what the parts hold, to be compared if the commit has a token: the sum of those of
-                `persist.codecs.digest_of`, by the columns of key and value, and `_time`.
-        """
-        self._commit.add_parts(collection.handle, parts, keep=keep, digest=digest)
 
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
         """Let the commit be rejected (`UpperMismatch`) if the collection has another upper when it comes.

@@ -63,7 +63,7 @@ def read_everything(client: persist.Client) -> None:
     assert client.history().num_rows >= orders.history().num_rows > 0
     assert orders.unsealed is None
     assert slider(orders, 2).shown["as_of"] == "2"
-    assert (orders.as_time("time", 3), orders.as_bound("time", 3)) == (3, 3)
+    assert (orders.handle.as_time("time", 3), orders.handle.as_bound("time", 3)) == (3, 3)
     assert orders.as_of_join({"k": [5], "at": [2]})["v"].to_pylist() == [f"{5:032}"]
     for form in ("rows", "diff"):
         with orders.snapshot(2, form=form) as snapshot:

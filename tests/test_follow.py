@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.blob import MemoryBlob
+from persist.log.kinds import SetHold
 from tests.clocks import ImpatientClock
 from tests.tiers import examples
 
@@ -299,12 +300,15 @@ def test_a_hold_that_a_multi_write_moves_is_moved_with_the_commit_or_nothing_hap
         orders = client.create_or_load("orders", key={"k": pa.int64()}, value=None)
         orders.seal(10).result()
         orders.hold(2, name="mine")
-        with client.multi_write() as multi:
-            multi.write(orders, [((1, None), 10, 1)])
-            multi.move_hold(orders, "mine", 5, expected=2)
-        with pytest.raises(persist.errors.HoldMoved, match="at 2, and is at 5"), client.multi_write() as multi:
-            multi.write(orders, [((2, None), 10, 1)])
-            multi.move_hold(orders, "mine", 7, expected=2)
+
+        def write_and_move(key: int, time: int) -> None:
+            with client.multi_write() as multi:
+                multi.write(orders, [((key, None), 10, 1)])
+                multi._commit.add(orders.handle, [SetHold(orders.id, "mine", time, None, 2)])
+
+        write_and_move(1, 5)
+        with pytest.raises(persist.errors.HoldMoved, match="at 2, and is at 5"):
+            write_and_move(2, 7)
         assert [(hold.name, hold.time) for hold in orders.holds()] == [("mine", 5)]
         orders.seal(11).result()
         assert orders.snapshot(10).count() == 1

@@ -240,7 +240,7 @@ def test_retention_is_a_span_where_times_are_moments(client: persist.Client) -> 
     events = client.create_or_load("events", key=KEY, timeline="s", retention="7 days")
     events.seal("2026-11-21").result()
     assert str(events.retention) == "1 week before upper"
-    assert events.since == persist.Antichain(events.as_time("t", "2026-11-14"))
+    assert events.since == persist.Antichain(events.handle.as_time("t", "2026-11-14"))
     events.retain(datetime.timedelta(hours=36)).result()
     assert str(events.retention) == "36 hours before upper"
     assert client.create_or_load("events", key=KEY, timeline="s", retention="36 h") == events

@@ -233,8 +233,8 @@ def follow(
     collection: "persist.Collection", after: int | str | None, *, contents: bool, until: int | str | None, format: str
 ) -> None:
     """Print updates as they are sealed, until all before a time were, or the collection is complete."""
-    end = None if until is None else collection.as_bound("until", until)
-    if end is not None and after is not None and not contents and collection.as_time("after", after) + 1 >= end:
+    end = None if until is None else collection.handle.as_bound("until", until)
+    if end is not None and after is not None and not contents and collection.handle.as_time("after", after) + 1 >= end:
         raise persist.InvalidUsage(f"no time is after {after} and before {until}: give --until a later one")
     if end is not None and after is None and not contents and (sealed := collection.upper) >= persist.Antichain(end):
         tell(f"-- complete before {'ever' if sealed.time is None else sealed.time}")  # Nothing of before now is shown.

@@ -29,7 +29,7 @@ def hold(
     with at.writing() as client:
         loaded = client.load(collection)
         held = loaded.hold(time_of(time), name=name)
-        if held.time != loaded.as_time("time", time_of(time)):
+        if held.time != loaded.handle.as_time("time", time_of(time)):
             held.advance(time_of(time))
         tell_done(
             at,
@@ -105,7 +105,8 @@ def compact(
 def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
     """Let the times before since be forgotten, in one commit; say which collections a hold keeps from it."""
     times = {
-        (collection := client.load(name)): collection.as_time("since", time_of(since)) for name in dict.fromkeys(names)
+        (collection := client.load(name)): collection.handle.as_time("since", time_of(since))
+        for name in dict.fromkeys(names)
     }
     with client.multi_write() as multi:
         for collection, time in times.items():

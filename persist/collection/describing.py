@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX, CollectionSchema
+from persist.codecs import CollectionSchema
 from persist.engine import About, CollectionHandle, WantedEvolution, about_collection, describe_step, drop, evolve
 from persist.errors import InvalidUsage, PersistError
 from persist.log import kinds
@@ -15,7 +15,7 @@ from persist.names import OWN_PREFIX, check_free_name
 from persist.replica import LAST
 from persist.shown import html_table
 from persist.state import Unsealed, unsealed
-from persist.timeline import Moment, Timeline
+from persist.timeline import Timeline
 from persist.upsert import Keyed
 from persist.write import CommitFuture, note_steps
 
@@ -71,18 +71,6 @@ class CollectionBase:
     def unsealed(self) -> Unsealed | None:
         """What was written at times that are not sealed, so that nobody can read it yet; None if nothing. One GET."""
         return unsealed(self.handle.contents())
-
-    def as_time(self, what: str, given: int | Moment) -> int:
-        """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.
-
-        Raises:
-            InvalidUsage: it is neither, or a moment and the collection has no timeline.
-        """
-        return self.handle.as_time(what, given)
-
-    def as_bound(self, what: str, given: int | Moment, *, most: int = TIME_MAX) -> int:
-        """Like `as_time`, with the first time that is not before a moment: the bound of an interval."""
-        return self.handle.as_bound(what, given, most=most)
 
     def __eq__(self, other: object) -> bool:
         """Tell whether both are handles on the same collection of the same location, whichever clients they are of."""

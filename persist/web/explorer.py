@@ -104,7 +104,10 @@ class Explorer:
     def changes(self, name: str, lower: str, upper: str, *, schema: int | None = None) -> dict[str, Any]:
         """Return the first updates with lower <= time < upper, as far as these are sealed."""
         collection = self._client.load(name)
-        start, stop = collection.as_bound("from", _required(lower)), collection.as_bound("until", _required(upper))
+        start, stop = (
+            collection.handle.as_bound("from", _required(lower)),
+            collection.handle.as_bound("until", _required(upper)),
+        )
         facts = Facts(collection.handle.contents())
         if facts.upper is not None:
             stop = min(stop, facts.upper)
@@ -145,7 +148,7 @@ class Explorer:
         """Return what turns the contents of one time into those of another."""
         collection = self._client.load(name)
         one, two = _required(first), _required(second)
-        ends = sorted((collection.as_time("first", one), collection.as_time("second", two)))
+        ends = sorted((collection.handle.as_time("first", one), collection.handle.as_time("second", two)))
         _check_updates(Facts(collection.handle.contents()), ends[0] + 1, ends[1] + 1)
         rows = collection.diff(one, two, timeout_s=0)
         sides = {"keys": collection.schema.key_names, "values": collection.schema.value_names}

@@ -11,7 +11,8 @@ from persist.client import Client
 from persist.codecs import Part, to_updates
 from persist.collection import Collection
 from persist.engine import Commit
-from persist.log.kinds import Batch
+from persist.log.kinds import Batch, Seal
+from persist.state import ExpectNothingBeyondUpper
 from persist.state.remembered import QUERIES_KEPT, TOKENS_KEPT, LastBatch
 from persist.write import PartWriter
 from tests.stepped import Gate, Stepped, wait_until
@@ -141,10 +142,10 @@ def test_a_batch_of_several_collections_was_done_if_one_has_it(blob: MemoryBlob)
 
 
 def alone(c: Collection, upper: int) -> None:
-    with Client(c.handle.engine).multi_write() as multi:
-        multi.expect_upper(c, upper, alone=True)
-        multi.add_parts(c, uploaded(c, 100, upper))
-        multi.seal(c, upper + 1)
+    with Commit(c.handle.engine) as commit:
+        commit.add(c.handle, [ExpectNothingBeyondUpper(c.id, (upper,))])
+        commit.add_parts(c.handle, uploaded(c, 100, upper))
+        commit.add(c.handle, [Seal(c.id, (upper + 1,))])
 
 
 def test_a_commit_that_must_be_alone_loses_to_any_other(blob: MemoryBlob) -> None:
@@ -189,7 +190,7 @@ def test_parts_that_are_kept_outlive_a_rejected_commit(blob: MemoryBlob) -> None
         found = {}
         for keep in (False, True):
             stored = uploaded(c, 1, 4)
-            with pytest.raises(persist.errors.UpdateNotBeyondUpper), client.multi_write() as multi:
-                multi.add_parts(c, stored, keep=keep)
+            with pytest.raises(persist.errors.UpdateNotBeyondUpper), Commit(client.engine) as commit:
+                commit.add_parts(c.handle, stored, keep=keep)
             found[keep] = stored[0].blob in parts(blob)
         assert found == {False: False, True: True}
