@@ -14,16 +14,16 @@ CLIENT_READS = {
     "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
     "mode", "properties", "seqno", "serve", "sql", "url", "view",
 }  # fmt: skip
-CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write"}
+CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write", "write"}
 COLLECTION_READS = {
-    "about", "as_bound", "as_of_join", "as_time", "changes", "columns", "comment", "diff", "get", "head", "history",
-    "holds", "late_bound", "late_counts", "listen", "name", "needs", "properties", "retention", "since", "snapshot",
-    "subscribe", "tags", "timeline", "to_pandas", "unsealed", "upper", "upserts",
+    "about", "as_of_join", "changes", "columns", "comment", "diff", "get", "head", "history",
+    "holds", "late_bound", "late_counts", "listen", "name", "needs", "properties", "published", "retention", "since",
+    "snapshot", "subscribe", "tags", "timeline", "to_pandas", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "evolve",
-    "follow", "hold", "import_delta", "import_parquet", "overwrite", "rename", "resolve", "retain", "seal", "seal_to",
-    "tag", "transition", "untag", "upsert", "write",
+    "follow", "hold", "import_delta", "import_parquet", "overwrite", "publish", "rename", "resolve", "restore",
+    "retain", "seal", "seal_to", "unpublish", "tag", "transition", "untag", "upsert", "write",
 }  # fmt: skip
 
 KEY = {"k": pa.int64()}
@@ -63,6 +63,7 @@ def read_everything(client: persist.Client) -> None:
     assert client.history().num_rows >= orders.history().num_rows > 0
     assert orders.unsealed is None
     assert slider(orders, 2).shown["as_of"] == "2"
+    assert orders.published() == []
     assert (orders.handle.as_time("time", 3), orders.handle.as_bound("time", 3)) == (3, 3)
     assert orders.as_of_join({"k": [5], "at": [2]})["v"].to_pylist() == [f"{5:032}"]
     for form in ("rows", "diff"):

@@ -332,9 +332,12 @@ class _Answers:
             raise ValueError("this server does not serve its store: it needs serve(store=True)")
         refusal = self._store.refusal(put, context)
         if refusal is not None:
+            _drain(requests)
             return refusal
         with self._putting.of(put.bytes):
-            return self._store.put(put, _received(put.bytes, first, requests))
+            value = _received(put.bytes, first, requests)
+            _drain(requests)
+            return self._store.put(put, value)
 
     def _speaking_sql(self) -> FlightSql:
         if self._sql is None:
@@ -389,6 +392,14 @@ def _received(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -
     if len(data) != length:
         raise ValueError(f"{len(data):,} bytes have come, and {length:,} were announced")
     return bytes(data)
+
+
+def _drain(requests: Iterator[bytes]) -> None:
+    """Read to the end of a call: a client that is answered while it still writes may not see the answer."""
+    left = SERVED_PUT_BYTES_MAX
+    with contextlib.suppress(ValueError):  # Which says that there is no more.
+        while left > 0:
+            left -= len(next(requests))
 
 
 def _path_of(descriptor: flight.FlightDescriptor) -> str:

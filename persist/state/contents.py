@@ -222,7 +222,7 @@ def check_readable(contents: CollectionState, as_of: int) -> None:
 
 def _unreadable(contents: CollectionState, as_of: int, lower: int | None) -> AsOfCompacted:
     start, error = view_start(contents), AsOfCompacted(as_of, contents.since, lower)
-    if as_of < start:
+    if as_of < start and start > 0:  # Before 0 there is no time.
         error = BeforeViewBegan(as_of, contents.since, lower, start, contents.name)
     return with_timeline(error, contents.timeline)
 

@@ -183,3 +183,15 @@ def test_the_store_of_a_client_can_be_sent_to_another_process(url: str) -> None:
     assert [entry.key for entry in served.list("log/")]
     assert READS not in repr(served)
     served.close()
+
+
+def test_an_answer_that_comes_while_a_client_still_writes_is_seen(url: str) -> None:
+    reading, writing = ServedBlob(url, token=READS), ServedBlob(url, token=WRITES)
+    for number in range(40):
+        for value in (b"", b"x" * 300_000):
+            writing.set(f"key-{number}", value)
+            with pytest.raises(ReadOnlyStore):
+                reading.set(f"key-{number}", value)
+            assert writing.get(f"key-{number}") == value
+    reading.close()
+    writing.close()

@@ -244,7 +244,7 @@ def test_a_store_that_tasks_cannot_reach_fails_the_job_with_the_reason_and_chang
     elsewhere = {"endpoint_url": "http://127.0.0.1:9", "region": "x", "access_key_id": "x", "secret_access_key": "x"}
     settings = persist.Settings(background=False, tuning=Tuning(retry=retry))
     monkeypatch.setattr(maintenance, "TaskStore", lambda *_: TaskStore("s3://nowhere/at/all", elsewhere, settings))
-    with pytest.raises(PySparkException, match=r"persist\.Unavailable: .*127\.0\.0\.1:9"):
+    with pytest.raises(PySparkException, match=r"persist\.errors\.Unavailable: .*127\.0\.0\.1:9"):
         compact(spark, location, partitions=2)
     assert state(location) == before
     assert parts(location) == stored

@@ -268,7 +268,7 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
             (pa.timestamp("us", tz="UTC"), pa.timestamp("us")),
         ),
         *(
-            (pa.int64(), pa.decimal128(20, 0)),
+            (pa.int64(), pa.decimal128(18, 0)),
             (pa.float64(), pa.decimal128(20, 0)),
             (pa.string(), pa.list_(pa.string())),
         ),

@@ -155,7 +155,7 @@ def test_names_that_spark_would_mix_up_are_refused(spark: SparkSession, tmp_path
     assert persist.spark.create_views(spark, path, prefix="all_") == ["all_range", "all_zebra"]
     for arguments, message in [
         ({"collections": "range"}, "is one name: give a list"),
-        ({"path": str(tmp_path / "nowhere")}, "there is nothing at"),
+        ({"location": str(tmp_path / "nowhere")}, "there is nothing at"),
     ]:
         with pytest.raises(persist.InvalidUsage, match=message):
-            persist.spark.create_views(spark, **{"path": path, **arguments})  # type: ignore[arg-type]
+            persist.spark.create_views(spark, **{"location": path, **arguments})  # type: ignore[arg-type]
