@@ -72,6 +72,7 @@ def watch(blob: Blob, keys: list[str], is_over: threading.Event) -> int:
 
 @pytest.mark.thorough(except_every=5)
 @pytest.mark.timeout(300)
+@pytest.mark.costly("it starts processes, each of which loads the client of its store")
 def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(place: Place, blob: Blob) -> None:
     processes = PROCESSES if place.is_shared else 0
     racers = THREADS + processes
