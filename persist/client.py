@@ -34,7 +34,7 @@ from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.notify import Notify, check_token
 from persist.publish import keep_tables_current
-from persist.query import AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
+from persist.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
 from persist.read import ArrowResult, JointListen
 from persist.replica import LAST
 from persist.settings import Location, Settings
@@ -446,9 +446,9 @@ class Client(CreatingCalls, Described):
         store: bool = False,
         write_token: str | None = None,
         sql: bool = False,
-        sql_memory_bytes: int = 1 << 30,
-        sql_timeout_s: float = 300.0,
-        sql_rows_max: int = 100_000_000,
+        sql_memory_bytes: int = QUERY_LIMITS.memory_bytes,
+        sql_timeout_s: float = QUERY_LIMITS.timeout_s,
+        sql_rows_max: int = QUERY_LIMITS.rows_max,
         slow_s: float = 60.0,
     ) -> "Server":
         """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
@@ -487,9 +487,13 @@ class Client(CreatingCalls, Described):
 
         if write_token is not None and (not store or token is None):
             raise InvalidUsage("write_token= goes with store=True, and with a token= for those who only read")
+        if write_token is not None and write_token == token:
+            raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
         check_token(write_token)
 
         limits = QueryLimits(sql_memory_bytes, sql_timeout_s, sql_rows_max)
+        if not sql and limits != QUERY_LIMITS:
+            raise InvalidUsage("limits of queries go with sql=True")
         if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
             raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
         server = Server(

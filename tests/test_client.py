@@ -151,6 +151,14 @@ def test_unit_on_both_sides_holds_one_record(client: persist.Client) -> None:
     assert list(things.snapshot(0, form="diff").rows()) == [((None, None), 3)]
 
 
+def test_changes_end_at_the_latest_time_if_they_say_so(orders: persist.Collection) -> None:
+    orders.write([((1, "a"), 0, 1), ((2, "a"), 3, 1), ((3, "a"), 9, 1)], seal=5).result()
+    found = orders.changes(0, "latest").to_arrow()
+    assert found == orders.changes(0).to_arrow()
+    assert found["_time"].to_pylist() == [0, 3]
+    assert orders.changes("latest", "latest").to_arrow().num_rows == 0
+
+
 def test_codecs_on_both_sides_come_back_in_changes(blob: MemoryBlob) -> None:
     with persist.open(blob) as client:
         both = client.create_or_load("both", key=persist.Utf8(), value=Celsius())

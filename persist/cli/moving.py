@@ -214,8 +214,12 @@ def serve(
     sql: Annotated[
         bool, typer.Option("--sql", help="Speak Flight SQL, too, so that any tool with a driver for it asks queries.")
     ] = False,
-    sql_memory: Annotated[int, typer.Option(metavar="MB", help="What one query may keep in memory.")] = 1024,
-    sql_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long one query may take.")] = 300.0,
+    sql_memory: Annotated[
+        int | None, typer.Option(metavar="MB", help="What one query may keep in memory; 1,024.")
+    ] = None,
+    sql_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="How long one query may take; 300.")
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve metrics there, too: http, for Prometheus and Grafana."),
@@ -230,7 +234,8 @@ def serve(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
     with at.writing(background=True) if commits else at.reading() as client, ExitStack() as stack:
         write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store else None
-        options: dict[str, Any] = {"sql_memory_bytes": sql_memory << 20, "sql_timeout_s": sql_timeout} if sql else {}
+        limits = {"sql_memory_bytes": sql_memory and sql_memory << 20, "sql_timeout_s": sql_timeout}
+        options: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
         server = stack.enter_context(
             client.serve(
                 url,

@@ -351,8 +351,10 @@ class CollectionHandle:
     def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
 
-        A frontier is a bound, too: its time, or the end of all times if it is empty.
+        A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
         """
+        if isinstance(given, str) and given == LATEST:
+            given = self.contents().upper
         if isinstance(given, Antichain):
             reach = Antichain.at(given).time
             return TIME_MAX + 1 if reach is None else reach

@@ -1,6 +1,7 @@
 """The server's side of a location for clients without rights on its store; see `persist.blob.served`."""
 
 import hmac
+import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
@@ -26,11 +27,14 @@ from persist.blob import (
     failure_of,
     get_at_most,
 )
-from persist.errors import PersistError
+from persist.errors import PersistError, Unavailable
 from persist.notify.flight_calls import without_location
 from persist.notify.messages import decode_message
 
 PIECE_BYTES = 1 << 20
+STORE_CALLS = ("get", "list", "delete")
+GETS_MAX = 16  # Values that are in memory at a time.
+GET_S = 10.0  # How long a call waits for its turn.
 T = TypeVar("T")
 
 
@@ -43,6 +47,7 @@ class BlobCalls:
 
     def __init__(self, blob: Blob, write_token: str | None) -> None:
         self._blob = blob
+        self._turns = threading.BoundedSemaphore(GETS_MAX)
         self._expected = None if write_token is None else f"Bearer {write_token}".encode()
 
     def done(self, what: str, body: bytes, context: Any) -> Iterator[bytes] | None:
@@ -79,13 +84,18 @@ class BlobCalls:
                 return get_at_most(self._blob, wanted.key, wanted.most)
             return self._blob.get(wanted.key, wanted.range)
 
-        value = self._told(read, lambda failure: failure)
-        if isinstance(value, bytes):
-            yield msgspec.json.encode(BlobHead(found=True, bytes=len(value)))
-            for start in range(0, len(value), PIECE_BYTES):
-                yield value[start : start + PIECE_BYTES]
-        else:
-            yield msgspec.json.encode(BlobHead(failure=value))
+        if not self._turns.acquire(timeout=GET_S):
+            raise Unavailable(f"{GETS_MAX} values are being read, for more than {GET_S:g} s: try again later")
+        try:
+            value = self._told(read, lambda failure: failure)
+            if isinstance(value, bytes):
+                yield msgspec.json.encode(BlobHead(found=True, bytes=len(value)))
+                for start in range(0, len(value), PIECE_BYTES):
+                    yield value[start : start + PIECE_BYTES]
+            else:
+                yield msgspec.json.encode(BlobHead(failure=value))
+        finally:
+            self._turns.release()
 
     def _page(self, wanted: BlobListPage) -> BlobPage:
         def read() -> BlobPage:

@@ -31,7 +31,9 @@ from persist.notify.protobuf import fields_of, message_of
 from persist.notify.sql_answers import ANSWERS, PREPARED_S, Asked, Facts, schema_of
 
 PREPARED_MAX = 1024
-QUERIES_MAX = 8  # That run at a time.
+QUERIES_MAX = 8  # That run at a time, and as many that are bound.
+BIND_S = 10.0
+SQL_ACTIONS = ("CreatePreparedStatement", "ClosePreparedStatement", "CancelFlightInfo", "CancelQuery", "CloseSession")
 PARAMETER_ROWS_MAX = 1024
 PARAMETER_BYTES_MAX = 1 << 20
 TEXT_MAX = 128 << 10
@@ -104,7 +106,9 @@ class FlightSql:
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
         self._prepared: OrderedDict[bytes, _Prepared] = OrderedDict()
-        self._running: dict[bytes, list[Answered]] = {}
+        self._running: dict[bytes, list[_Running]] = {}
+        self._free = QUERIES_MAX
+        self._turns = threading.BoundedSemaphore(QUERIES_MAX)
         self._lock = threading.Lock()
 
     def info(self, command: bytes) -> flight.FlightInfo:
@@ -144,7 +148,7 @@ class FlightSql:
             return message_of((1, self._cancelled(fields_of(body).get(1, b""))))
         if what == "CloseSession":
             return message_of((1, _CLOSED))
-        if what not in ("CreatePreparedStatement", "ClosePreparedStatement", "CancelQuery"):
+        if what not in SQL_ACTIONS:
             return None
         fields = fields_of(command_of(body)[1])
         if what == "CancelQuery":
@@ -186,41 +190,54 @@ class FlightSql:
     def _bound(self, statement: _Statement) -> tuple[pa.Schema, _Statement]:
         """Return the columns of a statement, and the statement with the times that it reads."""
         rows = _parameters(statement)
-        with contextlib.closing(self._queries.ask(statement.sql, rows[0] if rows else ())) as answer:
+        with self._binding(), contextlib.closing(self._queries.ask(statement.sql, rows[0] if rows else ())) as answer:
             times = [([*path], at) for path, at in answer.times.items()]
             return answer.schema, msgspec.structs.replace(statement, times=times)
 
     def _answered(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
         times = {tuple(path): at for path, at in statement.times}
-        rows = _parameters(statement)
-        answers: list[Answered] = []
-        with contextlib.ExitStack() as opening:
-            for row in rows or [[]]:
-                answers.append(self._queries.ask(statement.sql, row, times))
-                opening.callback(answers[-1].close)
+        rows = _parameters(statement) or [[]]
+        with self._lock:
+            if self._free == 0:
+                raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
+            self._free -= 1
+        try:
+            running = _Running(lambda row: self._queries.ask(statement.sql, row, times), rows)
+        except BaseException:
             with self._lock:
-                if sum(map(bool, self._running.values())) >= QUERIES_MAX:
-                    raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
-                self._running.setdefault(ticket, []).extend(answers)
-            opening.pop_all()
+                self._free += 1
+            raise
+        with self._lock:
+            self._running.setdefault(ticket, []).append(running)
 
         def close() -> None:
             with self._lock:
-                left = [answer for answer in self._running.pop(ticket, []) if answer not in answers]
-                if left:
-                    self._running[ticket] = left
-            _interrupt(answers, "its client has gone")
-            for answer in answers:
-                answer.close()
+                left = self._running.get(ticket, [])
+                if running in left:
+                    left.remove(running)
+                    self._free += 1
+                if not left:
+                    self._running.pop(ticket, None)
+            running.close()
 
-        context.add_callback(partial(_interrupt, answers, "its client has gone"))
-        return answers[0].schema, close, itertools.chain.from_iterable(answer.to_batches() for answer in answers)
+        context.add_callback(partial(running.interrupt, "its client has gone"))
+        return running.schema, close, running.batches()
+
+    @contextlib.contextmanager
+    def _binding(self) -> Iterator[None]:
+        """Wait for one of the turns in which queries are bound, so that there are not many at a time."""
+        if not self._turns.acquire(timeout=BIND_S):
+            raise Unavailable(f"{QUERIES_MAX} queries are being bound, for more than {BIND_S:g} s: try again later")
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     def _prepare(self, sql: str) -> bytes:
         count = self._queries.parameters(sql)
         schema = b""
         try:
-            with contextlib.closing(self._queries.ask(sql, [None] * count)) as answer:
+            with self._binding(), contextlib.closing(self._queries.ask(sql, [None] * count)) as answer:
                 schema = answer.schema.serialize().to_pybytes()
         except InvalidUsage:
             if not count:
@@ -256,14 +273,51 @@ class FlightSql:
         except pa.ArrowException as error:
             raise ValueError("what is to be cancelled is no FlightInfo") from error
         with self._lock:
-            answers = [answer for ticket in tickets for answer in self._running.get(ticket, [])]
-        _interrupt(answers, "it was cancelled")
-        return _CANCELLED if answers else _NOT_CANCELLABLE
+            running = [each for ticket in tickets for each in self._running.get(ticket, [])]
+        for each in running:
+            each.interrupt("it was cancelled")
+        return _CANCELLED if running else _NOT_CANCELLABLE
 
 
-def _interrupt(answers: Sequence[Answered], why: str) -> None:
-    for answer in answers:
-        answer.interrupt(why)
+class _Running:
+    """A query at work: for each row of its parameters an answer, one after the other."""
+
+    def __init__(self, ask: Callable[[Sequence[Any]], Answered], rows: Sequence[Sequence[Any]]) -> None:
+        """Begin with the answer for the first row; errors are those of `Queries.ask`."""
+        self._ask = ask
+        self._rows = rows
+        self._lock = threading.Lock()  # Over which answer is the present one, and whether there may be another.
+        self._why = ""
+        self._answer = ask(rows[0])
+        self.schema = self._answer.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all answers.
+
+        Raises:
+            InvalidUsage: the types of the columns depend on the parameters; and what reading raises.
+        """
+        yield from self._answer.to_batches()
+        for row in self._rows[1:]:
+            with self._lock:
+                if self._why:
+                    raise InvalidUsage(f"the query was ended: {self._why}")
+                self._answer.close()
+                self._answer = answer = self._ask(row)
+            if answer.schema != self.schema:
+                raise InvalidUsage("the types of its columns are not the same for all rows of parameters: cast them")
+            yield from answer.to_batches()
+
+    def interrupt(self, why: str) -> None:
+        """End the reading."""
+        with self._lock:
+            self._why = self._why or why
+            self._answer.interrupt(why)
+
+    def close(self) -> None:
+        """Let go of what is read; idempotent."""
+        self.interrupt("its client has gone")
+        self._answer.close()
 
 
 def command_of(message: bytes) -> tuple[str, bytes]:

@@ -30,7 +30,7 @@ from persist.blob import SERVED_PUT_BYTES_MAX, BlobPut
 from persist.closing import Closes
 from persist.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.notify.address import Address, check_token, parsed_address
-from persist.notify.blob_calls import BlobCalls
+from persist.notify.blob_calls import STORE_CALLS, BlobCalls
 from persist.notify.commits import CommitsForOthers, Room
 from persist.notify.flight_calls import (
     METADATA,
@@ -40,7 +40,7 @@ from persist.notify.flight_calls import (
     cut,
     schema_message,
 )
-from persist.notify.flight_sql import FlightSql, Queries, is_sql
+from persist.notify.flight_sql import SQL_ACTIONS, FlightSql, Queries, is_sql
 from persist.notify.messages import (
     CommitRequest,
     Commits,
@@ -277,11 +277,13 @@ class _Answers:
         action = _parsed(flight.Action, next(requests))
         body = action.body.to_pybytes()
         results = None if self._store is None else self._store.done(action.type, body, context)
-        if results is None:
-            result = None if self._sql is None else self._sql.done(action.type, body)
-            results = iter([self._done(action.type, body, context) if result is None else result])
-        for each in results:
-            yield message_of((ACTION_RESULT, each))
+        if results is not None:
+            # Values are large, so they are streams: there are not too many of them, and none waits for long.
+            stream = self._entered(lambda: None, partial(cut, context))
+            yield from _guarded((message_of((ACTION_RESULT, each)) for each in results), stream, self._hub)
+            return
+        result = None if self._sql is None else self._sql.done(action.type, body)
+        yield message_of((ACTION_RESULT, self._done(action.type, body, context) if result is None else result))
 
     def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Commit for others, or store a value: the descriptor says how long it is, and metadata are its pieces."""
@@ -305,6 +307,8 @@ class _Answers:
             ("leave", "ends a wait"),
             ("committed", "a hint that there is a record"),
             *([] if self._commits is None else [("commits", "tells where it commits for others")]),
+            *([] if self._store is None else [(f"blob.{name}", "a call of the store") for name in STORE_CALLS]),
+            *([] if self._sql is None else [(name, "of Flight SQL") for name in SQL_ACTIONS]),
         ]
         for name, about in kinds:
             yield message_of((1, name.encode()), (2, about.encode()))

@@ -24,7 +24,6 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
@@ -35,7 +34,7 @@ from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage
 from persist.log import Deletes, Table, is_shown, kinds, table_root, vectors_key
 from persist.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, framed, unframed
-from persist.publish.planning import PlannedFile, check_columns
+from persist.publish.planning import PlannedFile, check_columns, rows_left_out
 from persist.state import CollectionState, Publication, PublishedFile, version_of
 
 CHECKPOINT_EVERY = 10
@@ -102,11 +101,8 @@ class DeltaTable:
         key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())
         blob, deletes = bytearray(VERSION), list[Deletes | None]()
         for file, before in pieces:
-            rows = file.left_out
-            known = None if before is None else self._rows_of(before)
-            if not is_anew and known is not None:
-                rows = np.union1d(known, rows)
-            if known is not None and np.array_equal(known, rows):
+            rows = rows_left_out(file, None if before is None else self._rows_of(before), is_anew)
+            if rows is None:
                 deletes.append(before)
             elif not len(rows):
                 deletes.append(None)

@@ -37,7 +37,7 @@ from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage, Unavailable
 from persist.log import Deletes, Table, kinds, manifest_key, part_key, table_root
 from persist.publish.bitmaps import Rows
-from persist.publish.planning import PlannedFile, check_columns
+from persist.publish.planning import PlannedFile, check_columns, rows_left_out
 from persist.read import required
 from persist.state import CollectionState, Publication, PublishedFile, resolved_numbers, version_of
 
@@ -122,14 +122,8 @@ class IcebergTable:
         """Store position deletes, a file for each part, as far as they are not what was before."""
         deletes: list[Deletes | None] = []
         for file, before in pieces:
-            rows = file.left_out
-            known = None if before is None else self._rows_of(before)
-            if not is_anew and known is not None:
-                rows = np.union1d(known, rows)
-            if known is not None and np.array_equal(known, rows):
-                deletes.append(before)
-            else:
-                deletes.append(self._stored(file.part, rows) if len(rows) else None)
+            rows = rows_left_out(file, None if before is None else self._rows_of(before), is_anew)
+            deletes.append(before if rows is None else self._stored(file.part, rows) if len(rows) else None)
         return deletes
 
     def _stored(self, part: Part, rows: Rows) -> Deletes:

@@ -228,6 +228,17 @@ class Planner:
         return [*made, *(PlannedFile(self._store(data, part), None) for data, part in stream.finish())]
 
 
+def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:
+    """Return which rows of a file are left out from now on; None if they are the same as before.
+
+    Args:
+        before: which were until now.
+        is_anew: a plan that is not made of the version before says all rows, and not only what comes to those.
+    """
+    rows = file.left_out if is_anew or before is None else np.union1d(before, file.left_out)
+    return None if before is not None and np.array_equal(before, rows) else rows
+
+
 def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.DataType], Any], has: str) -> None:
     """Refuse columns that a table cannot have.
 

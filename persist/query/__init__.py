@@ -6,7 +6,7 @@ at nothing else that its user may read. Views, which are kept up to date, are in
 """
 
 from persist.query.queries import Queries
-from persist.query.result import AsOf, QueryLimits, QueryResult
+from persist.query.result import QUERY_LIMITS, AsOf, QueryLimits, QueryResult
 from persist.query.statements import Outcome, execute, is_statement
 from persist.query.tables import collection_of, quoted
 from persist.query.times import TimedTable, with_times, words_of

@@ -44,9 +44,9 @@ class QueryLimits:
         rows_max: of the answer.
     """
 
-    memory_bytes: int
-    timeout_s: float
-    rows_max: int
+    memory_bytes: int = 1 << 30
+    timeout_s: float = 300.0
+    rows_max: int = 100_000_000
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -57,6 +57,9 @@ class QueryLimits:
             kinds = (int, float) if name == "timeout_s" else (int,)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < 2**62:
                 raise InvalidUsage(f"sql_{name}={value!r} is not a number of at least {least:,}")
+
+
+QUERY_LIMITS = QueryLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import persist
 from persist.blob import MemoryBlob
 from persist.client import Client
 from persist.notify.flight_sql import PREPARED_MAX, QUERIES_MAX
-from persist.notify.protobuf import message_of
+from persist.notify.protobuf import fields_of, message_of
+from persist.query import QueryResult
 
 LOCAL = "grpc://127.0.0.1:0"
 TOKEN = "a-token-of-the-tests"
@@ -118,6 +119,45 @@ def test_parameters_of_prepared_statements(connection: Any) -> None:
             assert cursor.fetchall() == [(wanted,)]
     assert "2 parameters, and 1 were given" in refusal(connection, "SELECT ?, ?", 1)
     assert "have names" in refusal(connection, "SELECT $one", 1)
+
+
+def test_rows_of_parameters_are_answered_one_after_the_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, no more than one of them takes memory."""
+    left: list[int] = []
+    made, closed = QueryResult.__init__, QueryResult.close
+
+    def counted(self: QueryResult, *arguments: Any, **options: Any) -> None:
+        made(self, *arguments, **options)
+        left.append(id(self))
+        assert len(left) == 1
+
+    def uncounted(self: QueryResult) -> None:
+        closed(self)
+        if id(self) in left:
+            left.remove(id(self))
+
+    monkeypatch.setattr(QueryResult, "__init__", counted)
+    monkeypatch.setattr(QueryResult, "close", uncounted)
+    with client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
+        found = answered(raw, "SELECT id + ? AS x FROM orders ORDER BY id", pa.table({"$1": [10, 20, 30] * 20}))
+        assert found.column("x").to_pylist() == [11, 12, 21, 22, 31, 32] * 20
+        with pytest.raises(pa.ArrowInvalid, match="not the same for all rows of parameters"):
+            answered(raw, "SELECT ? AS x", pa.table({"$1": [1, None]}))
+        with pytest.raises(pa.ArrowInvalid, match=r"1,025 rows of parameters"):
+            answered(raw, "SELECT ? AS x", pa.table({"$1": range(1025)}))
+        assert answered(raw, "SELECT ? AS x", pa.table({"$1": [1]})).num_rows == 1  # All turns are free again.
+
+
+def answered(raw: flight.FlightClient, sql: str, parameters: pa.Table) -> pa.Table:
+    """Return the answer of a prepared statement, asked as any client may."""
+    create = _any("ActionCreatePreparedStatementRequest", message_of((1, sql.encode())))
+    [result] = raw.do_action(flight.Action("CreatePreparedStatement", create))
+    handle = fields_of(fields_of(result.body.to_pybytes())[2])[1]
+    command = flight.FlightDescriptor.for_command(_any("CommandPreparedStatementQuery", message_of((1, handle))))
+    writer, _ = raw.do_put(command, parameters.schema)
+    writer.write_table(parameters)
+    writer.close()
+    return raw.do_get(raw.get_flight_info(command).endpoints[0].ticket).read_all()
 
 
 def test_a_tool_is_told_what_there_is(client: Client, connection: Any) -> None:
@@ -283,6 +323,8 @@ def test_a_server_speaks_sql_only_if_it_is_told_to(client: Client) -> None:
 def test_limits_that_are_none_are_refused(client: Client, wrong: dict[str, Any]) -> None:
     with pytest.raises(persist.errors.InvalidUsage):
         client.serve(LOCAL, **{"sql": True, **wrong})
+    with pytest.raises(persist.errors.InvalidUsage):
+        client.serve(LOCAL, sql_timeout_s=5.0)
 
 
 def _any(kind: str, message: bytes) -> bytes:

@@ -2,8 +2,10 @@
 
 import pickle
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import pyarrow.flight as flight
 import pytest
 
 import persist
@@ -11,6 +13,7 @@ from persist.blob import Indeterminate, MemoryBlob, ReadOnlyStore, ServedBlob, S
 from persist.client import Client
 from persist.errors import InvalidUsage
 from tests.notify.line import Line
+from tests.stepped import wait_until
 
 LOCAL = "grpc://127.0.0.1:0"
 READS, WRITES = "it-lets-read", "it-lets-write"
@@ -173,7 +176,8 @@ def test_an_address_that_is_none_is_refused_without_being_shown(location: str) -
 
 def test_tokens_for_writing_need_one_for_reading(blob: MemoryBlob) -> None:
     with persist.open(blob, settings=QUIET) as client:
-        for options in ({"write_token": WRITES}, {"write_token": WRITES, "store": True}, {"store": 1}):
+        same = {"token": READS, "write_token": READS, "store": True}
+        for options in ({"write_token": WRITES}, {"write_token": WRITES, "store": True}, {"store": 1}, same):
             with pytest.raises(InvalidUsage):
                 client.serve(LOCAL, **options)
 
@@ -195,3 +199,31 @@ def test_an_answer_that_comes_while_a_client_still_writes_is_seen(url: str) -> N
             assert writing.get(f"key-{number}") == value
     reading.close()
     writing.close()
+
+
+def test_values_that_nobody_takes_are_dropped_and_make_room(blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.notify.blob_calls.GETS_MAX", 1)
+    monkeypatch.setattr("persist.notify.blob_calls.GET_S", 0.05)
+    monkeypatch.setattr("persist.notify.server.LOOK_S", 0.01)
+    blob.set("large", b"x" * (32 << 20))
+    blob.set("small", b"1")
+    with (
+        persist.open(blob, mode="read", settings=QUIET) as client,
+        client.serve(LOCAL, store=True, slow_s=1.0) as server,
+        flight.connect(server.url) as slow,
+    ):
+        results = iter(slow.do_action(flight.Action("blob.get", b'{"key":"large"}')))
+        next(results)  # And no more.
+        served = ServedBlob(server.url)
+        with pytest.raises(Unavailable, match="1 values are being read"):
+            served.get("small")
+
+        def is_there() -> bool:
+            with suppress(Unavailable):
+                return served.get("small") == b"1"
+            return False
+
+        wait_until(is_there)
+        with pytest.raises(flight.FlightError):
+            list(results)
+        served.close()
