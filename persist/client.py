@@ -76,7 +76,7 @@ def open(
         seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that
             reads of several collections belong together. As far back as the log is kept.
         settings: times and sizes; see `Settings`.
-        clock: replaces the machine's clocks, for tests.
+        clock: replaces the machine's clocks, for tests; see `docs/python.md`, "Moments".
         notify: a server (`Client.serve`) that tells of new records, as its URL or with what it asks for, so that who
             follows or waits need not poll for them. Only ever a hint: without it, behind it, or when it lies, the
             same is read, only later.

@@ -77,20 +77,9 @@ class Following(ShownByRepr, Steps[Progress]):
         Raises:
             HoldMoved: another consumer of this name did so meanwhile; begin anew with `Collection.follow`.
         """
-        step, acked = self.ack_step()
+        step, acked = ack_step(self)
         self.handle.submit("ack", [step]).result()
         acked()
-
-    def ack_step(self) -> tuple[kinds.SetHold, Callable[[], None]]:
-        """Return what acknowledges all that was given out so far in a commit, and what to call when that is durable."""
-        given, held = self._given, self.held
-        if given is None:
-            raise InvalidUsage(f"nothing was taken from follow({self.name!r}) yet, so there is nothing to acknowledge")
-
-        def acked() -> None:
-            self.held = given
-
-        return kinds.SetHold(self.handle.id, self.name, given, None, held), acked
 
     def close(self) -> None:
         """Stop; what was not acknowledged comes again when somebody follows by this name."""
@@ -99,3 +88,15 @@ class Following(ShownByRepr, Steps[Progress]):
     def __repr__(self) -> str:
         held = None if self.held is None else self.handle.shown(self.held)
         return f"<Following of {self.handle.name!r} as {self.name!r}, acknowledged up to {held}>"
+
+
+def ack_step(following: Following) -> tuple[kinds.SetHold, Callable[[], None]]:
+    """Return what acknowledges all that was given out so far in a commit, and what to call when that is durable."""
+    handle, given, name = following.handle, following._given, following.name
+    if given is None:
+        raise InvalidUsage(f"nothing was taken from follow({name!r}) yet, so there is nothing to acknowledge")
+
+    def acked() -> None:
+        following.held = given
+
+    return kinds.SetHold(handle.id, name, given, None, following.held), acked

@@ -21,7 +21,7 @@ from persist.engine import (
     taken_events,
 )
 from persist.errors import InvalidUsage
-from persist.follow import Following
+from persist.follow import Following, ack_step
 from persist.log import kinds
 from persist.read import checked_filter
 from persist.state import ExpectNothingBeyondUpper, ExpectUpper
@@ -185,7 +185,7 @@ class MultiWrite:
         The commit is rejected with `HoldMoved` if another consumer of that name acknowledged it meanwhile: what is
         written with it is then written once, by one of the two.
         """
-        step, acked = following.ack_step()
+        step, acked = ack_step(following)
         self._commit.add(following.handle, [step])
         self._commit.when_committed(acked)
 

@@ -10,7 +10,7 @@ from persist.engine import OnEngine
 from persist.write import CommitFuture
 
 if TYPE_CHECKING:
-    from persist.dataflow import OperatorReport, Policy, Program
+    from persist.dataflow import Policy
     from persist.sql import Definition, LiveView, Start
 
 
@@ -126,10 +126,6 @@ class View(Collection):
         with self._adopting():
             self.live.redefine(sql, start)
 
-    def program(self) -> "Program":
-        """Return the program that a refresh runs: of the view and of the views that it reads."""
-        return self.live.program()
-
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run; `optimise=False`: as it was written.
 
@@ -137,17 +133,6 @@ class View(Collection):
         operator keeps, and the bytes that they take.
         """
         return self.live.explain(optimise=optimise)
-
-    def rehearse(self) -> "list[OperatorReport]":
-        """Compute the view from what its inputs hold, write nothing, and return what its operators did and keep.
-
-        This is what the first refresh of a handle does, and what it then keeps in memory. A client that only reads may.
-        """
-        return self.live.rehearse()
-
-    def operators(self) -> "list[OperatorReport]":
-        """Return what the operators of this handle keep and did since its first refresh; nothing before that."""
-        return self.live.operators()
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""

@@ -22,7 +22,7 @@ COLLECTION_READS = {
 }  # fmt: skip
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "evolve",
-    "follow", "hold", "import_delta", "import_parquet", "overwrite", "publish", "rename", "resolve", "restore",
+    "follow", "hold", "import_delta", "import_parquet", "overwrite", "publish", "rename", "restore",
     "retain", "seal", "seal_to", "unpublish", "tag", "transition", "untag", "upsert", "write",
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
+from persist.engine import resolve as resolve_events
 from persist.settings import Tuning
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -270,9 +271,9 @@ def test_a_retention_that_unresolved_events_hold_back_says_so(client: persist.Cl
     assert users.since == persist.Antichain(0)
     assert str(users.retention) == (
         "2 times before upper; since waits at 0 for tag 'start' at 3, events at 4 and later that are not resolved yet, "
-        "which maintenance does, or resolve()"
+        "which maintenance does, or compact()"
     )
-    users.resolve()
+    resolve_events(users.handle)
     users.untag("start").result()
     assert users.since == persist.Antichain(8)
     assert str(users.retention) == "2 times before upper"

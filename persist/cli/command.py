@@ -102,9 +102,11 @@ OptionsFile = Annotated[
         help="A JSON object of such options that only its owner can read; PERSIST_STORAGE_OPTIONS may hold one, too.",
     ),
 ]
-Timeout = Annotated[
+StoreTimeout = Annotated[
     float | None,
-    typer.Option("--timeout", min=0.01, metavar="SECONDS", help="How long to try where the store does not answer; 60."),
+    typer.Option(
+        "--store-timeout", min=0.01, metavar="SECONDS", help="How long to try if the store does not answer; 60."
+    ),
 ]
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The name of the collection.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -147,19 +149,19 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     kinds: dict[str, Any] = {"location": Location}
     kinds |= {parameter.name: hints[parameter.name] for parameter in own}
     kinds |= {"as_json": Json, "storage_option": Options, "storage_options_file": OptionsFile}
-    kinds["timeout"] = Timeout
+    kinds["store_timeout"] = StoreTimeout
     defaults = {parameter.name: parameter.default for parameter in own}
-    defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None, "timeout": None}
+    defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None, "store_timeout": None}
 
     def run(
         location: str,
         as_json: bool = False,
         storage_option: list[str] | None = None,
         storage_options_file: str | None = None,
-        timeout: float | None = None,
+        store_timeout: float | None = None,
         **asked: Any,
     ) -> int:
-        place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, timeout)
+        place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, store_timeout)
         from persist.work import progress  # Here, because it loads what the help of a command does without.
 
         try:

@@ -24,14 +24,14 @@ class Place:
         location: a folder or a URL.
         given, file: options of the store, and the file with more of them.
         as_json: whether the command prints JSON.
-        timeout_s: how long to try where the store does not answer; None for what the library does.
+        store_timeout_s: how long to try where the store does not answer; None for what the library does.
     """
 
     location: str
     given: tuple[str, ...] = ()
     file: str | None = None
     as_json: bool = False
-    timeout_s: float | None = None
+    store_timeout_s: float | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -41,8 +41,8 @@ class Place:
     def settings(self, memory_budget: int | None = None) -> "persist.Settings":
         """Return how a client of a command behaves: nothing happens in the background."""
         more: dict[str, Any] = {} if memory_budget is None else {"memory_budget": memory_budget}
-        if self.timeout_s is not None:
-            more["retry_s"] = self.timeout_s
+        if self.store_timeout_s is not None:
+            more["retry_s"] = self.store_timeout_s
         return persist.Settings(background=False, **more)
 
     @contextmanager

@@ -37,7 +37,9 @@ Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, help="At most
 Version = Annotated[
     int | None, typer.Option("--schema", min=1, help="Read with this version of the schema, not the newest.")
 ]
-Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the time to be sealed.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long to wait for the time to be sealed.")
+]
 
 
 @command
@@ -52,7 +54,7 @@ def read(
     format: Format = None,
     output: Output = None,
     schema: Version = None,
-    wait: Wait = 0.0,
+    timeout: Timeout = 0.0,
 ) -> int:
     """Read the contents of a collection as of a time."""
     from persist.cli.rows_out import format_of, write_rows
@@ -62,7 +64,7 @@ def read(
         loaded = client.load(collection)
         chosen = narrowed(columns, where)
         time = None if as_of is None else time_of(as_of)
-        with loaded.snapshot(time, form=form, schema=schema, timeout_s=wait, **chosen) as snapshot:  # type: ignore[arg-type]
+        with loaded.snapshot(time, form=form, schema=schema, timeout_s=timeout, **chosen) as snapshot:  # type: ignore[arg-type]
             write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
     return OK
 
@@ -71,8 +73,8 @@ def read(
 def changes(
     at: Place,
     collection: Name,
-    lower: Annotated[str, typer.Argument(metavar="FROM", help="The first time of interest.")],
-    upper: Annotated[
+    start: Annotated[str, typer.Argument(metavar="START", help="The first time of interest.")],
+    until: Annotated[
         str | None, typer.Argument(metavar="UNTIL", help="The first time that is not; else all that is sealed.")
     ] = None,
     columns: Columns = None,
@@ -84,18 +86,18 @@ def changes(
     format: Format = None,
     output: Output = None,
     schema: Version = None,
-    wait: Wait = 0.0,
+    timeout: Timeout = 0.0,
 ) -> int:
-    """Read the updates with FROM <= time < UNTIL, in the order of their times."""
+    """Read the updates with START <= time < UNTIL, in the order of their times."""
     from persist.cli.rows_out import format_of, write_rows
 
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         loaded = client.load(collection)
         chosen = narrowed(columns, where)
-        end = None if upper is None else time_of(upper)
-        chosen |= {"form": form, "schema": schema, "timeout_s": wait}
-        with loaded.changes(time_of(lower), end, **chosen) as updates:
+        end = None if until is None else time_of(until)
+        chosen |= {"form": form, "schema": schema, "timeout_s": timeout}
+        with loaded.changes(time_of(start), end, **chosen) as updates:
             write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
     return OK
 
@@ -104,15 +106,15 @@ def changes(
 def diff(
     at: Place,
     collection: Name,
-    first: Annotated[str, typer.Argument(metavar="T1", help="A time or moment.")],
-    second: Annotated[str, typer.Argument(metavar="T2", help="Another one.")],
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A time or moment.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one.")],
     columns: Columns = None,
     where: Where = None,
     limit: Limit = None,
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Show what differs between the contents as of T1 and as of T2, old and new values side by side."""
+    """Show what differs between the contents as of FIRST and as of SECOND, old and new values side by side."""
     from persist.cli.rows_out import format_of, write_rows
 
     wanted = format_of(format, output, at.as_json)
@@ -127,9 +129,9 @@ def diff(
 def tail(
     at: Place,
     collection: Name,
-    after: Annotated[
+    as_of: Annotated[
         str | None,
-        typer.Option("--after", metavar="TIME", help="Begin after this time; else with what comes from now on."),
+        typer.Option("--as-of", metavar="TIME", help="Begin after this time; else with what comes from now on."),
     ] = None,
     contents: Annotated[bool, typer.Option("--contents", help="Begin with the contents as of that time.")] = False,
     until: Annotated[
@@ -147,8 +149,8 @@ def tail(
         )
     with at.reading() as client:
         loaded = client.load(collection)
-        start = None if after is None else time_of(after)
-        follow(loaded, start, contents=contents, until=None if until is None else time_of(until), format=wanted)
+        begin = None if as_of is None else time_of(as_of)
+        follow(loaded, begin, contents=contents, until=None if until is None else time_of(until), format=wanted)
     return OK
 
 
@@ -157,6 +159,9 @@ def wait(
     at: Place,
     collection: Name,
     until: Annotated[str, typer.Option("--until", metavar="TIME", help="What is to be sealed: a time, or a moment.")],
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0.01, metavar="SECONDS", help="How long to wait; else for ever.")
+    ] = None,
 ) -> int:
     """Wait until a time of a collection is sealed, so that it reads the same for ever; then end with status 0.
 
@@ -168,7 +173,7 @@ def wait(
         handle = client.load(collection)
         wanted = time_of(until)
         try:
-            handle.snapshot(wanted, timeout_s=at.timeout_s).close()
+            handle.snapshot(wanted, timeout_s=timeout).close()
         except AsOfNotSealed as error:
             tell(str(error))
             return PROBLEMS
@@ -230,16 +235,16 @@ def narrowed(columns: str | None, where: str | None) -> dict[str, Any]:
 
 
 def follow(
-    collection: "persist.Collection", after: int | str | None, *, contents: bool, until: int | str | None, format: str
+    collection: "persist.Collection", as_of: int | str | None, *, contents: bool, until: int | str | None, format: str
 ) -> None:
     """Print updates as they are sealed, until all before a time were, or the collection is complete."""
     end = None if until is None else collection.handle.as_bound("until", until)
-    if end is not None and after is not None and not contents and collection.handle.as_time("after", after) + 1 >= end:
-        raise persist.InvalidUsage(f"no time is after {after} and before {until}: give --until a later one")
-    if end is not None and after is None and not contents and (sealed := collection.upper) >= persist.Antichain(end):
+    if end is not None and as_of is not None and not contents and collection.handle.as_time("as_of", as_of) + 1 >= end:
+        raise persist.InvalidUsage(f"no time is after {as_of} and before {until}: give --until a later one")
+    if end is not None and as_of is None and not contents and (sealed := collection.upper) >= persist.Antichain(end):
         tell(f"-- complete before {'ever' if sealed.time is None else sealed.time}")  # Nothing of before now is shown.
         return
-    with _begun(collection, after, contents) as listen:
+    with _begun(collection, as_of, contents) as listen:
         printed = False
         for progress in listen:
             _print(progress.updates, format, with_head=not printed)
@@ -252,11 +257,11 @@ def follow(
                 return
 
 
-def _begun(collection: "persist.Collection", after: int | str | None, contents: bool) -> "persist.Listen":
+def _begun(collection: "persist.Collection", as_of: int | str | None, contents: bool) -> "persist.Listen":
     if contents:
-        return collection.subscribe(after, timeout_s=None)
-    if after is not None:
-        return collection.listen(after)
+        return collection.subscribe(as_of, timeout_s=None)
+    if as_of is not None:
+        return collection.listen(as_of)
     upper = collection.upper.time
     return collection.listen(None if not upper else upper - 1)
 

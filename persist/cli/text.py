@@ -129,14 +129,14 @@ _PHRASES = tuple(
         (r"Read at as_of >= (\d+)", r"Read at time \1 or later"),
         (
             r", or wait for it with timeout_s=\.",
-            ", or wait until somebody does (--wait SECONDS, where a command has that option).",
+            ", or wait until somebody does (--timeout SECONDS, where a command has that option).",
         ),
         (r"write, then seal\(upper\) makes times before upper readable", "write, then persist seal makes it readable"),
         (r"Say allow_future=True if", "Say --allow-future if"),
         (r"finish and seal\(([^)]+)\),", r"finish and seal to \1,"),
         (
             r"changes\((\d+), (\d+)\) is backwards: .*",
-            r"FROM \1 and UNTIL \2 are backwards: give the earlier one first",
+            r"START \1 and UNTIL \2 are backwards: give the earlier one first",
         ),
         (r'Give a number, or create one with timeline="us"', "Give a number, or create one with --timeline us"),
         (
@@ -144,7 +144,8 @@ _PHRASES = tuple(
             "Moments need a collection with --timeline us",
         ),
         (r'create one with timeline="us", say;', "create one with --timeline us, say;"),
-        (r"which maintenance does, or resolve\(\)", "which persist compact does"),
+        (r"which maintenance does, or compact\(\)", "which persist compact does"),
+        (r"Call compact\(\), then evolve\(\) again", "Use persist compact, then persist evolve again"),
         # Names of collections, holds, tags, views.
         (r"This client only reads: load one that is there\.", "Check the name, or make it with persist create."),
         (r"\bCreate it with create_or_load\.", "Check the name, or make it with persist create."),

@@ -60,7 +60,7 @@ def compact(
     collections: Annotated[
         list[str] | None, typer.Argument(metavar="COLLECTION", help="Which ones; all by default.")
     ] = None,
-    due: Annotated[bool, typer.Option("--due", help="Do only what is worth it by now.")] = False,
+    only_due: Annotated[bool, typer.Option("--only-due", help="Do only what is worth it by now.")] = False,
     since: Annotated[
         str | None,
         typer.Option(
@@ -88,7 +88,7 @@ def compact(
             for name in names:
                 try:
                     loaded = client.load(name)
-                    report = loaded.compact(only_due=due)
+                    report = loaded.compact(only_due=only_due)
                 except persist.errors.CollectionNotFound:
                     if collections:
                         raise

@@ -359,6 +359,7 @@ class KeepingCalls(CollectionBase):
     def compact(self, *, only_due: bool = False) -> CompactionReport:
         """Make reading cheap, and destroy what since has passed; readers notice nothing. See `persist.compact.planner`.
 
+        With `resolve="background"`, events that are sealed become updates first; what readers see stays the same.
         A keyframe is made as of the last sealed time, runs of similar size are merged, small writes leave the log, and
         what was retracted before since is written away: `Client.gc` deletes it after the grace period. Cost: reading
         what is rewritten, a PUT for each new part, and a commit for each piece of work. Memory: `memory_budget`.

@@ -23,7 +23,6 @@ from persist.engine import (
     seal,
     taken_events,
 )
-from persist.engine import resolve as resolve_keyed
 from persist.engine import submit as submit_keyed
 from persist.engine import upsert as upsert_plain
 from persist.errors import InvalidUsage
@@ -138,15 +137,6 @@ class KeyedCalls(CollectionBase):
             )
         step = kinds.AdvanceLateBound(self.id, watermark_to_int(bound, late_column(form, self.schema)))
         return self.handle.submit("advance_late_bound", [step])
-
-    def resolve(self) -> bool:
-        """Turn all sealed events into updates, where resolve="background"; return whether there were any.
-
-        Maintenance does it without being asked, and reads give the same before and after.
-        """
-        keyed_form(self.handle)
-        self.handle.engine.writer("resolve")
-        return resolve_keyed(self.handle)
 
     def _take(
         self,

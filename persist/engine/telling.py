@@ -136,7 +136,7 @@ class Retained(Shown):
         found = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
         if self.unresolved_from is not None:
             first = shown_time(self.unresolved_from, self.timeline)
-            found.append(f"events at {first} and later that are not resolved yet, which maintenance does, or resolve()")
+            found.append(f"events at {first} and later that are not resolved yet, which maintenance does, or compact()")
         if not found:
             return text
         since = "the end" if self.since.time is None else shown_time(self.since.time, self.timeline)

@@ -171,6 +171,8 @@ class Writer:
     def compact(self, collection: str, name: str, *, full: bool) -> CompactionReport:
         """Compact a collection, in this thread; full means all that can be done, and not only what is due."""
         self.committer.check_may_wait()
+        if full:
+            self.resolver.resolve_due(self._follower.current(collection, name))
         return self.compactor.compact(collection, name, full=full, destroy=full)
 
     def collect_garbage(self, *, dry_run: bool = False) -> GarbageReport:

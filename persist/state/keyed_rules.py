@@ -147,7 +147,7 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     if form.ties == "greatest" and not {*before.ids} <= {*after.ids} and due(contents, contents.upper_times):
         raise InvalidUsage(
             f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
-            '(ties="greatest"): no column can be dropped before. Call resolve(), then evolve() again.'
+            '(ties="greatest"): no column can be dropped before. Call compact(), then evolve() again.'
         )
     found = _form_under(form, before, after)
     if form.order_by and (form.late_by is not None or contents.late_bound is not None):

@@ -207,9 +207,9 @@ class Explorer:
         if rows > UPDATES_READ_MAX:
             raise persist.InvalidUsage(
                 f"what the view reads holds {rows:,} rows, and the page computes {UPDATES_READ_MAX:,} at most: "
-                "call view.refresh() and view.operators() in Python"
+                "call view.refresh() and print(view.explain()) in Python"
             )
-        measured = view.rehearse()
+        measured = view.live.rehearse()
         operators = [
             {**asdict(operator), "rate": operator.rate, "depth": at}
             for operator, at in zip(measured, depths(measured), strict=True)

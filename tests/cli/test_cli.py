@@ -247,7 +247,7 @@ def test_a_store_that_takes_a_request_and_never_answers_is_given_up_after_the_ti
         endpoint = f"endpoint_url=http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
         status = main(
-            ["ls", "s3://b/p", "--timeout", "0.2", "--storage-option", endpoint, "--storage-option", "region=x"]
+            ["ls", "s3://b/p", "--store-timeout", "0.2", "--storage-option", endpoint, "--storage-option", "region=x"]
         )
     assert status == 4
     assert time.monotonic() - began < 15  # An attempt alone would take 20 s.

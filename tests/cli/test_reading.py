@@ -22,7 +22,7 @@ Printed = pytest.CaptureFixture[str]
 NOBODY = [
     f"--storage-option={option}"
     for option in ("endpoint_url=http://127.0.0.1:9", "region=x", "access_key_id=a", "secret_access_key=b")
-] + ["--timeout=0.1"]
+] + ["--store-timeout=0.1"]
 NASTY = "\x1b[31m\x1b]0;title\x07<script>alert(1)</script>[bold]\u202e"
 
 
@@ -113,7 +113,7 @@ def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
 
 
 def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
-    assert main(["tail", place, "orders", "--after", "10", "--contents", "--until", "13"]) == 0
+    assert main(["tail", place, "orders", "--as-of", "10", "--contents", "--until", "13"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "10   +1  id=1  status=new  amount=9.5",
@@ -122,9 +122,9 @@ def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
         "12   +1  id=1  status=paid  amount=9.5",
     ]
     assert err.splitlines() == ["-- complete before 11", "-- complete before 13"]
-    assert main(["tail", place, "orders", "--after", "10", "--until", "13", "--json"]) == 0
+    assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--json"]) == 0
     assert len(lines(capsys)) == 2
-    assert main(["tail", place, "orders", "--after", "10", "--until", "13", "--format", "parquet"]) == 2
+    assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--format", "parquet"]) == 2
 
 
 @pytest.mark.parametrize("until", ["13", "2"])
@@ -364,7 +364,7 @@ def test_what_is_stored_is_shown_and_never_interpreted(tmp_path: Path, capsys: P
         made.write([((NASTY, None), 1, 1)], seal=2, token="[blink]").result()
     for command in (["ls", place], ["show", place, name], ["read", place, name], ["log", place], ["holds", place]):
         assert main(command) == 0
-    assert main(["tail", place, name, "--after", "0", "--until", "2"]) == 0
+    assert main(["tail", place, name, "--as-of", "0", "--until", "2"]) == 0
     assert main(["read", place, name + NASTY]) == 2
     shown = "".join(capsys.readouterr())
     assert "\x1b" not in shown

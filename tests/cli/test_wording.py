@@ -59,15 +59,15 @@ def provoke(
 
 
 CASES: list[tuple[str, str, int]] = [
-    ("read shop orders --as-of 9", "seal to 10 or later, or wait until somebody does (--wait SECONDS", 2),
-    ("read shop orders --as-of 7 --wait 0.01", "1 update at time 7: sealing to 8 makes", 2),
+    ("read shop orders --as-of 9", "seal to 10 or later, or wait until somebody does (--timeout SECONDS", 2),
+    ("read shop orders --as-of 7 --timeout 0.01", "1 update at time 7: sealing to 8 makes", 2),
     (
         "read shop other --as-of 2",
         "time 2 is before since=6: history before since has been compacted. Read at time 6",
         2,
     ),
     ("changes shop other 2 5", "Ask for changes from 7 or later", 2),
-    ("changes shop orders 4 2", "FROM 4 and UNTIL 2 are backwards", 2),
+    ("changes shop orders 4 2", "START 4 and UNTIL 2 are backwards", 2),
     ("read shop other", "persist read --form diff", 2),
     ("export shop other out", "persist read --form diff", 2),
     ("read shop orders --form columns", '--form \'columns\' is not a form of a snapshot: use "rows" or "diff"', 2),
@@ -143,7 +143,7 @@ def test_a_query_that_is_refused_is_shown_without_a_caret_that_points_at_nothing
 
 
 def test_following_between_times_with_none_between_them_is_refused(provoke: Provoked) -> None:
-    assert "no time is after 3 and before 4" in provoke("tail", "shop", "orders", "--after", "3", "--until", "4")
+    assert "no time is after 3 and before 4" in provoke("tail", "shop", "orders", "--as-of", "3", "--until", "4")
 
 
 def test_types_like_those_of_a_file_that_is_not_there_are_refused(provoke: Provoked) -> None:

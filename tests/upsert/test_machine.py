@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import persist
 from persist.blob import MemoryBlob
+from persist.engine import resolve as resolve_events
 from persist.settings import Tuning
 from tests.tiers import examples
 from tests.upsert.model import Event, resolved
@@ -100,7 +101,7 @@ class Upserts(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def resolve(self, who: int) -> None:
         for each in self.each(who):
-            each.resolve()
+            resolve_events(each.handle)
 
     @rule(by=st.integers(0, 6))
     def allow_compaction(self, by: int) -> None:

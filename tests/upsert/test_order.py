@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
+from persist.engine import resolve as resolve_events
 from tests.reads import rows_with
 
 KEY = {"k": pa.int64()}
@@ -131,7 +132,7 @@ def test_no_read_shows_a_tombstone_or_what_is_not_sealed(client: persist.Client,
     users.upsert([(k, (3, 1000, False), 7) for k in range(50)]).result()  # Pending.
     for is_compacted in (False, True):
         if is_compacted:
-            users.resolve()
+            resolve_events(users.handle)
             users.allow_compaction(1).result()
             users.compact()
         now = users.snapshot()
@@ -158,7 +159,7 @@ def test_a_hold_keeps_what_a_keyed_collection_was(client: persist.Client, resolv
         users.upsert([(1, v, time)], seal=time + 1).result()
     with users.hold(0):
         users.allow_compaction(2).result()
-        users.resolve()
+        resolve_events(users.handle)
         users.compact()
         assert [*users.snapshot(0).rows()] == [(1, "a")]
         assert users.since.time == 0

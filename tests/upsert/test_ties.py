@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.blob import MemoryBlob
+from persist.engine import resolve as resolve_events
 from persist.upsert import AppendDistinct, InsertIfAbsent, PerKey
 from tests.reads import rows_with
 from tests.tiers import examples
@@ -181,6 +182,6 @@ def test_no_column_is_dropped_while_values_decide_what_is_sealed_already(client:
     )
     with pytest.raises(persist.InvalidUsage, match="no column can be dropped"):
         things.evolve(drop=["a"])
-    things.resolve()
+    resolve_events(things.handle)
     things.evolve(drop=["a"])
     assert things.snapshot().to_arrow().to_pylist() == [{"k": 1, "b": 1}]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.engine import resolve as resolve_events
 from tests.reads import rows_with
 
 FRANK = [("frank", "mcsherry"), ("frank", "zappa"), ("frank", None), ("frank", "oz"), ("frank", "oz"), ("frank", None)]
@@ -47,6 +48,16 @@ def test_frank_becomes_what_he_is_in_whatever_order_his_events_arrive(
     assert client.fsck().is_clean
 
 
+def test_compaction_resolves_what_waits_and_only_due_work_does_not(client: persist.Client) -> None:
+    users = keyed(client, order_by=["mark"], tombstone="gone", resolve="background")
+    users.upsert([(1, (5, "new", False))], time=0, seal=1).result()
+    users.compact(only_due=True)
+    assert users.handle.contents().resolved == persist.Antichain(0)
+    users.compact()
+    assert users.handle.contents().resolved == persist.Antichain(1)
+    assert rows(users.snapshot()) == [(1, 5, "new")]
+
+
 def keyed(client: persist.Client, **declared: Any) -> persist.Collection:
     fields = {"mark": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
     return client.create_or_load("users", key={"k": pa.int64()}, value=fields, keyed=persist.Keyed(**declared))
@@ -67,7 +78,7 @@ def test_rule_18_a_late_row_never_brings_back_what_was_deleted(client: persist.C
     assert rows(users.snapshot(2)) == [(2, 1, "other")]
     assert users.snapshot(2).count() == 1
     assert rows_with(users.snapshot(2), [1, 2]).num_rows == 1
-    users.resolve()
+    resolve_events(users.handle)
     users.allow_compaction(2).result()
     users.compact()
     users.upsert([(1, (8, "later", False))], time=3, seal=4).result()

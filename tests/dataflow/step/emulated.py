@@ -33,7 +33,7 @@ def stepped(
         stands: whether records may stand for groups.
         goes_without: whether it is done without such records if it fails with them.
     """
-    program, chance = view.program(), random.Random(seed)
+    program, chance = view.live.program(), random.Random(seed)
     engine = view.handle.engine
     with Ports.of_step(program, engine) as ports, StepPlan(program, ports, engine.url, {}, 3, stands=stands) as step:
         if not step.is_due or step.is_seal_only:

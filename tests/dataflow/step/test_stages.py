@@ -83,7 +83,7 @@ def check(client: persist.Client, queries: list[str], seed: int, *, looks_up: bo
     for first, last, only in ((2, 2, None), (2, 4, None), (4, 5, [*TABLES][seed % len(TABLES)])):
         write(client, seed, first, last, only=only)
         for sql, by_tasks, embedded in views:
-            if why_not(by_tasks.program().plan.without_unused()) is not None:
+            if why_not(by_tasks.live.program().plan.without_unused()) is not None:
                 continue
             try:
                 embedded.refresh()
@@ -118,9 +118,9 @@ def test_what_has_no_stages_says_why(client: persist.Client) -> None:
     recursive = client.create_view(
         "r", "WITH RECURSIVE r AS (SELECT a FROM t UNION SELECT a + 1 FROM r WHERE a < 9) SELECT a AS a FROM r"
     )
-    assert "is recursive" in str(why_not(recursive.program().plan.without_unused()))
+    assert "is recursive" in str(why_not(recursive.live.program().plan.without_unused()))
     current = client.create_view("c", "SELECT a, b FROM u WHERE a <= _now()")
-    assert "as time goes on" in str(why_not(current.program().plan.without_unused()))
+    assert "as time goes on" in str(why_not(current.live.program().plan.without_unused()))
     program = Program("p").using(client)
     program.source("t").inspect(print)
     assert "lives in the program that runs it" in str(why_not(program.plan.without_unused()))
@@ -162,7 +162,7 @@ def test_a_step_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothi
     other.refresh()
     other.close()
     write(client, 3, 2, 4)
-    program = other.program()
+    program = other.live.program()
     with (
         Ports.of_step(program, client.engine) as ports,
         StepPlan(program, ports, client.url, {}, 2, stands=False) as step,
@@ -216,8 +216,8 @@ def test_a_step_looks_up_few_keys_and_reads_no_more(client: persist.Client) -> N
     few.write([((2, 39_999), 1, 1), ((3, 40_000), 1, 1)], seal=2).result()
     many.write([((7, "7"), 1, -1)], seal=2).result()
     with (
-        Ports.of_step(by_tasks.program(), client.engine) as ports,
-        StepPlan(by_tasks.program(), ports, client.url, {}, 3) as step,
+        Ports.of_step(by_tasks.live.program(), client.engine) as ports,
+        StepPlan(by_tasks.live.program(), ports, client.url, {}, 3) as step,
     ):
         read = step.bytes
     saved = stepped(by_tasks, partitions=2, looks_up=True)
@@ -239,7 +239,7 @@ def test_a_join_reads_nothing_of_the_side_that_changes_alone(client: persist.Cli
         each.close()
     facts.write([((7, 7), 1, -1), ((7, 8), 1, 1), ((20_001, 9), 1, 1)], seal=2).result()
     names.seal(2).result()
-    program = by_tasks.program()
+    program = by_tasks.live.program()
     with Ports.of_step(program, client.engine) as ports, StepPlan(program, ports, client.url, {}, 3) as step:
         contents = step.bytes - step.changed_bytes
     # Facts with the key of a fact that changed were read before; they are most of what there is.

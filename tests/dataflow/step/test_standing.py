@@ -82,7 +82,7 @@ def both(client: persist.Client, query: str) -> tuple[View, View]:
 
 
 def stands(view: View) -> bool:
-    program = view.program()
+    program = view.live.program()
     engine = view.handle.engine
     with Ports.of_step(program, engine) as ports, StepPlan(program, ports, engine.url, {}, 2) as step:
         return step.stands

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 import persist
 from persist.blob import MemoryBlob
+from persist.engine import resolve as resolve_events
 from persist.source import source as stream_source
 from tests.spark.data_source.test_stream_read import Query
 from tests.spark.data_source.test_stream_upsert import forget
@@ -82,7 +83,7 @@ def test_a_stream_gives_what_upserts_gives_however_often_it_stops(
                 found += again
             ends = query.ends
         if seed % 2:
-            collection.resolve()
+            resolve_events(collection.handle)
             collection.allow_compaction(5 * seed).result()
             collection.compact()
     with persist.open(MemoryBlob()) as other:
