@@ -15,7 +15,7 @@ import persist
 from benchmarks.harness import Measure, Row, Side
 from benchmarks.ours import QUIET
 from benchmarks.workspace import Workspace
-from persist.engine import resolve as resolve_events
+from tests.resolving import resolve_events
 
 KEYS = 1_000_000
 KEY = {"id": pa.int64()}
@@ -176,9 +176,9 @@ def _policies(work: Workspace, count: int) -> list[Row]:
     ):
         left, done = _made(client, count, background), _made(other, count, background)
         for each in (left, done):
-            resolve_events(each.handle)
+            resolve_events(each)
             each.upsert(batch, time=1, seal=2).result()
-        resolve_events(done.handle)
+        resolve_events(done)
         assert left.snapshot().to_arrow().sort_by("id") == done.snapshot().to_arrow().sort_by("id"), "they differ"
         name = f"snapshot of {count:,} with {size:,} superseded and unresolved"
         sides = [Side(lambda: done.snapshot().to_arrow(), "resolved")]

@@ -27,7 +27,7 @@ from benchmarks.harness import Job, megabytes, peak_memory
 from benchmarks.ours import QUIET
 from benchmarks.targets import iceberg_table
 from benchmarks.upserts import KEY, KEYS, VALUE, _batches, _made, _merged, _rows, ten_in_a_row
-from persist.engine import resolve as resolve_events
+from tests.resolving import resolve_events
 
 BATCHES = 50
 
@@ -256,12 +256,12 @@ def policies(scale: float, rounds: int) -> None:
         tell(f"append and seal of {size:,}, in the background", mine, theirs, "plain write", ">= 0.9")
     with folder() as place, persist.open(str(place), settings=QUIET) as client:
         ours = Ours(client, count, background)
-        resolve_events(ours.rows.handle)
+        resolve_events(ours.rows)
         found = []
         for _ in range(rounds):
             ours.upsert(batch)
             taken = [cpu_s(lambda: ours.rows.snapshot().to_arrow()) for _ in range(2)]
-            resolve_events(ours.rows.handle)
+            resolve_events(ours.rows)
             ours.rows.snapshot().to_arrow()
             found.append((*taken, cpu_s(lambda: ours.rows.snapshot().to_arrow())))
         first, again, resolved = (min(each) for each in zip(*found, strict=True))

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.engine import resolve as resolve_events
 from persist.errors import Superseded
 from persist.log import kinds
 from persist.state import ExpectParts
 from persist.upsert import History, InsertIfAbsent
+from tests.resolving import resolve_events
 
 KEY = {"id": pa.int32()}
 VALUE = {"at": pa.int32(), "city": pa.string(), "gone": pa.bool_()}
@@ -71,7 +71,7 @@ def test_watermark_and_tombstone_can_be_renamed_and_widened(client: persist.Clie
     assert rows(again) == [(1, 3, "Zug", None), (2, 6, "back", None)]
     with pytest.raises(persist.errors.SchemaMismatch):
         client.create_or_load("users", key=KEY, value=VALUE, keyed=persist.Keyed(order_by=["at"], tombstone="gone"))
-    resolve_events(again.handle)
+    resolve_events(again)
     again.allow_compaction(3).result()
     again.compact()
     assert rows(again) == [(1, 3, "Zug", None), (2, 6, "back", None)]

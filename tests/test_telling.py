@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.engine import resolve as resolve_events
 from persist.settings import Tuning
+from tests.resolving import resolve_events
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
@@ -273,7 +273,7 @@ def test_a_retention_that_unresolved_events_hold_back_says_so(client: persist.Cl
         "2 times before upper; since waits at 0 for tag 'start' at 3, events at 4 and later that are not resolved yet, "
         "which maintenance does, or compact()"
     )
-    resolve_events(users.handle)
+    resolve_events(users)
     users.untag("start").result()
     assert users.since == persist.Antichain(8)
     assert str(users.retention) == "2 times before upper"

@@ -14,7 +14,6 @@ from persist.engine.keyed import (
     AskedEvents,
     check_upserts,
     keyed_form,
-    resolve,
     seal,
     submit,
     taken_events,

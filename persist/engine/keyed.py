@@ -292,13 +292,6 @@ def seal(
     return handle.submit("seal", [*expected, handle.seal_step(upper)])
 
 
-def resolve(handle: CollectionHandle) -> bool:
-    """Turn the events of a collection up to its upper into updates; return whether there were any."""
-    handle.machine_in(handle.contents())
-    resolver = handle.engine.writer("resolve").resolver
-    return resolver.resolve(handle.id, handle.name, handle.machine)
-
-
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """What commits one collection's part: right for these contents, and for no others if it resolves.

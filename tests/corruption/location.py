@@ -10,9 +10,9 @@ import pytest
 
 import persist
 from persist.blob import Corruption, MemoryBlob
-from persist.engine import resolve as resolve_events
 from persist.replica import directory, write_checkpoint
 from tests.golden.kinds import SETTINGS, write_compacted, write_every_kind
+from tests.resolving import resolve_events
 
 Contents = dict[tuple[str, int], list[tuple[Any, ...]]]  # Rows as of a time, in order; and all changes after since.
 Blobs = dict[str, bytes]
@@ -87,7 +87,7 @@ def blobs_of(seed: int) -> Blobs:
                 events = large_events(rng, range(4) if is_first else range(4, SEALS))
                 keyed.upsert(events, seal=4 if is_first else SEALS).result()
                 if is_first:
-                    resolve_events(keyed.handle)  # What comes after that stays pending: readers work it out.
+                    resolve_events(keyed)  # What comes after that stays pending: readers work it out.
                 patch.setattr("persist.log.commits.PARTS_INLINE_MAX", 256)
             if time in CHECKPOINTS:
                 # All but the last one are in directory objects; that one holds some pending rows itself.

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
-from persist.engine import resolve as resolve_events
 from persist.settings import Tuning
 from persist.upsert import InsertIfAbsent
 from tests.model import EMPTY, GREATEST, ORDERED, TOMBSTONE
+from tests.resolving import resolve_events
 from tests.simulator.assigned import with_assigned_times
 from tests.simulator.baton import Baton
 from tests.simulator.calls import Caller, Pending, Slot
@@ -335,7 +335,7 @@ class Run(Caller):
         self._submit(slot, step, args, call)
 
     def _resolve(self, slot: Slot, step: Step) -> None:
-        self._on_handle(slot, step, {}, lambda c: resolve_events(c.handle))
+        self._on_handle(slot, step, {}, lambda c: resolve_events(c))
 
     def _write_bad(self, slot: Slot, step: Step) -> None:
         args = {"updates": [], "bad": step["bad"]}

@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.blob import Blob, BlobEntry, MemoryBlob
-from persist.engine import resolve as resolve_events
+from tests.resolving import resolve_events
 from tests.upsert.model import Event, resolved
 
 KEY, VALUE = {"k": pa.int64()}, {"mark": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
@@ -103,7 +103,7 @@ def story(client: persist.Client, policy: Any, told: list[str]) -> None:
     users.upsert(rows(gone), token="gone", seal=4).result()
     told.append("gone")
     client.maintain()
-    resolve_events(users.handle)
+    resolve_events(users)
     users.upsert(rows(late), token="late").result()
     told.append("late")
     users.compact()

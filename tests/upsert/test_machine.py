@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import persist
 from persist.blob import MemoryBlob
-from persist.engine import resolve as resolve_events
 from persist.settings import Tuning
+from tests.resolving import resolve_events
 from tests.tiers import examples
 from tests.upsert.model import Event, resolved
 
@@ -101,7 +101,7 @@ class Upserts(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def resolve(self, who: int) -> None:
         for each in self.each(who):
-            resolve_events(each.handle)
+            resolve_events(each)
 
     @rule(by=st.integers(0, 6))
     def allow_compaction(self, by: int) -> None:

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.engine import resolve as resolve_events
 from tests.reads import rows_with
+from tests.resolving import resolve_events
 
 KEY = {"k": pa.int64()}
 POLICIES = ["seal", "background"]
@@ -132,7 +132,7 @@ def test_no_read_shows_a_tombstone_or_what_is_not_sealed(client: persist.Client,
     users.upsert([(k, (3, 1000, False), 7) for k in range(50)]).result()  # Pending.
     for is_compacted in (False, True):
         if is_compacted:
-            resolve_events(users.handle)
+            resolve_events(users)
             users.allow_compaction(1).result()
             users.compact()
         now = users.snapshot()
@@ -159,7 +159,7 @@ def test_a_hold_keeps_what_a_keyed_collection_was(client: persist.Client, resolv
         users.upsert([(1, v, time)], seal=time + 1).result()
     with users.hold(0):
         users.allow_compaction(2).result()
-        resolve_events(users.handle)
+        resolve_events(users)
         users.compact()
         assert [*users.snapshot(0).rows()] == [(1, "a")]
         assert users.since.time == 0

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.engine import resolve as resolve_events
+from tests.resolving import resolve_events
 
 KEY, VALUE = {"k": pa.int64()}, {"mark": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
 
@@ -26,7 +26,7 @@ def keyed(client: persist.Client, resolve: Any) -> persist.Collection:
 
 def stored(users: persist.Collection) -> int:
     """Return how many rows there are, tombstones among them."""
-    resolve_events(users.handle)
+    resolve_events(users)
     return sum(part.diff_sum for part in users.handle.contents().history_parts)
 
 
@@ -40,7 +40,7 @@ def test_tombstones_below_the_late_bound_go_when_others_are_resolved(client: per
     assert stored(users) == 21, "the bound is 19, and tombstones of 20 may be needed"
     many = [(k, (40, "c", False)) for k in range(200, 220)]
     users.upsert([*many, (5, (40, "back", False)), (6, (41, None, True))], time=3, seal=4).result()
-    resolve_events(users.handle)
+    resolve_events(users)
     users.upsert([(98, (41, "d", False)), (7, (35, None, True))], time=4, seal=5).result()
     assert stored(users) == 5 + 1 + 20 + 1 + 1 + 2, "those that are live, and the tombstones of events above the bound"
     assert users.snapshot().count() == 28
@@ -57,13 +57,13 @@ def test_a_tombstone_stays_while_an_older_event_is_pending(client: persist.Clien
     users.upsert([(1, (5, None, True), 0)], seal=1).result()
     for time in range(1, 10):
         users.upsert([(2, (40 + time, "b", False))], time=time, seal=time + 1).result()
-        resolve_events(users.handle)
+        resolve_events(users)
     assert stored(users) == 2
     users.seal(51).result()
     assert users.snapshot().to_arrow()["k"].to_pylist() == [2], "what was deleted is back"
     for time in range(51, 55):
         users.upsert([(2, (60 + time, "c", False))], time=time, seal=time + 1).result()
-        resolve_events(users.handle)
+        resolve_events(users)
     assert stored(users) == 1
 
 
@@ -85,9 +85,9 @@ def test_no_number_of_rows_is_told_that_counts_tombstones_or_lacks_events(client
     users = keyed(client, "background")
     users.upsert([(k, (1, "a", False)) for k in range(9000)], time=0, seal=1).result()
     assert told_rows(client) == [None], "it is not resolved"
-    resolve_events(users.handle)
+    resolve_events(users)
     assert told_rows(client) == [9000]
     users.upsert([(1, (1, None, True))], time=1, seal=2).result()
-    resolve_events(users.handle)
+    resolve_events(users)
     assert told_rows(client) == [None], "there is a tombstone"
     assert users.snapshot().count() == 8999

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import persist
 from persist.blob import MemoryBlob
-from persist.engine import resolve as resolve_events
 from persist.upsert import AppendDistinct, InsertIfAbsent, PerKey
 from tests.reads import rows_with
+from tests.resolving import resolve_events
 from tests.tiers import examples
 
 NAN = float("nan")
@@ -182,6 +182,6 @@ def test_no_column_is_dropped_while_values_decide_what_is_sealed_already(client:
     )
     with pytest.raises(persist.InvalidUsage, match="no column can be dropped"):
         things.evolve(drop=["a"])
-    resolve_events(things.handle)
+    resolve_events(things)
     things.evolve(drop=["a"])
     assert things.snapshot().to_arrow().to_pylist() == [{"k": 1, "b": 1}]

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.engine import resolve as resolve_events
 from tests.reads import rows_with
+from tests.resolving import resolve_events
 
 FRANK = [("frank", "mcsherry"), ("frank", "zappa"), ("frank", None), ("frank", "oz"), ("frank", "oz"), ("frank", None)]
 
@@ -78,7 +78,7 @@ def test_rule_18_a_late_row_never_brings_back_what_was_deleted(client: persist.C
     assert rows(users.snapshot(2)) == [(2, 1, "other")]
     assert users.snapshot(2).count() == 1
     assert rows_with(users.snapshot(2), [1, 2]).num_rows == 1
-    resolve_events(users.handle)
+    resolve_events(users)
     users.allow_compaction(2).result()
     users.compact()
     users.upsert([(1, (8, "later", False))], time=3, seal=4).result()

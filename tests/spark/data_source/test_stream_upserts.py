@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 import persist
 from persist.blob import MemoryBlob
-from persist.engine import resolve as resolve_events
 from persist.source import source as stream_source
+from tests.resolving import resolve_events
 from tests.spark.data_source.test_stream_read import Query
 from tests.spark.data_source.test_stream_upsert import forget
 from tests.spark.data_source.test_stream_write import run
@@ -83,7 +83,7 @@ def test_a_stream_gives_what_upserts_gives_however_often_it_stops(
                 found += again
             ends = query.ends
         if seed % 2:
-            resolve_events(collection.handle)
+            resolve_events(collection)
             collection.allow_compaction(5 * seed).result()
             collection.compact()
     with persist.open(MemoryBlob()) as other:

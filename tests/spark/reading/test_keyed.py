@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import persist
 import persist.spark
-from persist.engine import resolve as resolve_events
+from tests.resolving import resolve_events
 from tests.spark.reading.test_native import QUIET, bag
 from tests.spark.reading.test_views import check as check_views
 
@@ -50,7 +50,7 @@ def made(path: str, policy: dict[str, Any], resolve: str, seed: int = 1) -> None
         for time in range(10):
             upsert(rows, rng, time, 60)
             if time in (3, 6):
-                resolve_events(rows.handle)
+                resolve_events(rows)
                 rows.compact()
 
 
