@@ -11,7 +11,7 @@ from persist.blob import Clock, SystemClock
 from persist.closing import close_after
 from persist.collection import Collection
 from persist.collection.describing import Described
-from persist.creating import CreatingCalls
+from persist.creating import Collections, CreatingCalls
 from persist.engine import (
     READ_TIMEOUT_S,
     About,
@@ -28,7 +28,6 @@ from persist.engine import (
 )
 from persist.errors import InvalidUsage
 from persist.fsck import FsckReport, examine
-from persist.listing import Collections
 from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite

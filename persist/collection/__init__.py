@@ -5,8 +5,7 @@ name. No call keeps state of the collection: what is known of it is the client's
 own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
 
-from persist.collection.describing import DescribingCalls
-from persist.collection.publishing import PublishingCalls
+from persist.collection.describing import DescribingCalls, PublishingCalls
 from persist.collection.reading import KeepingCalls, ReadingCalls
 from persist.collection.writing import WritingCalls
 

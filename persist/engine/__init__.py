@@ -9,7 +9,6 @@ from persist.engine.collection_handle import LATEST, CollectionHandle
 from persist.engine.commit import Commit
 from persist.engine.engine import Engine
 from persist.engine.evolving import WantedEvolution, evolve
-from persist.engine.joining import as_of_join
 from persist.engine.keyed import (
     AskedEvents,
     check_upserts,
@@ -48,6 +47,7 @@ from persist.engine.overwriting import (
 from persist.engine.reading import (
     READ_TIMEOUT_S,
     WantedListen,
+    as_of_join,
     begun_listen,
     begun_subscription,
     changes,

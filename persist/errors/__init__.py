@@ -44,15 +44,6 @@ from persist.errors.conflicts import (
     WriterFenced,
 )
 from persist.errors.conflicts import Superseded as Superseded  # Never leaves the library, nor does what follows.
-from persist.errors.programs import (
-    InputClosed,
-    NotConsolidated,
-    NotConverging,
-    OperatorFailed,
-    OutputConflict,
-    SourceLost,
-    WouldRecompute,
-)
 from persist.errors.times import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -76,15 +67,22 @@ from persist.errors.usage import (
     ColumnsNeeded,
     DuplicateKeys,
     HoldNotFound,
+    InputClosed,
     KeyedCollection,
     LateEvents,
     NegativeMultiplicity,
+    NotConsolidated,
+    NotConverging,
     NotKeyed,
     NotOneValue,
+    OperatorFailed,
+    OutputConflict,
     ReadOnly,
+    SourceLost,
     TagNotFound,
     TokenReused,
     ViewWritten,
+    WouldRecompute,
 )
 
 __all__ = [

@@ -6,7 +6,7 @@ evaluators: `evaluate` for columns in memory, and Arrow's own engine for filters
 
 from typing import TYPE_CHECKING
 
-from persist.expression.conditions import all_of, conjuncts, factored_conjuncts, may_raise
+from persist.expression.evaluation import all_of, conjuncts, factored_conjuncts, may_raise
 from persist.expression.operators import Aggregate, Expression, col, lit, term_of, when
 from persist.expression.term import (
     SQL,
@@ -30,17 +30,15 @@ from persist.late_names import late_names
 if TYPE_CHECKING:
     from persist.expression.evaluation import as_array, evaluate, type_of
     from persist.expression.filters import arrow_filter, parse_where
-    from persist.expression.sql_casts import why_not_cast
+    from persist.expression.sql_casts import of_text, why_not_cast
     from persist.expression.sql_numbers import of_unscaled, unscaled
-    from persist.expression.sql_text_casts import of_text
 
 __getattr__ = late_names(
     __name__,
     {
         "evaluation": ["as_array", "evaluate", "type_of"],
         "filters": ["arrow_filter", "parse_where"],
-        "sql_casts": ["why_not_cast"],
+        "sql_casts": ["of_text", "why_not_cast"],
         "sql_numbers": ["of_unscaled", "unscaled"],
-        "sql_text_casts": ["of_text"],
     },
 )

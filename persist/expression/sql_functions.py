@@ -18,8 +18,7 @@ from persist.expression import sql_intervals as intervals
 from persist.expression import sql_numbers as numbers
 from persist.expression import sql_times as times
 from persist.expression.sql_casts import cast, ordered, try_cast
-from persist.expression.sql_patterns import PATTERNS, check_constants
-from persist.expression.sql_texts import TEXTS
+from persist.expression.sql_texts import PATTERNS, TEXTS, check_constants
 
 Array = Any
 

@@ -14,7 +14,7 @@ What `repair` does, and nothing else:
   void in the log first if they are uploads. Not in a run that found a problem in the log, in a checkpoint, in a state
   object or in a list: what those may refer to is not known. Repair first, then run again.
 
-- *What lies beyond the end of the log*, only if that is asked for: see `persist.fsck.set_aside`. Nothing else is done
+- *What lies beyond the end of the log*, only if that is asked for: see `persist.fsck.checkpoint`. Nothing else is done
   in that run.
 
 A damaged record or part is reported and never touched. Every step looks again before it acts.
@@ -29,11 +29,10 @@ from dataclasses import replace
 from typing import Any
 
 from persist.blob import Blob, BlobEntry, Clock, InvalidUsage, SystemClock
-from persist.fsck.checkpoint import Renewal
+from persist.fsck.checkpoint import LOST, Renewal, SettingAside
 from persist.fsck.log import LogExamination
 from persist.fsck.parts import PartExamination, examine_keyframes, examine_values
 from persist.fsck.report import CountedBlob, Findings, FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
-from persist.fsck.set_aside import LOST, SettingAside
 from persist.log import (
     CHECKPOINTS,
     CLOCK_KEY,

@@ -11,10 +11,10 @@ from persist.notify.address import Notify, check_token, host_of, is_loopback, li
 
 if TYPE_CHECKING:
     from persist.notify.asking import FlightRelay, Listener
-    from persist.notify.blob_calls import BlobCalls
+    from persist.notify.flight_calls import BlobCalls
     from persist.notify.server import Server
 
 
 __getattr__ = late_names(
-    __name__, {"asking": ["FlightRelay", "Listener"], "blob_calls": ["BlobCalls"], "server": ["Server"]}
+    __name__, {"asking": ["FlightRelay", "Listener"], "flight_calls": ["BlobCalls"], "server": ["Server"]}
 )

@@ -27,7 +27,7 @@ import pyarrow.flight as flight
 
 from persist.errors import InvalidUsage, Unavailable
 from persist.notify.flight_calls import DATA_BODY, DATA_HEADER
-from persist.notify.protobuf import fields_of, message_of
+from persist.notify.messages import fields_of, message_of
 from persist.notify.sql_answers import ANSWERS, PREPARED_S, Asked, Facts, schema_of
 
 PREPARED_MAX = 1024

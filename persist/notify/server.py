@@ -30,10 +30,11 @@ from persist.blob import SERVED_PUT_BYTES_MAX, BlobPut
 from persist.closing import Closes
 from persist.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.notify.address import Address, check_token, parsed_address
-from persist.notify.blob_calls import STORE_CALLS, BlobCalls
 from persist.notify.commits import CommitsForOthers, Room
 from persist.notify.flight_calls import (
     METADATA,
+    STORE_CALLS,
+    BlobCalls,
     FlightCalls,
     Method,
     batch_messages,
@@ -54,8 +55,9 @@ from persist.notify.messages import (
     Wait,
     decode_message,
     decode_ticket,
+    fields_of,
+    message_of,
 )
-from persist.notify.protobuf import fields_of, message_of
 from persist.replica import Follower
 from persist.write import Committer
 

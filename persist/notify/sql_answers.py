@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from persist.notify.protobuf import every_field, numbers_of
+from persist.notify.messages import every_field, numbers_of
 from persist.version import __version__
 
 PREPARED_S = 600.0  # How long a prepared statement that nobody uses is kept.
 
 
 class TableFacts(Protocol):
-    """What is known of a collection as a table; see `persist.query.queries.TableAbout`."""
+    """What is known of a collection as a table; see `persist.query.result.TableAbout`."""
 
     schema: str
     table: str

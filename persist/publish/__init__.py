@@ -4,5 +4,12 @@ Promises: a version of a table is exactly a snapshot, and says which; what a ver
 are there and the grace period is over, whatever is compacted; nothing is shown that the log does not keep.
 """
 
-from persist.publish.keeping import keep_tables_current, wanted_every
-from persist.publish.publication import Published, format_of, publish, published_tables, unpublish
+from persist.publish.publication import (
+    Published,
+    format_of,
+    keep_tables_current,
+    publish,
+    published_tables,
+    unpublish,
+    wanted_every,
+)

@@ -5,8 +5,6 @@ one collection in one commit, on exactly the contents that it has read. Whoever 
 at nothing else that its user may read. Views, which are kept up to date, are in `persist.sql`.
 """
 
-from persist.query.queries import Queries
-from persist.query.result import QUERY_LIMITS, AsOf, QueryLimits, QueryResult
+from persist.query.result import QUERY_LIMITS, AsOf, Queries, QueryLimits, QueryResult
 from persist.query.statements import Outcome, execute, is_statement
-from persist.query.tables import collection_of, quoted
-from persist.query.times import TimedTable, with_times, words_of
+from persist.query.tables import TimedTable, collection_of, quoted, with_times, words_of

@@ -3,7 +3,9 @@
 A table of a query is a collection, by its name: `orders`, or `sales.orders` for the collection of that name. With a
 catalog before its schema, it is the collection as of a time: `latest.main.orders`, `"@2026-11-23T12:00Z".sales.orders`,
 and `"quarter-end".main.orders` for a tag. The schema `main` is that of names without a dot. `orders VERSION AS OF
-7` and its like (`persist.query.times`) mean `"@7".main.orders`.
+7` and its like (`persist.query.tables`) mean `"@7".main.orders`.
+
+`Queries` are those of others, whom a server of SQL answers within limits; it also tells what there is to be asked.
 """
 
 import json
@@ -19,9 +21,20 @@ import pyarrow as pa
 from persist.codecs import did_you_mean
 from persist.engine import LATEST, CollectionHandle, Engine, loaded, snapshot
 from persist.errors import InvalidUsage, PersistError
-from persist.query.tables import DUCKDB, MAIN, SEALED_OFF, collection_of, path_of, register, why_refused
-from persist.query.times import TimedTable, with_times
+from persist.query.statements import is_statement
+from persist.query.tables import (
+    DUCKDB,
+    MAIN,
+    SEALED_OFF,
+    TimedTable,
+    collection_of,
+    path_of,
+    register,
+    why_refused,
+    with_times,
+)
 from persist.read import ArrowResult, Snapshot, required
+from persist.state import CollectionState
 from persist.timeline import Moment
 
 BATCH_ROWS = 100_000
@@ -304,3 +317,86 @@ def _dataset(result: Snapshot, failed: list[PersistError]) -> Any:
             raise
 
     return ResultDataset(result.schema, narrowed)
+
+
+@dataclass(frozen=True, slots=True)
+class TableAbout:
+    """What a collection is as a table of SQL.
+
+    Attributes:
+        schema: the part of its name before the last dot; "main" if there is none.
+        table: the rest of its name.
+        is_view: whether it follows a query.
+        key: the columns of which each combination has one row at most; empty if there are none.
+        columns: their names and types.
+    """
+
+    schema: str
+    table: str
+    is_view: bool
+    key: tuple[str, ...]
+    columns: pa.Schema
+
+
+class Queries:
+    """The queries of a server of SQL.
+
+    Args:
+        limits: of each query.
+    """
+
+    def __init__(self, engine: Engine, limits: QueryLimits) -> None:
+        required(DUCKDB)
+        self._engine = engine
+        self._limits = limits
+
+    def ask(self, sql: str, parameters: Sequence[Any] = (), times: Mapping[Path, int] | None = None) -> QueryResult:
+        """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
+        _check_reads(sql)
+        return QueryResult(self._engine, sql, None, limits=self._limits, parameters=parameters, times=times)
+
+    def parameters(self, sql: str) -> int:
+        """Return how many parameters a query has.
+
+        Raises:
+            InvalidUsage: DuckDB cannot read it, or its parameters have names.
+        """
+        _check_reads(sql)
+        duckdb = required(DUCKDB)
+        with duckdb.connect(config=SEALED_OFF) as connection:
+            try:
+                statements = connection.extract_statements(sql)
+            except duckdb.Error as error:
+                raise InvalidUsage(f"DuckDB refuses the query: {why_refused(error)}") from error
+        names = set().union(*(statement.named_parameters for statement in statements))
+        if not all(name.isdecimal() for name in names):
+            raise InvalidUsage(f"the parameters {sorted(names)} have names: write ? or $1 for each")
+        return max(map(int, names), default=0)
+
+    def catalogs(self) -> list[str]:
+        """Return the times that have a name: the latest, and the tags of all collections."""
+        tags = {tag for contents in self._contents() for tag in contents.tags}
+        return [LATEST, *sorted(tags - {LATEST})]
+
+    def tables(self) -> list[TableAbout]:
+        """Return all collections, by schema and table."""
+        tables = []
+        for contents in self._contents():
+            schema, _, table = contents.name.rpartition(".")
+            known = contents.schema
+            columns = pa.schema([known.arrow.field(name) for name in known.names])
+            key = () if contents.keyed is None else known.key_names
+            tables.append(TableAbout(schema or MAIN, table, contents.view is not None, key, columns))
+        return sorted(tables, key=lambda about: (about.schema, about.table))
+
+    def _contents(self) -> list[CollectionState]:
+        names, follower = self._engine.names(""), self._engine.follower
+        ids = follower.state.ids
+        return follower.known_at_once([(ids[name], name) for name in names if name in ids])[1]
+
+
+def _check_reads(sql: str) -> None:
+    if is_statement(sql):
+        raise InvalidUsage(
+            "this server only reads. Change collections with client.sql() or `persist sql`, where the location is"
+        )

@@ -1,7 +1,20 @@
-"""Collections as tables of a connection of DuckDB."""
+"""Collections as tables of a query: their names, how DuckDB gets them, and those with a time of their own.
 
-from collections.abc import Sequence
+    FROM orders FOR SYSTEM_TIME AS OF '2026-11-21'      SQL of 2011; SYSTEM_VERSION and VERSION mean the same
+    FROM orders VERSION AS OF 7                         Spark and Delta
+    FROM orders TIMESTAMP AS OF TIMESTAMP '2026-11-21'
+
+Neither DuckDB nor Spark's views can read so. Each such table gets another name in the text, and stays known by the old
+one to the rest of the query.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from persist.codecs import did_you_mean
+from persist.errors import InvalidUsage
 
 # What is run may be somebody else's text: it gets the collections, and none of what its user may read besides.
 SEALED_OFF = {
@@ -46,3 +59,94 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
 def why_refused(error: Exception) -> str:
     """Return DuckDB's reason, without the part of the text that it shows below it."""
     return str(error).partition("\n\nLINE ")[0].rstrip(" .!\n")
+
+
+# What is text, a name or a comment is passed over as a whole: what it says is not SQL.
+_NAME = r'(?:"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d][\w$-]*)'
+_TOKEN = re.compile(
+    r"(?P<skipped>'(?:[^']|'')*'|\$\$.*?\$\$|--[^\n]*|/\*.*?\*/)"
+    rf"|(?P<table>{_NAME}(?:\s*\.\s*{_NAME})*)"
+    r"(?P<asked>\s+(?P<for>FOR\s+)?(?:SYSTEM_TIME|SYSTEM_VERSION|TIMESTAMP|VERSION)\s+AS\s+OF\b\s*)"
+    r"(?P<time>(?:TIMESTAMP\s*|DATE\s*)?'(?:[^']|'')*'|\d+\b)?"
+    rf"|{_NAME}",
+    re.IGNORECASE | re.DOTALL,
+)
+_PART = re.compile(r'"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`]+)')
+# What may follow a table and is no other name for it.
+_NO_ALIAS = re.compile(
+    r"anti|asof|cluster|cross|distribute|except|fetch|from|full|group|having|inner|intersect|join|lateral|left"
+    r"|limit|minus|natural|offset|on|order|pivot|positional|qualify|right|sample|select|semi|set|sort"
+    r"|tablesample|union|unpivot|using|when|where|window",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class TimedTable:
+    """A table at a time of its own: its name in parts, and a time, a moment or the name of a tag."""
+
+    parts: tuple[str, ...]
+    as_of: int | str
+
+    def refused(self, names: Sequence[str]) -> InvalidUsage:
+        """Return why a table that is none of the collections of these names cannot be read so."""
+        wanted = ".".join(self.parts)
+        hint = did_you_mean(wanted, names) or ":"
+        return InvalidUsage(f"{wanted!r} is no collection, so it has no times{hint} the collections are {[*names]}")
+
+
+def with_times(sql: str, named: Callable[[TimedTable], str], alias: Callable[[str], str] | None = None) -> str:
+    """Return a query whose tables with times have other names.
+
+    Args:
+        named: the name of such a table, in quotes.
+        alias: quotes the last part of the name of a table, by which the rest of the query knows it, if it says no other
+            one; None if the new name ends with it.
+
+    Raises:
+        InvalidUsage: a time is neither a whole number nor text in quotes.
+    """
+
+    def renamed(match: re.Match[str]) -> str:
+        if match["asked"] is None:
+            return match[0]
+        if match["time"] is None:
+            return _refused_or_kept(sql, match)
+        table = TimedTable(parts_of(match["table"]), _time_of(match["time"]))
+        is_known = alias is None or _has_alias(sql[match.end() :])
+        return named(table) + ("" if is_known or alias is None else f" AS {alias(table.parts[-1])}")
+
+    return _TOKEN.sub(renamed, sql) if isinstance(sql, str) else sql
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the parts of the name of a table, as SQL has it."""
+    found = _PART.finditer(name)
+    return tuple((m[1] or "").replace('""', '"') or (m[2] or "").replace("``", "`") or m[3] for m in found)
+
+
+def words_of(sql: str) -> Iterable[str]:
+    """Return all names of a query, and its other words, in lower case."""
+    for match in _TOKEN.finditer(sql):
+        if match["skipped"] is None:
+            yield from (part.lower() for part in parts_of(match[0]))
+
+
+def _refused_or_kept(sql: str, match: re.Match[str]) -> str:
+    rest = sql[match.end() :].split("\n")[0][:40].strip()
+    if match["for"] is None and (not rest or rest[0] in ",);"):
+        return match[0]  # A column with the name version, here called "of".
+    raise InvalidUsage(
+        f"{match['table']} is to be read as of {rest!r}: a time is a whole number, or a moment or the name of a tag in "
+        "quotes, such as VERSION AS OF 7, TIMESTAMP AS OF '2026-11-21T12:00:00Z' or VERSION AS OF 'quarter-end'"
+    )
+
+
+def _time_of(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text[text.index("'") + 1 : -1].replace("''", "'")
+
+
+def _has_alias(rest: str) -> bool:
+    """Return whether a query goes on with another name for the table before it."""
+    following = re.match(rf"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*({_NAME})", rest, re.DOTALL)
+    return following is not None and _NO_ALIAS.fullmatch(following[1]) is None

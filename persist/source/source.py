@@ -1,23 +1,95 @@
 """A stream's side of the driver: how far it can go, what its micro-batches are made of, and the hold behind it.
 
-A plan is a function of two offsets and the collection's history between them, which no compaction changes as long as
-since stays at or before the first. The permanent hold (`persist.source.hold`) sees to that. What keeps the blobs
-that a plan names while tasks read them is a claim of this process, by its lease; it is given up when there is nothing
-to do, because engines (Spark does) kill this process without asking it to close.
+Tasks get an address of the collection, and open its store themselves. A plan is a function of two offsets and the
+collection's history between them, which no compaction changes as long as since stays at or before the first. The
+permanent hold (`persist.source.hold`) sees to that. What keeps the blobs that a plan names while tasks read them is a
+claim of this process, by its lease; it is given up when there is nothing to do, because engines (Spark does) kill this
+process without asking it to close.
 """
 
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from persist.antichain import Antichain
+from persist.blob import MissingBlob
 from persist.codecs import TIME_MAX
-from persist.engine import Mode, OpenOptions, keyed_form, loaded, open_engine
-from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
-from persist.read import ClaimedRead, Scan, Transitions, UpsertEvents, changes_scan, snapshot_scan
-from persist.source.address import CollectionAddress, SourceOptions
+from persist.engine import Mode, OpenOptions, keyed_form, loaded, open_engine, read_engine
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
+from persist.read import ClaimedRead, Scan, Transitions, UpsertEvents, changes_scan, collected, snapshot_scan
+from persist.settings import Storage, open_storage
 from persist.source.hold import NO_HOLD, Offset, Position, StreamHold, check_free
 from persist.source.limits import BatchEnds, BatchLimits
 from persist.state import CollectionState, check_changes_readable, check_readable, form_in
+
+
+@dataclass(frozen=True)
+class CollectionAddress:
+    """Where a collection is, for tasks: they open the store themselves. The URL is absolute."""
+
+    url: str
+    storage: Mapping[str, Any]
+    collection: str
+
+    @contextmanager
+    def opened(self) -> Iterator[Storage]:
+        """Open the store, for reading what a plan names.
+
+        Raises:
+            LeaseExpired: a blob that was read in the block is gone, and the collection does not need it any more.
+            CorruptBlob: it is gone, and the collection needs it.
+        """
+        storage = open_storage(self.url, self.storage)
+        try:
+            yield storage
+        except MissingBlob as error:
+            if self._is_needed(error.key):
+                raise
+            raise collected(error) from error
+        finally:
+            storage.close()
+
+    def _is_needed(self, key: str) -> bool:
+        """Tell whether the collection, as it is now, refers to a blob."""
+        with read_engine(self.url, self.storage) as engine:
+            try:
+                return loaded(engine, self.collection).needs(key)
+            except CollectionNotFound:
+                return False
+
+
+RowsByKey = Literal["transitions", "upserts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What to follow, and from where on: one of as_of and start is set. A time may be "latest", or a timestamp.
+
+    Attributes:
+        as_of: begin with the contents as of this time.
+        start: begin without contents, with the updates at this time and later.
+        columns: those wanted; None for all.
+        rows_by_key: make rows by key of what is read: "transitions"; or "upserts", which are of a keyed collection,
+            tombstones among them. None for records and updates.
+        hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
+        partitions: into how many slices a micro-batch is cut, at most; None for what fits into memory.
+        timeout_s: how long as_of may stay unsealed; None for no limit.
+        storage: options of the store.
+    """
+
+    location: str
+    collection: str
+    as_of: int | str | None = "latest"
+    start: int | str | None = None
+    columns: tuple[str, ...] | None = None
+    rows_by_key: RowsByKey | None = None
+    hold: str | None = None
+    partitions: int | None = None
+    timeout_s: float | None = None
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
 
 POLL_S = 0.5  # How long to look for something new before the engine is told that there is nothing.
 SLICE_BYTES = 16 << 20

@@ -5,7 +5,6 @@ operation fails alone, and whatever is uncertain is resolved from the log before
 assume is in `persist.state.remembered`.
 """
 
-from persist.write.commit_times import times_together
 from persist.write.committer import Committer
 from persist.write.future import CommitFuture, Committed
 from persist.write.operations import (
@@ -21,6 +20,7 @@ from persist.write.operations import (
     filter_text,
     note_steps,
     overwrite_digest,
+    times_together,
     with_token,
 )
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter, group_bytes_max

@@ -62,9 +62,8 @@ from persist.log import (
 )
 from persist.replica import Follower, checkpoint_due, say_whose, write_checkpoint
 from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded
-from persist.write.commit_times import assigned_times, in_records
 from persist.write.future import Committed
-from persist.write.operations import Operation, Step, Submission, Write, merge
+from persist.write.operations import Operation, Step, Submission, Write, assigned_times, in_records, merge
 from persist.write.part_writer import PartWriter
 from persist.write.relay import Relay, doubt, is_in_doubt, is_plain, may_be_relayed, submitted
 from persist.write.store_checks import LookBack, StoreProof

@@ -10,7 +10,7 @@ from persist.blob import FileBlob, InvalidUsage, MemoryBlob
 from persist.cli.command import OK, PROBLEMS
 from persist.cli.main import main
 from persist.errors import LogInterrupted
-from persist.fsck.set_aside import SettingAside
+from persist.fsck.checkpoint import SettingAside
 from persist.log import BlobRef, checkpoint_key, checkpoint_seqno, record_key
 from persist.replica import INTERVAL, Follower, checkpoint_state
 from persist.replica.checkpoint import stored_checkpoint

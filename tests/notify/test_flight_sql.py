@@ -15,7 +15,7 @@ import persist
 from persist.blob import MemoryBlob
 from persist.client import Client
 from persist.notify.flight_sql import PREPARED_MAX, QUERIES_MAX
-from persist.notify.protobuf import fields_of, message_of
+from persist.notify.messages import fields_of, message_of
 from persist.query import QueryResult
 
 LOCAL = "grpc://127.0.0.1:0"

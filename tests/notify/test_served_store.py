@@ -155,7 +155,7 @@ def test_values_are_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = bytes(range(256)) * 4096 * 5
     served.set("five", value)
     assert served.get("five") == value
-    monkeypatch.setattr("persist.notify.blob_calls.SERVED_PUT_BYTES_MAX", 1000)
+    monkeypatch.setattr("persist.notify.flight_calls.SERVED_PUT_BYTES_MAX", 1000)
     with pytest.raises(StoreMisconfigured, match="at most 1,000 are"):
         served.set("more", b"x" * 1001)
     monkeypatch.setattr("persist.blob.served.SERVED_PUT_BYTES_MAX", 1000)
@@ -202,8 +202,8 @@ def test_an_answer_that_comes_while_a_client_still_writes_is_seen(url: str) -> N
 
 
 def test_values_that_nobody_takes_are_dropped_and_make_room(blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.notify.blob_calls.GETS_MAX", 1)
-    monkeypatch.setattr("persist.notify.blob_calls.GET_S", 0.05)
+    monkeypatch.setattr("persist.notify.flight_calls.GETS_MAX", 1)
+    monkeypatch.setattr("persist.notify.flight_calls.GET_S", 0.05)
     monkeypatch.setattr("persist.notify.server.LOOK_S", 0.01)
     blob.set("large", b"x" * (32 << 20))
     blob.set("small", b"1")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import persist
-from persist.query.times import TimedTable, with_times
+from persist.query.tables import TimedTable, with_times
 
 QUIET = persist.Settings(background=False)
 

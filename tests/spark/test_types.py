@@ -12,7 +12,7 @@ from pyspark.sql import datasource as ds
 from persist import InvalidUsage
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUpdate, SchemaMismatch
-from persist.spark.data_source.filters import expression
+from persist.spark.data_source.reader import expression
 from persist.spark.types import as_spark_expects, spark_schema
 from persist.spark.uploads import Rows
 from persist.spark.writing.foreach_batch import foreach_batch_writer

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from persist.blob import InvalidUsage
 from persist.closing import Closes
 from persist.codecs import with_both_zeros
-from persist.read.results.pandas_frame import DtypeBackend, to_frame
-from persist.read.results.polars_frame import in_milliseconds
+from persist.read.results.frames import DtypeBackend, in_milliseconds, to_frame
 from persist.read.scanning.reader import ClaimedRead
 from persist.read.scanning.scan import rows_without_columns
 from persist.shown import ShownByRepr
@@ -145,7 +144,7 @@ class ArrowResult(Closes, ShownByRepr):
         It reads when it is collected, as often as that is; keep this result open until then.
         """
         polars = required("polars>=1.36")
-        from persist.read.results.polars_frame import lazy_frame
+        from persist.read.results.frames import lazy_frame
 
         return lazy_frame(polars, self.schema, self.narrowed)
 

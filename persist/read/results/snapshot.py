@@ -31,8 +31,7 @@ from persist.read.lookups.lookup import Lookup
 from persist.read.lookups.wanted_keys import arrow_keys
 from persist.read.results.aggregate import Request, aggregate
 from persist.read.results.export import Mode, export_delta, export_iceberg, export_parquet
-from persist.read.results.pandas_frame import to_frame
-from persist.read.results.polars_frame import in_milliseconds
+from persist.read.results.frames import in_milliseconds, to_frame
 from persist.read.results.result import ArrowResult, python_dicts, required, whole_as_int64
 from persist.read.scanning.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
 from persist.read.scanning.plan import Explanation, explained

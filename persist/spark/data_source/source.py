@@ -37,10 +37,15 @@ from persist.engine import CollectionHandle, keyed_form, loaded, read_engine
 from persist.errors import AsOfNotSealed, InvalidUsage
 from persist.read import Snapshot, Transitions, UpsertEvents
 from persist.source import CollectionAddress
-from persist.spark.data_source.reader import PersistReader, PushingReader, planned
-from persist.spark.data_source.stream_reader import PersistStreamReader
-from persist.spark.data_source.stream_writers import PersistStreamWriter, UpsertStreamWriter
-from persist.spark.data_source.writers import DataFrameWrite, OverwritingWriter, PersistWriter, UpsertWriter
+from persist.spark.data_source.reader import PersistReader, PersistStreamReader, PushingReader, planned
+from persist.spark.data_source.writers import (
+    DataFrameWrite,
+    OverwritingWriter,
+    PersistStreamWriter,
+    PersistWriter,
+    UpsertStreamWriter,
+    UpsertWriter,
+)
 from persist.spark.options import (
     STORAGE,
     ReadOptions,

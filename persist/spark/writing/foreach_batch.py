@@ -56,7 +56,7 @@ def foreach_batch_writer(
     One record adds a micro-batch to all of the collections, so nobody sees it in one and not in another. They keep in
     step: plain rows get one time in all of them, that of the commit. Updates seal all of them to the same time, by the
     largest one of the batch. Copied checkpoints and the like are noticed as
-    `persist.spark.data_source.stream_writers` says. A batch that is run again does nothing, if any of the collections
+    `persist.spark.data_source.writers` says. A batch that is run again does nothing, if any of the collections
     has it.
 
     A keyed collection takes events; it is then the only one. Large batches of events are resolved by tasks, as by

@@ -4,8 +4,8 @@ Promises: each good message becomes what it says, in order; each bad one is name
 that a message or the caller could say. Pure functions of columns, vectorised through `pyarrow.json`.
 """
 
+from persist.upsert.envelopes.assembly import Events
 from persist.upsert.envelopes.binlog import canal, maxwell
 from persist.upsert.envelopes.debezium import debezium
-from persist.upsert.envelopes.wanted import Events
 
 __all__ = ["Events", "canal", "debezium", "maxwell"]

@@ -28,13 +28,24 @@ import pyarrow.compute as pc
 
 from persist.blob import InvalidUsage
 from persist.codecs import boolean_array, boolean_values, int64_array, int64_values
-from persist.upsert.envelopes.assembly import Changes, Mask, Problem, assembled, refused
-from persist.upsert.envelopes.binary import from_base64, from_latin_1
+from persist.upsert.envelopes.assembly import (
+    TIME,
+    Changes,
+    Events,
+    Mask,
+    OnError,
+    Problem,
+    SchemaLike,
+    Wanted,
+    assembled,
+    delivered,
+    one_array,
+    refused,
+)
 from persist.upsert.envelopes.columns import reader, samples_of, values_at
 from persist.upsert.envelopes.json_rows import Bad, in_order, parse, sifted, suspects
-from persist.upsert.envelopes.messages import Messages
+from persist.upsert.envelopes.messages import Messages, from_base64, from_latin_1
 from persist.upsert.envelopes.rows import How, RowPlan, inferred, merged
-from persist.upsert.envelopes.wanted import TIME, Events, OnError, SchemaLike, Wanted, delivered, one_array
 
 _FORM = re.compile(r"\s*([a-z]+)\s*(?:\(([^)]*)\))?(.*)", re.IGNORECASE | re.DOTALL)
 _INTEGERS = {

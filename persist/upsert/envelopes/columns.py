@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.upsert.envelopes.binary import from_base64
-from persist.upsert.envelopes.messages import Unreadable
+from persist.upsert.envelopes.messages import Unreadable, from_base64
 
 SAMPLES = 24
 

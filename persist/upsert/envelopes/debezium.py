@@ -21,13 +21,26 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import boolean_values, int64_array
-from persist.upsert.envelopes.assembly import Changes, Mask, Problem, assembled, refused
+from persist.upsert.envelopes.assembly import (
+    TIME,
+    Changes,
+    Events,
+    Mask,
+    OnError,
+    Problem,
+    SchemaLike,
+    Wanted,
+    assembled,
+    delivered,
+    one_array,
+    one_of,
+    refused,
+)
 from persist.upsert.envelopes.columns import samples_of, values_at
 from persist.upsert.envelopes.connect import UNAVAILABLE, Described, Group, unwrapped
 from persist.upsert.envelopes.json_rows import Bad, in_order, sifted
 from persist.upsert.envelopes.messages import Messages
 from persist.upsert.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
-from persist.upsert.envelopes.wanted import TIME, Events, OnError, SchemaLike, Wanted, delivered, one_array, one_of
 
 PLACES = ("before", "after")
 OP = "_op"

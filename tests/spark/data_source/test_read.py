@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 import persist
 import persist.spark
 from persist.settings import Tuning
-from persist.spark.data_source.filters import expression
+from persist.spark.data_source.reader import expression
 
 
 def read(spark: SparkSession, location: str, **options: Any) -> DataFrame:

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 import persist
 from persist.blob import FileBlob
 from persist.sink import batches, writing
-from persist.spark.data_source.stream_writers import PersistStreamWriter
+from persist.spark.data_source.writers import PersistStreamWriter
 from persist.spark.options import StreamWriteOptions
 
 PLAIN = "k long, v string"

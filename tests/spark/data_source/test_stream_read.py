@@ -22,8 +22,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import persist
 from persist.blob import FileBlob
 from persist.source import source as stream_source
+from persist.spark.data_source.reader import PersistStreamReader
 from persist.spark.data_source.source import PersistDataSource
-from persist.spark.data_source.stream_reader import PersistStreamReader
 
 Update = tuple[int, str, int, int]
 CHANGES = {"collection": "orders", "form": "changes"}

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from persist.upsert.envelopes import json_rows
-from persist.upsert.envelopes.binary import from_latin_1, to_decimals
 from persist.upsert.envelopes.json_rows import parse, sifted, suspects
-from persist.upsert.envelopes.messages import Unreadable
+from persist.upsert.envelopes.messages import Unreadable, from_latin_1, to_decimals
 
 FIELDS = pa.schema([("a", pa.struct([("id", pa.int64()), ("at", pa.timestamp("us"))])), ("l", pa.list_(pa.string()))])
 
