@@ -17,6 +17,7 @@ from persist.engine.keyed import (
     submit,
     taken_events,
 )
+from persist.engine.moments import MOMENT, MOMENT_TYPE, MOMENTS, TIME
 from persist.engine.opening import (
     OnEngine,
     created_or_loaded,

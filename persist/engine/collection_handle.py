@@ -8,12 +8,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from persist.antichain import Antichain, as_time
 from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Stamp, changes_between, plain_rows
 from persist.engine.engine import Engine
+from persist.engine.moments import MOMENTS, MomentMap
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound, with_timeline
 from persist.log import KeyedForm, check_parts, kinds
-from persist.read import ClaimedRead, machine_needed
+from persist.read import ClaimedRead, machine_needed, snapshot_scan, snapshot_tables
 from persist.replica import last_moved
 from persist.state import CollectionState, ExpectUpper, check_readable, last_sealed, newest_like, unsealed, version_of
 from persist.timeline import NOW, Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
@@ -133,12 +137,12 @@ class CollectionHandle:
         self.engine.settle()
         if as_of == LATEST:
             as_of = None
-        if as_of is not None:
-            as_of = self.as_time("as_of", as_of)
         if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
             raise InvalidUsage(
                 f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit"
             )
+        if as_of is not None:
+            as_of = self._time_when_known(as_of, timeout_s)
 
         def look() -> CollectionState | None:
             contents = self.known()
@@ -158,6 +162,20 @@ class CollectionHandle:
         time = last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
         return contents, time
+
+    def _time_when_known(self, as_of: int | Moment, timeout_s: float | None) -> int:
+        """Return the time of as_of; wait for moments that a source has not reached."""
+        if timeout_s == 0 or self.timeline is not None or not is_moment(as_of):
+            return self.as_time("as_of", as_of)
+
+        def look() -> int | None:
+            try:
+                return self.as_time("as_of", as_of)
+            except AsOfNotSealed:
+                return None
+
+        time = self.engine.follower.wait_for(look, timeout_s)
+        return self.as_time("as_of", as_of) if time is None else time
 
     def claim(self, time: int, consumer: str = "", *, end: int | None = None) -> tuple[CollectionState, ClaimedRead]:
         """Keep since at or before time; return the state of a moment after that, and what to read its parts with.
@@ -324,7 +342,8 @@ class CollectionHandle:
             what: says in errors what it is.
 
         Raises:
-            InvalidUsage: it is none of these, or a moment and the collection has no timeline.
+            InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
+            AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
         """
         if isinstance(given, Antichain):
             raise InvalidUsage(_frontier_for_time(what, given, self.shown))
@@ -333,7 +352,7 @@ class CollectionHandle:
         if is_tag(given):
             return self.tagged(given)
         if is_moment(given):
-            return self._timeline_for(what, given).time_of(given)
+            return (self._moment_map() or self._timeline_for(what, given)).time_of(given)
         return as_time(what, given)
 
     def time_in(self, contents: CollectionState, as_of: int | Moment | None) -> int:
@@ -361,7 +380,7 @@ class CollectionHandle:
         if is_tag(given):
             return self.tagged(given)
         if is_moment(given):
-            return self._timeline_for(what, given).bound_of(given)
+            return (self._moment_map() or self._timeline_for(what, given)).bound_of(given)
         return as_time(what, given, most=most)
 
     def tagged(self, name: str) -> int:
@@ -425,6 +444,33 @@ class CollectionHandle:
         """Raise KeyedCollection if it takes events, and no plain updates."""
         if self.keyed is not None:
             raise KeyedCollection(self.name, action)
+
+    def _moment_map(self) -> MomentMap | None:
+        """Return what tells the moments of times that are positions of a source; None if nothing does.
+
+        Cost: one GET, and a few more when it is asked.
+        """
+        if self.timeline is not None:
+            return None
+        id_ = self.contents().about.properties.get(MOMENTS)
+        if id_ is None:
+            return None
+        contents = self.engine.follower.load(id_)
+        if contents is None:
+            raise InvalidUsage(
+                f"the collection that told the moments of {self.name!r} was dropped: give times as numbers"
+            )
+        moments = CollectionHandle(self.engine, id_, contents.name, contents.schema)
+
+        def read(filter: pc.Expression) -> pa.Table:
+            contents, time, reading = moments.sealed_and_claimed(None, 0.0)
+            try:
+                scan = snapshot_scan(contents, moments.schema, time, None, filter)
+                return pa.concat_tables([scan.empty([*scan.columns]), *snapshot_tables(scan, "rows", reading)])
+            finally:
+                reading.close()
+
+        return MomentMap(self.name, contents.upper, read)
 
     def _timeline_for(self, what: str, given: Moment) -> Timeline:
         timeline = self.timeline

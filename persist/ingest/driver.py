@@ -11,12 +11,15 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from persist.client import Client, open
 from persist.collection import Collection
+from persist.engine import MOMENTS
 from persist.errors import InvalidUsage
 from persist.ingest.config import source_of
+from persist.ingest.moments import Moments, moments_target
 from persist.ingest.source import Batch, Run, Source, SourceMoved, Target
 from persist.settings import Location
 from persist.upsert import Keyed
@@ -27,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What was taken in: rows and commits, and how far each collection is sealed."""
+    """What was taken in: rows, commits that had rows, and how far each collection is sealed."""
 
     source: str
     rows: int
@@ -64,24 +67,40 @@ def ingest(
         client = location if isinstance(location, Client) else open(location, storage_options=storage_options)
         if client is not location:
             stack.enter_context(client)
-        collections = {target.name: _collection(client, target) for target in reading.targets(client)}
-        return _follow(reading, Run(client, collections, once, stop or threading.Event()))
+        return _follow(reading, Run(client, _collections(client, reading), once, stop or threading.Event()))
 
 
-def _collection(client: Client, target: Target) -> Collection:
+def _collections(client: Client, source: Source) -> dict[str, Collection]:
+    """Return the collections of a source, which are made if they are not there."""
+    targets, moments = source.targets(client), source.moments
+    if moments is None:
+        return {target.name: _collection(client, target, {}) for target in targets}
+    if moments in {target.name for target in targets}:
+        raise InvalidUsage(
+            f"{source.name}: the collection {moments!r} is to hold moments, and something else gets "
+            "that name, too: choose another prefix"
+        )
+    map_ = _collection(client, moments_target(moments, source.name), {})
+    named = {MOMENTS: map_.handle.id}
+    return {**{target.name: _collection(client, target, named) for target in targets}, moments: map_}
+
+
+def _collection(client: Client, target: Target, properties: Mapping[str, str]) -> Collection:
     """Return the collection of a target, which is made if it is not there."""
     if target.name not in client:
-        made = client.create_or_load(
+        client.create_or_load(
             target.name,
             key=dict(target.key) or None,
             value=dict(target.value) or None,
             timeline=target.timeline,
             keyed=Keyed() if target.keyed else None,
         )
-        if target.comment is not None or target.properties:
-            made.describe(target.comment, properties=target.properties).result()
-        return made
     collection = client.load(target.name)
+    wanted = {**target.properties, **properties}
+    if collection.upper.time == 0 and (target.comment is not None or wanted):
+        about = collection.about
+        if about.comment != (target.comment or "") or not wanted.items() <= about.properties.items():
+            collection.describe(target.comment, properties=wanted).result()
     is_keyed = collection.handle.keyed is not None
     if is_keyed != target.keyed:
         raise InvalidUsage(
@@ -93,18 +112,19 @@ def _collection(client: Client, target: Target) -> Collection:
 
 def _follow(source: Source, run: Run) -> Ingested:
     rows = commits = 0
+    moments = None if source.moments is None else Moments(run.collections[source.moments])
     run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
     with task("ingest", source.name, streams=True) as done, closing(source.batches(run)) as batches:
         for batch in batches:
             try:
-                _commit(source, run, batch)
+                _commit(source, run, batch, moments)
             except SourceMoved as moved:
                 if run.once:
                     raise
                 logger.warning("%s", moved)
             else:
                 batch.is_durable = True
-                rows, commits = rows + batch.rows, commits + 1
+                rows, commits = rows + batch.rows, commits + bool(batch.rows)
                 done(batch.rows)
             if run.stop.is_set():
                 break
@@ -112,12 +132,16 @@ def _follow(source: Source, run: Run) -> Ingested:
     return Ingested(source.name, rows, commits, uppers)
 
 
-def _commit(source: Source, run: Run, batch: Batch) -> None:
-    """Commit a batch: all its rows, and the seals of all collections, or nothing."""
+def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:
+    """Commit a batch: all its rows, the moments of its times, and the seals of all collections, or nothing."""
+    changes = batch.changes
+    if moments is not None and batch.upper is not None:
+        assert batch.moments[-1][0] == batch.upper - 1, "the last moment is that of the last sealed time"
+        changes = chain(changes, [moments.change(batch.moments)])
     with run.client.multi_write(metadata={"ingest": source.name}) as multi:
         for name, collection in run.collections.items():
             multi.expect_upper(collection, run.uppers[name])
-        for change in batch.changes:
+        for change in changes:
             collection = run.collections[change.collection]
             if collection.handle.keyed is None:
                 multi.write(collection, change.rows, time=change.time)

@@ -81,6 +81,8 @@ class SourceFile:
 class Files:
     """A source of files."""
 
+    moments = None
+
     def __init__(self, config: FilesConfig) -> None:
         self.config = config
         self.name = without_secrets(config.source)

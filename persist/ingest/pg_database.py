@@ -30,6 +30,7 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
         prefix: what the names of collections begin with.
         slot: the replication slot; else one that is named for location and publication.
         batch_rows: how many changes become one commit, at least, if so many are there.
+        heartbeat_s: how often an idle database is taken to have had no more changes, which a commit says.
     """
 
     source: str
@@ -40,6 +41,7 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     prefix: str = ""
     slot: str | None = None
     batch_rows: int = 20_000
+    heartbeat_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,10 @@ class Database:
         self._dsn = self._parsed(config.source)
         where = f"{self._dsn.get('host', '')}/{self._dsn.get('dbname', '')}"
         self.name = f"postgres://{where} publication {config.publication}"
-        if config.batch_rows < 1:
-            raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
+        if config.batch_rows < 1 or not config.heartbeat_s > 0:
+            raise InvalidUsage(
+                f"batch_rows={config.batch_rows} must be at least 1, and heartbeat_s={config.heartbeat_s} above 0"
+            )
         self._domains: dict[int, tuple[int, int]] = {}
 
     def connected(self, *, replication: bool = False) -> Any:

@@ -18,7 +18,7 @@ from persist.ingest.source import Batch, Change, Run
 logger = logging.getLogger(__name__)
 COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
 POLL_S = 0.25
-STATUS_S = 10.0
+CLOCK_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 
 
 class SlotInUse(Unavailable):
@@ -42,6 +42,8 @@ class Stream:
                 "Take it in by itself, with tables and a slot of its own, and leave it out here by tables"
             )
         self._rows: dict[str, TableRows] = {}
+        self._moments: list[tuple[int, int]] = []  # Of the transactions that are not committed here yet.
+        self._ahead_us = 0  # The server's clock minus ours, since 1970 on one side and any moment on the other.
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
@@ -72,8 +74,9 @@ class Stream:
                     (slot,),
                 )
                 found = asked.fetchone()
-                asked.execute("SELECT pg_current_wal_lsn()")
-                end = lsn_of(asked.fetchone()[0])
+                asked.execute(f"SELECT pg_current_wal_lsn(), {CLOCK_US}")
+                position, now_us = asked.fetchone()
+                end, self._ahead_us = lsn_of(position), now_us - self._monotonic_us()
         finally:
             looking.close()
         again = (
@@ -100,22 +103,23 @@ class Stream:
 
     def _read(self, cursor: Any, target: int) -> Iterator[Batch]:
         run, clock = self._run, self._run.client.engine.clock
-        time, is_known, is_inside = 0, True, False
+        time, moment_us, is_known, is_inside = 0, 0, True, False
         done, told_s = self._upper, clock.monotonic_s()
         while True:
             message = cursor.read_message()
             if message is None:
                 if not is_inside:
-                    if self._count:
+                    is_end = run.stop.is_set() or (run.once and cursor.wal_end >= target)
+                    is_due = is_end or clock.monotonic_s() - told_s >= self._database.config.heartbeat_s
+                    if self._count or (is_due and max(done, cursor.wal_end) > self._upper):
+                        if is_due:  # All that the server has sent is here, so times up to there are complete.
+                            done = self._reached(max(done, cursor.wal_end))
                         yield self._batch(done)
-                        told_s = 0.0
-                    elif run.stop.is_set() or (run.once and cursor.wal_end >= target):
-                        cursor.send_feedback(flush_lsn=max(self._upper, cursor.wal_end), reply=False, force=True)
-                        return
-                    if clock.monotonic_s() - told_s >= STATUS_S:
-                        # All that the server has sent by now is durable, so it need not keep its log for this slot.
-                        cursor.send_feedback(flush_lsn=max(self._upper, cursor.wal_end), force=True)
+                    if is_due:  # And durable, so it need not keep its log for this slot.
+                        cursor.send_feedback(flush_lsn=self._upper, force=True)
                         told_s = clock.monotonic_s()
+                    if is_end:
+                        return
                 if run.once and cursor.wal_end < target:
                     cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
                 select.select([cursor], [], [], POLL_S)
@@ -123,11 +127,15 @@ class Stream:
             data = message.payload
             kind = data[0]
             if kind == 66:  # B
-                time, _, _ = begin(data)
+                time, moment_us, _ = begin(data)
                 is_known, is_inside = time < self._upper, True
             elif kind == 67:  # C
-                is_inside, done = False, max(done, time + 1)
-                if self._count >= self._database.config.batch_rows or (self._count and run.stop.is_set()):
+                is_inside = False
+                if not is_known:
+                    done = time + 1
+                    self._moments.append((time, moment_us))
+                count = max(self._count, len(self._moments))
+                if count >= self._database.config.batch_rows or (count and run.stop.is_set()):
                     yield self._batch(done)
                     cursor.send_feedback(flush_lsn=self._upper)
             elif kind == 82:  # R
@@ -149,7 +157,17 @@ class Stream:
         }
         changes = [Change(name, rows) for name, rows in taken.items() if rows is not None]
         self._upper = upper
-        return Batch(changes, upper, sum(len(change.rows) for change in changes))
+        moments, self._moments = self._moments, []
+        return Batch(changes, upper, sum(len(change.rows) for change in changes), moments)
+
+    def _reached(self, position: int) -> int:
+        """Take it that the server has no transaction before a position that was not sent; return the position."""
+        if position > self._upper and (not self._moments or self._moments[-1][0] < position - 1):
+            self._moments.append((position - 1, self._monotonic_us() + self._ahead_us))
+        return position
+
+    def _monotonic_us(self) -> int:
+        return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
     def _change(self, data: bytes, time: int) -> None:
         id_, old, new, is_key = change(data)

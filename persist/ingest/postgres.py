@@ -22,7 +22,7 @@ from persist.client import Client
 from persist.codecs import int64_array
 from persist.errors import InvalidUsage
 from persist.ingest.pg_database import Database, PostgresConfig, Published, one_line
-from persist.ingest.pg_stream import COLUMNS, SlotInUse, Stream
+from persist.ingest.pg_stream import CLOCK_US, COLUMNS, SlotInUse, Stream
 from persist.ingest.pg_types import typed
 from persist.ingest.pgoutput import lsn_of
 from persist.ingest.source import Batch, Change, Run, Target
@@ -43,6 +43,7 @@ class Postgres:
         self.name = self._database.name
         self._tables: dict[str, Published] = {}
         self._slot = config.slot or ""
+        self.moments = f"{config.prefix}{config.slot or config.publication}.transactions"
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return a collection for each table. What a copy that did not come to its end has left is dropped."""
@@ -122,6 +123,8 @@ class Postgres:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
+                    cursor.execute(f"SELECT {CLOCK_US}")
+                    [now_us] = cursor.fetchone()
                 for name, table in self._tables.items():
                     for rows in self._rows_of(connection, table):
                         yield Batch([Change(name, _stamped(rows, at, table.key), None)], None, rows.num_rows)
@@ -129,7 +132,7 @@ class Postgres:
                 connection.close()
         finally:
             replication.close()
-        yield Batch((), at + 1)
+        yield Batch((), at + 1, 0, [(at, now_us)])
 
     def _rows_of(self, connection: Any, table: Published) -> Iterator[pa.Table]:
         """Yield the rows of a table in pieces, as COPY gives them."""

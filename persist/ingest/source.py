@@ -63,6 +63,8 @@ class Batch:
     Attributes:
         changes: are read while the commit is made; what is raised meanwhile undoes it.
         upper: all collections of the source are sealed to it; None if nothing is sealed yet.
+        moments: of times, ascending: each with its µs since 1970; the last is the one before upper. Only sources that
+            have positions for times give them.
         rows: how many rows it has, once its changes were read.
         is_durable: set by the loop: whether it was committed.
     """
@@ -70,6 +72,7 @@ class Batch:
     changes: Iterable[Change]
     upper: int | None
     rows: int = 0
+    moments: Sequence[tuple[int, int]] = ()
     is_durable: bool = False
 
 
@@ -114,8 +117,13 @@ class Source(Protocol):
         """What it is called in messages and logs: nothing secret is in it."""
         ...
 
+    @property
+    def moments(self) -> str | None:
+        """The collection that maps moments to its times; None if times are moments themselves."""
+        ...
+
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections that it fills."""
+        """Return the collections that it fills, besides that of moments."""
         ...
 
     def batches(self, run: Run) -> Generator[Batch]:

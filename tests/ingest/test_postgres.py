@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
+from persist.errors import AsOfNotSealed
 from tests.ingest.servers import Server, postgres, postgres_programs
 
 pytestmark = pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one")
@@ -62,7 +63,7 @@ class Database:
         config = {"source": self.url, "publication": "p", **options}
         return persist.ingest(self.location, config, once=True)
 
-    def contents(self, name: str, as_of: int | None = None) -> Rows:
+    def contents(self, name: str, as_of: Any = None) -> Rows:
         with persist.open(self.location, mode="read") as client:
             rows: Rows = client.load(name).snapshot(as_of).to_arrow().to_pylist()
         return sorted(rows, key=lambda row: [(value is not None, value) for value in row.values()])
@@ -116,6 +117,30 @@ def test_all_tables_of_a_transaction_are_one_time(database: Database) -> None:
     assert a == b
 
 
+def test_moments_are_times_of_transactions(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
+    now = "SELECT clock_timestamp()"
+    [[before]] = database.rows(now)
+    database.run("INSERT INTO t VALUES (1)")
+    database.ingest(tables=["t"])
+    between = []
+    for id_ in (2, 3):
+        between += database.rows(now)
+        database.run(f"INSERT INTO t VALUES ({id_})")
+    [[after]] = database.rows(now)
+    database.ingest(tables=["t"])
+    assert [len(database.contents("t", moment)) for [moment] in between] == [1, 2]
+    with pytest.raises(persist.InvalidUsage, match=r"is before .*, the first moment of 't'"):
+        database.contents("t", before)
+    assert len(database.contents("t", after)) == 3
+    [[idle]] = database.rows(now)
+    with pytest.raises(AsOfNotSealed, match="Not sealed yet are moments after"):
+        database.contents("t", idle)
+    database.run("INSERT INTO other VALUES (1)")
+    assert database.ingest(tables=["t"]).commits == 0
+    assert len(database.contents("t", idle)) == 3
+
+
 def test_a_table_without_a_key_counts_equal_rows_if_it_sends_old_ones(database: Database) -> None:
     database.run("CREATE TABLE log (line text, level int)", "INSERT INTO log VALUES ('x', 1), ('x', 1)")
     with pytest.raises(
@@ -165,9 +190,11 @@ def test_a_truncate_removes_what_there_was(database: Database, key: str) -> None
     database.ingest()
     database.run("INSERT INTO t VALUES (3, 30)")
     database.run("INSERT INTO t VALUES (4, 40)", "TRUNCATE t", "INSERT INTO t VALUES (1, 11)")
-    done = database.ingest()
+    database.ingest()
     assert database.contents("t") == [{"id": 1, "n": 11}]
-    assert len(database.contents("t", done.uppers["t"] - 2)) == 3
+    with persist.open(database.location, mode="read") as client:
+        emptied = max(client.load("t").changes(0).to_arrow()["_time"].to_pylist())
+    assert len(database.contents("t", emptied - 1)) == 3
     database.run("TRUNCATE t")
     database.ingest()
     assert database.contents("t") == []
@@ -233,7 +260,7 @@ def test_excluded_columns_and_other_tables_never_come(database: Database) -> Non
     database.ingest(exclude=["t.secret"], tables=["t"])
     database.run("INSERT INTO t VALUES (2, 'hush', 2)", "INSERT INTO other VALUES (1)")
     done = database.ingest(exclude=["t.secret"], tables=["t"])
-    assert ([*done.uppers], database.contents("t")) == (["t"], [{"id": 1, "n": 1}, {"id": 2, "n": 2}])
+    assert ([*done.uppers], database.contents("t")) == (["t", "p.transactions"], [{"id": 1, "n": 1}, {"id": 2, "n": 2}])
     with pytest.raises(persist.InvalidUsage, match=r"exclude: 't\.id' is of the key"):
         database.ingest(exclude=["t.id"])
 
