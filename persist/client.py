@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from persist import lineage
 from persist.blob import Clock, SystemClock
 from persist.closing import close_after
 from persist.collection import Collection
@@ -147,6 +148,7 @@ class Client(CreatingCalls, Described):
             weakref.finalize(self, listener.request_stop).atexit = False
             self._ends.append(listener.close)
             engine.count_also("notify", listener.counts)
+        self._lineage = lineage.told_of(engine) if engine.mode != "read" and lineage.is_wanted() else None
 
     @property
     def url(self) -> str:
@@ -432,6 +434,9 @@ class Client(CreatingCalls, Described):
         if os.getpid() == self._pid:
             while self._ends:
                 self._ends.pop()()
+            if self._lineage is not None:
+                self.engine.settle()  # So that all that was asked for is told, too.
+                self._lineage.close()
         self.engine.close()
 
     def serve(

@@ -68,6 +68,7 @@ class Engine:
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)
         )
         self.folds = Folds(budget // 4)
+        self.when_committed: Callable[[CommitFuture], object] | None = None  # Is told of each commit that is asked for.
         pool = self.pool
 
         def reader() -> PartReader:  # It does not refer to the engine, because threads have it.
@@ -168,6 +169,8 @@ class Engine:
             self.abandon(steps)
             raise
         commit_span(future, action, self.url, names)
+        if self.when_committed is not None:
+            self.when_committed(future)
         return future
 
     def settle(self) -> None:
