@@ -13,10 +13,10 @@ given up raises Indeterminate. A listing is repeated page by page, from the last
 
 One attempt ends by the store's own timeouts (for S3, `connect_timeout_s` and `read_timeout_s`): then a read is
 repeated, and a write is Indeterminate, because it may still arrive. Reads from a remote store are besides watched
-from outside, hedged when they are slow, and paced when the store throttles (`persist.blob.layers.pacing`).
+from outside, hedged when they are slow, and paced when the store throttles (`persist.blob.layers.pacing`). A store that
+leaves a small request without an answer is spoken of (`persist.blob.layers.silence`).
 """
 
-import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +30,7 @@ from msgspec import Meta
 from persist.blob.clock import Backoff, Clock, SystemClock
 from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreFull, Throttled, Unavailable
 from persist.blob.layers.pacing import AdaptiveRate, HedgedReads
+from persist.blob.layers.silence import Asked, Silence
 from persist.blob.options import check_fields
 from persist.blob.protocol import (
     LIST_PAGE_ENTRIES,
@@ -45,11 +46,8 @@ from persist.blob.protocol import (
 from persist.blob.threads import DaemonThreads
 
 CLOSE_TIMEOUT_S = 2.0
-TOLD_AFTER_S = 3.0  # Who waits so long for a store without an answer is told what is tried.
-TOLD_EVERY_S = 30.0
+SMALL_BYTES = 64 << 10  # What takes no time to send, so that a slow answer is the store's.
 _HARMLESS_TWICE = ("set", "delete")
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _Positive = Annotated[float, Meta(gt=0)]
@@ -70,6 +68,7 @@ class RetryPolicy:
         hedge_after_s: when a second read is sent; None: after the time that 95% of recent reads took.
         hedge_floor_s: the least that "95% of recent reads" is taken for.
         read_threads_max: threads for reads that can be hedged; further reads at the same time are not.
+        told_after_s: who waits so long for a store without an answer is told what is tried.
     """
 
     deadline_s: _Positive = 60.0
@@ -83,6 +82,7 @@ class RetryPolicy:
     hedge_after_s: _Positive | None = None
     hedge_floor_s: _Positive = 0.05
     read_threads_max: Annotated[int, Meta(ge=1)] = 32
+    told_after_s: _Positive = 2.5  # It is looked at every now and then: within three seconds it is said.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -145,9 +145,10 @@ class RetryBlob(BlobLayer):
         self._rate = AdaptiveRate(self._clock)
         self._counts = _Counts()
         self._threads = DaemonThreads(policy.read_threads_max, "persist-read")
-        self._is_hedged = is_remote(inner) if policy.hedge is None else policy.hedge
+        self._is_remote = is_remote(inner)
+        self._is_hedged = self._is_remote if policy.hedge is None else policy.hedge
         self._get = self._hedged(policy) if self._is_hedged else inner.get
-        self._told_s: float | None = None  # When it was told last that the store does not answer.
+        self._silence = Silence(inner.url, self._clock, policy.told_after_s, policy.deadline_s)
 
     @property
     def requests_per_s_max(self) -> float | None:
@@ -169,20 +170,20 @@ class RetryBlob(BlobLayer):
         return self._call("get", key, lambda: get_at_most(self._inner, key, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
-        self._call("set", key, lambda: self._inner.set(key, value))
+        self._call("set", key, lambda: self._inner.set(key, value), is_small=len(value) <= SMALL_BYTES)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._call("create", key, lambda: self._inner.create(key, value))
+        return self._call("create", key, lambda: self._inner.create(key, value), is_small=len(value) <= SMALL_BYTES)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         pages = _Pages(self._inner, prefix, start_after)
-        while page := self._call("list", prefix, pages.next):
+        while page := self._call("list", prefix, pages.next, is_small=True):
             yield from page
             if len(page) < LIST_PAGE_ENTRIES:
                 return
 
     def delete(self, key: str) -> None:
-        self._call("delete", key, lambda: self._inner.delete(key))
+        self._call("delete", key, lambda: self._inner.delete(key), is_small=True)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
         """Delete keys; those that could not be deleted are tried again, and returned when they are given up."""
@@ -207,21 +208,32 @@ class RetryBlob(BlobLayer):
     def close(self) -> None:
         """Close the store; a read that hangs is waited for at most two seconds, and ends by the store's timeouts."""
         self._threads.close(CLOSE_TIMEOUT_S)
+        self._silence.close()
         self._inner.close()
 
-    def _call(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
-        began_s = self._clock.monotonic_s()
+    def _call(self, operation: str, key: str, attempt: Callable[[], T], *, is_small: bool = False) -> T:
+        asked = Asked(operation, key, self._clock.monotonic_s())
+        if not (is_small and self._is_remote):
+            return self._tried(asked, attempt)
+        self._silence.begin(asked)
+        try:
+            return self._tried(asked, attempt)
+        finally:
+            self._silence.end(asked)
+
+    def _tried(self, asked: Asked, attempt: Callable[[], T]) -> T:
+        began_s = asked.began_s
         last_s = began_s + self._policy.throttled_deadline_s
         ready_s, failures = began_s, None
         while True:
             sent_s = self._rate.take_turn(ready_s, last_s)
             if sent_s is None:
-                failures = failures or self._no_turn(operation, key, began_s)
+                failures = failures or self._no_turn(asked)
                 raise self._gave_up(failures) from failures.last
             try:
                 result = attempt()
             except PersistError as error:
-                failures = failures or _Failures(operation, key, began_s, self._backoff(began_s))
+                failures = failures or _Failures(asked, self._backoff(began_s))
                 failures.throttled_s += sent_s - ready_s
                 if not self._wait(failures, error, sent_s):
                     raise self._gave_up(failures) from error
@@ -232,7 +244,7 @@ class RetryBlob(BlobLayer):
 
     def _wait(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
         """Return True after a pause, or False if it is too late; raise what cannot be helped by trying again."""
-        policy, operation = self._policy, failures.operation
+        policy, operation = self._policy, failures.asked.operation
         failures.last = error
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
@@ -251,7 +263,9 @@ class RetryBlob(BlobLayer):
         else:
             failures.attempts += 1
             extra_s = min(extra_s, failures.throttled_s)
-            self._tell(failures)
+            failures.asked.last = str(error)
+            # A wait is not cut in two to say so, hence before one that may end later.
+            self._silence.say(failures.asked, failures.backoff.bound_s)
         if failures.attempts >= policy.attempts_max or not failures.backoff.wait(extra_s=extra_s):
             return False
         if isinstance(error, Throttled):
@@ -259,30 +273,12 @@ class RetryBlob(BlobLayer):
         self._counts.add(operation, "retries")
         return True
 
-    def _tell(self, failures: "_Failures") -> None:
-        """Say what is tried, and for how long, if a call may go on failing beyond `TOLD_AFTER_S`.
-
-        A wait is not cut in two for that, so it is said before one that may end later.
-        """
-        now_s = self._clock.monotonic_s()
-        is_news = self._told_s is None or now_s - self._told_s >= TOLD_EVERY_S
-        if is_news and now_s + failures.backoff.bound_s - failures.began_s > TOLD_AFTER_S < self._policy.deadline_s:
-            self._told_s = now_s
-            # As text: a handler that keeps records would keep an error's traceback, and with it the whole client.
-            logger.warning(
-                "%s of %r at %s is tried again for up to %g s: %s",
-                failures.operation,
-                failures.key,
-                self.url,
-                self._policy.deadline_s,
-                str(failures.last),
-            )
-
     def _gave_up(self, failures: "_Failures") -> PersistError:
         """Return what a call fails with in the end, and count it."""
-        self._counts.add(failures.operation, "gave_up")
-        last, took_s = failures.last, self._clock.monotonic_s() - failures.began_s
-        tried = f"{failures.operation} of {failures.key!r} at {self.url} was given up after {took_s:.1f} s"
+        asked, last = failures.asked, failures.last
+        self._counts.add(asked.operation, "gave_up")
+        took_s = self._clock.monotonic_s() - asked.began_s
+        tried = f"{asked.operation} of {asked.key!r} at {self.url} was given up after {took_s:.1f} s"
         if failures.is_doubtful:
             return Indeterminate(
                 f"{tried}, and an attempt that got no answer may have done it. The last failure: {last}"
@@ -290,12 +286,12 @@ class RetryBlob(BlobLayer):
         kind = Throttled if isinstance(last, Throttled) else Unavailable
         return kind(f"{tried}. The last failure: {last}")
 
-    def _no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
+    def _no_turn(self, asked: Asked) -> "_Failures":
         text = (
             f"the store refuses more than {self._rate.limit or 0:.1f} requests of this client per second, and more "
             "wait than can be sent until the deadline. Ask for less at a time."
         )
-        return _Failures(operation, key, began_s, self._backoff(began_s), last=Throttled(text))
+        return _Failures(asked, self._backoff(asked.began_s), last=Throttled(text))
 
     def _backoff(self, began_s: float) -> Backoff:
         policy = self._policy
@@ -325,9 +321,7 @@ class RetryBlob(BlobLayer):
 class _Failures:
     """What happened so far to a call that has failed."""
 
-    operation: str
-    key: str
-    began_s: float
+    asked: Asked
     backoff: Backoff
     last: PersistError = field(default_factory=Unavailable)
     attempts: int = 0  # That failed, throttled ones left out.

@@ -2,6 +2,9 @@
 
 import logging
 import random
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -22,6 +25,7 @@ from persist.blob import (
     Throttled,
     Unavailable,
     UnreliableBlob,
+    open_blob,
 )
 from persist.blob.protocol import LIST_PAGE_ENTRIES
 from tests.clocks import ImpatientClock
@@ -348,3 +352,58 @@ def test_who_waits_for_a_store_that_does_not_answer_hears_within_three_seconds_a
 def test_a_store_that_answers_soon_again_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
     assert Store(Unavailable("busy"), Unavailable("busy")).retried().get("key") is None
     assert caplog.messages == []
+
+
+class Mute(MemoryBlob):
+    """A far store that keeps those who list it waiting until somebody has said so."""
+
+    is_remote = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        assert self.may_answer.wait(10), "nobody said anything"
+        return super().list(prefix, start_after)
+
+
+def test_a_request_without_any_answer_is_spoken_of_while_it_is_under_way(caplog: pytest.LogCaptureFixture) -> None:
+    store = Mute()
+
+    def answer_now(_: logging.LogRecord) -> bool:
+        store.may_answer.set()
+        return True
+
+    caplog.handler.addFilter(answer_now)
+    blob = RetryBlob(store, RetryPolicy(told_after_s=0.02))
+    assert [*blob.list("log/")] == []
+    blob.close()
+    [said] = caplog.messages
+    assert said == f"list of 'log/' at {store.url} is tried for up to 60 s: no answer came yet"
+    assert not [thread for thread in threading.enumerate() if thread.name == "persist-silence"]
+
+
+def listening() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def test_a_dead_endpoint_is_spoken_of_and_given_up_in_time_however_it_is_dead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with listening() as mute, listening() as closed:
+        hosts = {f"127.0.0.1:{mute.getsockname()[1]}": "no answer", f"127.0.0.1:{closed.getsockname()[1]}": "Could not"}
+        closed.close()
+        hosts["nowhere.invalid:9"] = "Could not connect"
+        for host, why in hosts.items():
+            caplog.clear()
+            options = {"endpoint_url": f"http://{host}", "region": "x", "access_key_id": "a", "secret_access_key": "b"}
+            store = open_blob("s3://b/p", options, attempt_s=0.3)
+            blob = RetryBlob(store, RetryPolicy(told_after_s=0.02, deadline_s=0.3))
+            began_s = time.monotonic()
+            with pytest.raises(Unavailable, match=r"given up.*Check that the store is up and reachable"):
+                next(blob.list(""))
+            assert time.monotonic() - began_s < 10
+            blob.close()
+            assert "list of '' at s3://b/p is tried for up to 0.3 s" in caplog.messages[0]
+            assert why in caplog.messages[0]
