@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persist.dataflow.updates import batch
-from persist.dataflow.updates.batch import HASH_VERSION, key_hashes, mixed, mixed_words
+from persist.dataflow.updates.batch import HASH_VERSION, key_hashes, mixed
 from persist.dataflow.updates.times import Ints
 from tests.dataflow.programs import OPERATORS
 from tests.dataflow.test_oracle import NAMES, compare
@@ -31,16 +31,9 @@ def colliding(bits: int) -> Any:
     return hashed
 
 
-def colliding_words(bits: int) -> Any:
-    """Return the same of one column."""
-    hashed = colliding(bits)
-    return lambda words: int(hashed(np.array(words, np.int64)[:, None])[0])
-
-
 @pytest.fixture(params=[1, 2])
 def _collisions(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persist.dataflow.updates.batch.mixed", colliding(request.param))
-    monkeypatch.setattr("persist.dataflow.updates.batch.mixed_words", colliding_words(request.param))
     monkeypatch.setattr("persist.dataflow.operators.aggregates.mixed", colliding(request.param))
 
 
@@ -48,7 +41,6 @@ def test_the_hash_is_the_same_for_ever() -> None:
     assert HASH_VERSION == 1
     assert mixed(np.array(WORDS, np.int64)).tolist() == BOTH
     assert mixed(np.array(WORDS[:1], np.int64)).tolist() == FIRST
-    assert [mixed_words(list(each)) for each in zip(*WORDS, strict=True)] == BOTH
 
 
 @pytest.mark.usefixtures("_collisions")

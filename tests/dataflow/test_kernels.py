@@ -18,7 +18,7 @@ from persist import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow import Antichain, Program, col, lit
 from persist.dataflow.state.spine import Spill, Spine
-from persist.dataflow.updates.batch import FEW_ROWS, Layout, key_hashes, mixed, mixed_words, settled, to_batch
+from persist.dataflow.updates.batch import Layout, key_hashes, settled, to_batch
 from persist.dataflow.updates.times import Stash
 from persist.dataflow.updates.words import Domain, Interner, is_ordered, ranks
 
@@ -98,13 +98,6 @@ def test_interned_values_that_are_not_needed_are_forgotten() -> None:
     assert domain.decode(again, pa.string()).to_pylist() == ["d", "b", "a"]
 
 
-@given(rows=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=3), min_size=1, max_size=4))
-def test_one_row_hashes_as_it_does_among_others(rows: list[list[int]]) -> None:
-    matrix = np.array(rows, np.int64)
-    for at in range(3):
-        assert mixed_words(matrix[:, at].tolist()) == mixed(matrix)[at]
-
-
 def expected(updates: np.ndarray[Any, Any]) -> Counter[tuple[int, ...]]:
     found: Counter[tuple[int, ...]] = Counter()
     for *record, diff in updates.T.tolist():
@@ -125,21 +118,6 @@ def test_a_batch_is_sorted_and_consolidated(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     updates = np.concatenate((rng.integers(0, 4, (3, size)), rng.integers(-1, 2, (1, size))))
     assert held(to_batch(updates, LAYOUT)) == expected(updates)
-
-
-@given(data=st.data())
-def test_a_few_updates_make_the_batch_that_they_make_as_columns(data: st.DataObject) -> None:
-    layout = Layout(*(data.draw(st.integers(0, 2)) for _ in range(3)))
-    height, size = layout.words + layout.dimensions + 1, data.draw(st.integers(1, FEW_ROWS))
-    few = np.array(data.draw(rows_of(height, size)), np.int64).reshape(height, size)
-    other = np.full((height, FEW_ROWS + 1), 3)
-    other[: layout.words] = 1 << np.arange(40, 40 + FEW_ROWS + 1)
-    other[-1] = 0  # Nothing is left of them, but that they are many.
-    assert to_batch(few, layout).tolist() == to_batch(np.concatenate((few, other), axis=1), layout).tolist()
-
-
-def rows_of(height: int, size: int) -> st.SearchStrategy[list[list[int]]]:
-    return st.lists(st.lists(st.integers(-2, 2), min_size=size, max_size=size), min_size=height, max_size=height)
 
 
 def test_a_sum_of_a_few_diffs_that_does_not_fit_raises() -> None:

@@ -33,8 +33,7 @@ def compare(data: st.DataObject, dimensions: int, choices: list[tuple[int, list[
 
 def without_plain_python(patch: pytest.MonkeyPatch) -> None:
     """Let a few updates be handled as many are."""
-    for each in ("updates.batch.FEW_ROWS", "state.spine.FEW_ROWS", "operators.reduce.FEW_ROWS"):
-        patch.setattr(f"persist.dataflow.{each}", 0)
+    patch.setattr("persist.dataflow.operators.reduce.FEW_ROWS", 0)
 
 
 @pytest.mark.thorough(except_every=3)

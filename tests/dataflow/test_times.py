@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist import Antichain, InvalidUsage
-from persist.dataflow.updates.times import advanced_times, beyond, closure
+from persist.dataflow.updates.times import advanced_times, beyond
 
 POINTS = st.tuples(st.integers(0, 4), st.integers(0, 4))
 FRONTIERS = st.lists(POINTS, max_size=3).map(lambda points: Antichain(*points))
@@ -76,7 +76,3 @@ def test_advanced_times_compare_as_before_with_all_that_is_beyond_since(since: A
         for later in EVERY:
             if since.has_beyond(later):
                 assert (Antichain(time) <= later) == (moved <= later)
-
-
-def test_the_closure_has_the_bounds_of_all_subsets() -> None:
-    assert closure([(1, 0, 0), (0, 1, 0), (0, 0, 1)]) == sorted(set(product((0, 1), repeat=3)) - {(0, 0, 0)})

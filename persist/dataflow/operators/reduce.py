@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from persist.antichain import Coordinates
 from persist.dataflow.operators.arrange import Arrangement
-from persist.dataflow.operators.few_groups import FewGroups, Group, Plain, Record, Values, closed, plain_rows
+from persist.dataflow.operators.few_groups import Record, Values, closed, corrections, plain_rows
 from persist.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
 from persist.dataflow.operators.linear import Shape
 from persist.dataflow.operators.logic import KeysOf, Logic, Result
@@ -46,7 +46,6 @@ class ReduceOperator(Operator):
         columns: how many value words the output has.
         shape: what is done to the output.
         ranking: how to keep large groups in order, if the logic is one that allows for it.
-        plain: the logic for one group in plain Python, if there is such a form.
     """
 
     may_rest = True
@@ -60,10 +59,8 @@ class ReduceOperator(Operator):
         shape: Shape,
         allocate: Allocate,
         ranking: Ranking | None = None,
-        plain: Plain | None = None,
     ) -> None:
         super().__init__(at)
-        self.few = FewGroups(logic, plain, arrangement.layout.values)
         self.large = None if ranking is None else LargeGroups(ranking)
         self.arrangement = arrangement
         self.logic = logic
@@ -137,10 +134,7 @@ class TotalReduce(ReduceOperator):
         if keys.shape[1]:
             times = new[-2]
             is_one = len(times) == 1 or bool((times == times[0]).all())
-            if is_one and len(times) + len(old_numbers) <= FEW_ROWS:
-                changes.append(self._few_changes(keys, numbers, new, old_numbers, old))
-            else:
-                changes.append(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:])
+            changes.append(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:])
         return changes
 
     def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
@@ -156,21 +150,6 @@ class TotalReduce(ReduceOperator):
             key = tuple(keys[:, owners[first]].tolist())
             changes += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
         return np.array(changes, np.int64).reshape(len(changes), self.out_layout.words + 2).T
-
-    def _few_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
-        """Do what `_changes` does, for a few rows of one time: plain dictionaries cost less than numpy's calls."""
-        layout, count = self.arrangement.layout, keys.shape[1]
-        before: list[Group] = [{} for _ in range(count)]
-        news: list[list[tuple[Values, int]]] = [[] for _ in range(count)]
-        for number, values, diff in plain_rows(old_numbers, layout.value_rows(old), old[-1]):
-            group = before[number]
-            group[values] = group.get(values, 0) + diff
-        for number, values, diff in plain_rows(numbers, layout.value_rows(new), new[-1]):
-            news[number].append((values, diff))
-        time, names = int(new[-2, 0]), keys.T.tolist()
-        changes = self.few.changes(before, news, keys)
-        rows = [[*names[number], *values, time, diff] for number, values, diff in changes]
-        return np.array(rows, np.int64).reshape(len(rows), self.out_layout.words + 2).T
 
     def _in_blocks(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
@@ -398,9 +377,10 @@ class PartialReduce(ReduceOperator):
 
     def _work_few(self, times: list[list[Coordinates]], keys: Ints, hashes: Ints, records: list[list[Record]]) -> None:
         """Do what `_work` does, of a few records of each key."""
+        layout = self.arrangement.layout
         given = _by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
         names = keys.T.tolist()
-        changes = self.few.corrections(times, records, given, keys)
+        changes = corrections(self.logic, times, records, given, keys, layout.values)
         if changes:
             rows = [[*names[number], *values, *time, diff] for number, values, time, diff in changes]
             batch = to_batch(np.array(rows, np.int64).T, self.out_layout)

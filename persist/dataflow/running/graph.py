@@ -15,7 +15,6 @@ from persist.blob import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
 from persist.dataflow.operators.arrange import Arrangement
-from persist.dataflow.operators.few_groups import Plain, plain_accumulated, plain_distinct, plain_extremes
 from persist.dataflow.operators.join import JoinOperator, JoinPaths
 from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
 from persist.dataflow.operators.linear import Shape, compiled, traced
@@ -331,22 +330,19 @@ class Builder:
         given = self._after(reduce.before, node.inputs[0], node)
         columns = pa.schema([*(given.field(name) for name in reduce.keys), *_logic_columns(reduce, given)])
         wanted = _wanted(reduce, given, columns)
-        plain: Plain | None
         is_accumulated = bool(wanted) and all(aggregate.kind in ACCUMULABLE for aggregate in wanted)
         if is_accumulated:
             arrangement = self._accumulating(node, reduce, wanted, given)
             operators.append(arrangement)
             logic, ranking = accumulated(wanted, self.domain), None
-            plain = plain_accumulated(wanted)
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
             logic = self._logic(node, reduce, given, wanted)
             ranking = self._ranking(reduce, given, wanted)
-            plain = plain_extremes(wanted) if wanted else plain_distinct if logic is distinct else None
         shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
         at = self._position(node, [arrangement])
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
-        made = kind(at, arrangement, logic, columns, shape, self._allocate, ranking, plain)
+        made = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
         arrangement.read_from(lambda: made.frontier)
         made.moves_times = move_times(reduce.after)
         if is_accumulated:

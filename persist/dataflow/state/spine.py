@@ -25,7 +25,6 @@ from persist.dataflow.updates.batch import NONE, Layout, matches, settled
 from persist.dataflow.updates.times import Flags, Ints, advanced_times
 
 SMALL_ROWS = 512  # The newest batches are joined up to here at once: one to search instead of many.
-FEW_ROWS = 4  # Up to so many rows are put into their places one by one.
 AT_ONCE_ROWS = 8192  # A merge of up to so many rows is not worth being done in pieces.
 FUEL = 4096  # Rows that an insertion pays for, besides four for each row of its own.
 PIECE_ROWS = 65536
@@ -100,23 +99,6 @@ def advanced(batch: Ints, layout: Layout, since: Antichain) -> Ints:
     return settled(batch, layout)
 
 
-def with_few(batch: Ints, few: Ints) -> Ints | None:
-    """Return a batch with a few rows more in their places; None if a hash is there already, for then rows may have to
-    be summed. Times are not advanced: nothing that this makes equal has the hash of a new row."""
-    for number in range(few.shape[1]):
-        row = few[:, number : number + 1]
-        hashes, mark = batch[0], row[0]
-        at = int(hashes.searchsorted(mark)[0])
-        if at < len(hashes) and hashes[at] == mark[0]:
-            return None
-        merged = np.empty((len(batch), len(hashes) + 1), np.int64)
-        merged[:, :at] = batch[:, :at]
-        merged[:, at : at + 1] = row
-        merged[:, at + 1 :] = batch[:, at:]
-        batch = merged
-    return batch
-
-
 class Spine:
     """The batches of an arrangement. `since` applies to the first dimensions of times, as many as it has."""
 
@@ -153,9 +135,7 @@ class Spine:
         self._work(4 * rows + FUEL)
         last = self._entries[-1] if self._entries else None
         if isinstance(last, np.ndarray) and last.shape[1] + rows <= SMALL_ROWS:
-            joined = with_few(last, batch) if rows <= FEW_ROWS else None
-            if joined is None:
-                joined = self._merged(last, batch)
+            joined = self._merged(last, batch)
             self._entries[-1:] = [joined] if joined.shape[1] else []
         else:
             self._entries.append(self._kept(batch))

@@ -31,9 +31,7 @@ from persist.dataflow.updates.bulk import (
 from persist.dataflow.updates.times import Flags, Ints
 
 HASH_VERSION = 1  # Of `mixed`; another hash is another version.
-FEW_ROWS = 6  # Up to so many rows, plain Python beats numpy.
 _LOW = np.int64(0xFFFFFFFF)
-_UPPER = 0xFFFFFFFF00000000
 _HALF = np.uint64(32)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
@@ -90,31 +88,18 @@ def mixed(rows: Ints) -> Any:
     return hashes
 
 
-def mixed_words(words: list[int]) -> int:
-    """Return what `mixed` does, of one column, an unsigned integer: plain Python is faster then."""
-    mark = 0
-    for at, word in enumerate(words):
-        if at:
-            mark ^= mark >> 29
-        mark = ((mark + word) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    return ((mark ^ (mark >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-
-
 def key_hashes(keys: Ints) -> Ints:
     """Return for each key the least hash that a record of it may have; those up to `| 0xFFFFFFFF` are its."""
     if not len(keys):
         return np.zeros(keys.shape[1], np.int64)
-    if keys.shape[1] == 1:
-        mark = mixed_words(keys[:, 0].tolist()) & _UPPER
-        return np.array([mark - (1 << 64) if mark >> 63 else mark], np.int64)
     hashes: Ints = mixed(keys).view(np.int64)
     return hashes & ~_LOW
 
 
 def to_batch(updates: Ints, layout: Layout) -> Ints:
     """Return updates whose key words come first as a batch."""
-    if updates.shape[1] <= FEW_ROWS:
-        return _of_few(updates, layout) if updates.shape[1] else layout.empty()
+    if not updates.shape[1]:
+        return layout.empty()
     if updates.shape[1] >= COUNTED_ROWS:
         fewer = counted(updates) if layout.words else None
         if fewer is not None:
@@ -173,29 +158,6 @@ def _consolidated(batch: Ints, layout: Layout) -> Ints:
     if len(tied):
         return _with_ties(batch, layout, tied)
     return without_zeros(batch)
-
-
-def _of_few(updates: Ints, layout: Layout) -> Ints:
-    """Return what `to_batch` does, of a few updates: plain integers are faster then."""
-    keys, words = layout.keys, layout.words
-    rows: list[list[int]] = updates.T.tolist()
-    for row in rows:
-        mark = mixed_words(row[:keys]) & _UPPER if keys else 0
-        if words > keys:
-            mark |= mixed_words(row[keys:words]) >> 32
-        row.insert(0, mark - (1 << 64) if mark >> 63 else mark)
-    if len(rows) > 1:
-        rows.sort()  # By hash, words and time; updates that agree in these are summed.
-        for at in range(len(rows) - 1, 0, -1):
-            if rows[at][:-1] == rows[at - 1][:-1]:
-                rows[at - 1][-1] += rows.pop(at)[-1]
-    if not all(row[-1] for row in rows):
-        rows = [row for row in rows if row[-1]]
-        if not rows:
-            return layout.empty()
-    for row in rows:
-        check_sum(row[-1])
-    return np.array(rows, np.int64).T
 
 
 def check_sum(diff: int) -> None:

@@ -6,13 +6,13 @@ future (the end of a window, a later iteration) is not looked at until it is nea
 O(log n).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from persist.antichain import Antichain, Coordinates
+from persist.antichain import Antichain
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -54,14 +54,6 @@ def meet_of(frontiers: Iterable[Antichain]) -> Antichain:
     else:
         return Antichain() if first is None else first  # Nearly always: all inputs have come equally far.
     return Antichain(*(element for frontier in frontiers for element in frontier.elements))
-
-
-def closure(times: Sequence[Coordinates]) -> list[Coordinates]:
-    """Return times with the least upper bounds of all their subsets, each before what it is less than."""
-    closed: set[Coordinates] = set()
-    for time in times:
-        closed |= {tuple(map(max, time, other)) for other in closed} | {time}
-    return sorted(closed)
 
 
 Ready = Callable[[Ints], Flags]
