@@ -73,7 +73,14 @@ class Program(Draft):
         columns = pa.schema([schema.arrow.field(column) for column in schema.names])
         return Stream(self, self.plan.add(Input(name, schema.key_names), (), columns).number)
 
-    def source(self, collection: str, *, schema: Columns | None = None, as_of: int | Moment | None = None) -> Stream:
+    def source(
+        self,
+        collection: str,
+        *,
+        schema: Columns | None = None,
+        as_of: int | Moment | None = None,
+        unsealed: bool = False,
+    ) -> Stream:
         """Return a persisted collection: a snapshot, then its changes.
 
         Args:
@@ -81,6 +88,9 @@ class Program(Draft):
                 is built; `program.using(client)` finds them by itself.
             as_of: the time of the snapshot; everything before is seen at this time. None: the latest it can be. If the
                 collection has a timeline, it may be a moment: the last time that is not after it.
+            unsealed: pass records on before their time is sealed, and those of this client's writes before they are
+                durable. What never becomes part of a sealed time is taken back. Operators without state work ahead, and
+                `Stream.early` shows it; everything else, outputs too, waits for the seal. Not of a keyed collection.
         """
         check_name(collection)
         self.check_source(collection)
@@ -93,7 +103,9 @@ class Program(Draft):
             schema = self._columns_of(collection)
         given = record_schema(schema, f"source {collection!r}")
         columns = pa.schema([pa.field(field.name, field.type) for field in given])
-        return Stream(self, self.plan.add(Source(collection, as_of), (), columns).number)
+        if not isinstance(unsealed, bool):
+            raise InvalidUsage(f"source {collection!r}: unsealed={unsealed!r} is neither True nor False")
+        return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
 
     def constant(self, records: pa.Table) -> Stream:
         """Return records that are there from the first time on, and never change."""
@@ -348,7 +360,8 @@ class Together(Draft):
         numbers = {number: first + number for number in program.plan.nodes}
         for node in program.plan.nodes.values():
             if isinstance(node.operator, Source):
-                same = (node.operator, tuple(node.schema.names), tuple(map(str, node.schema.types)))
+                names, kinds = tuple(node.schema.names), tuple(map(str, node.schema.types))
+                same = (node.operator, node.operator.unsealed, names, kinds)
                 numbers[node.number] = self._sources.setdefault(same, numbers[node.number])
         for info in program.plan.scopes.values():
             if info.number != ROOT:

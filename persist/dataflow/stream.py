@@ -284,6 +284,16 @@ class Stream(LinearMethods["Stream"]):
         self._check_root("capture")
         return self.program.add_capture(self._add(Capture("capture"), [self], self.schema).number)
 
+    def early(self) -> Captured:
+        """Return what holds the complete updates of this stream, and shows those that came before their time was.
+
+        Its tables have one column more, `_early`. Where that is true, the time was not complete when the last step
+        ended: more may come of that time, and what is there may be taken back. Operators without state pass records on
+        at once; others give what is complete, and what only comes later. Memory: all of it.
+        """
+        self._check_root("early")
+        return self.program.add_capture(self._add(Capture("early", early=True), [self], self.schema).number, early=True)
+
     def persist(self, collection: str, *, key: Sequence[str]) -> "Stream":
         """Keep a collection of that name, with these columns for a key, equal to this stream at every time."""
         self._check_root("persist")

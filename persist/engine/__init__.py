@@ -76,4 +76,5 @@ from persist.engine.telling import (
     version_of,
     words,
 )
+from persist.engine.unsealed import UnsealedUpdates
 from persist.engine.writer import Mode, OpenOptions

@@ -23,7 +23,7 @@ from persist.log import COMMIT_DEADLINE_S
 from persist.replica import Follower
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.group_commit import GroupCommit
-from persist.write.operations import Operation, Step, Submission
+from persist.write.operations import Operation, Step, Submission, Write
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
 from persist.write.write_steps import WriteSteps
 
@@ -58,7 +58,7 @@ class Committer:
         self._closed = False
         self._pid = os.getpid()
         self._submitted = self._resolved = 0
-        self._committing: tuple[str, ...] = ()  # What people call the collections of the group under way.
+        self._committing: tuple[Operation, ...] = ()  # The group under way.
         self._ended: list[Callable[[], object]] = [self.groups.close]
         self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
         self._thread.start()
@@ -107,8 +107,22 @@ class Committer:
     def pending(self) -> tuple[int, tuple[str, ...]]:
         """Return how many operations are not done yet, and the names of their collections."""
         with self._changed:
-            asked = {name for operation in self._asked for name in operation.names.values()}
-            return self._submitted - self._resolved, tuple(sorted(asked.union(self._committing)))
+            asked = {name for operation in self._under_way() for name in operation.names.values()}
+            return self._submitted - self._resolved, tuple(sorted(asked))
+
+    def writes_under_way(self, collection: str) -> list[tuple[Write, CommitFuture]]:
+        """Return the writes to a collection that are asked for and not durable yet, with their futures."""
+        with self._changed:
+            return [
+                (step, operation.future)
+                for operation in self._under_way()
+                if not operation.future.done()
+                for step in operation.steps
+                if isinstance(step, Write) and step.collection == collection
+            ]
+
+    def _under_way(self) -> tuple[Operation, ...]:
+        return (*self._committing, *self._asked)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until all that was asked for by now is done; return False if it is not after timeout_s."""
@@ -202,5 +216,5 @@ class Committer:
                 group_bytes += group[-1].bytes
                 if is_alone:
                     break
-            self._committing = tuple({name for operation in group for name in operation.names.values()})
+            self._committing = tuple(group)
         return group

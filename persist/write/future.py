@@ -122,6 +122,11 @@ class CommitFuture(Future[int]):
         self.result()
         return self._times
 
+    @property
+    def durable_at(self) -> int | None:
+        """The seqno of the commit if it is known to be durable; else None. It does not wait, and looks at no error."""
+        return self._seqno
+
     def committed(self) -> Committed:
         """Return the seqno and the times; waits, and raises, as `result`."""
         return Committed(self.result(), self._times)

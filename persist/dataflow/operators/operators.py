@@ -285,7 +285,7 @@ class CaptureOperator(ConsolidateOperator):
     def __init__(self, at: Position, schema: pa.Schema, captured: Captured, domain: Domain) -> None:
         super().__init__(at, schema)
         self._captured = captured
-        captured.attach(schema, domain)
+        captured.attach(schema, domain, self.dimensions, self.stash.everything)
 
     def run(self) -> None:
         super().run()

@@ -3,15 +3,18 @@
 A watcher has captured updates, or a probe of how far a stream is complete.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.antichain import Antichain, Time
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema
 from persist.dataflow.plan.plan import Persist, Plan, Source
+from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 from persist.engine import CollectionHandle, Engine
@@ -48,16 +51,24 @@ class DefinedAs(NamedTuple):
 
 
 class Captured:
-    """The complete updates of a stream, in memory, while its program runs."""
+    """The complete updates of a stream, in memory, while its program runs.
 
-    def __init__(self) -> None:
+    Args:
+        early: what waits for its time to be complete is shown, too, and marked by a column `_early`.
+    """
+
+    def __init__(self, early: bool = False) -> None:
+        self._early = early
         self._schema: pa.Schema | None = None
         self._domain: Domain | None = None
         self._found: list[Ints] = []
+        self._waiting: Callable[[], list[Ints]] = list
+        self._layout = Layout(0, 0, 1)
 
-    def attach(self, schema: pa.Schema, domain: Domain) -> None:
-        """Begin anew, for a program that was opened."""
-        self._schema, self._domain, self._found = schema, domain, []
+    def attach(self, schema: pa.Schema, domain: Domain, dimensions: int, waiting: Callable[[], list[Ints]]) -> None:
+        """Begin anew, for a program that was opened; waiting gives the updates whose time is not complete."""
+        self._schema, self._domain, self._found, self._waiting = schema, domain, [], waiting
+        self._layout = Layout(len(schema), 0, dimensions)
 
     def add(self, updates: Ints) -> None:
         """Take complete, consolidated updates."""
@@ -68,22 +79,28 @@ class Captured:
         return self._all()
 
     def updates(self) -> pa.Table:
-        """Return all updates so far: the columns, `_time`, `_diff`, in time order."""
+        """Return all updates so far: the columns, `_time`, `_diff`, in time order; `_early` last, if it is shown."""
         schema, domain = self._attached()
-        updates = self._all()
+        updates, complete = self._all(), None
+        if self._early:
+            waiting = to_batch(np.concatenate([updates[:, :0], *self._waiting()], axis=1), self._layout)[1:]
+            complete, updates = updates.shape[1], np.concatenate((updates, waiting), axis=1)
         order = np.lexsort(updates[len(schema) : -1][::-1])
-        return to_table(updates[:, order], schema, domain)
+        table = to_table(updates[:, order], schema, domain)
+        return table if complete is None else table.append_column("_early", pa.array(order >= complete))
 
     def take(self) -> pa.Table:
-        """Return the updates since the last call, and forget them."""
+        """Return the updates since the last call, and forget them; those that are early come again."""
         updates = self.updates()
         self._found = []
         return updates
 
     def rows(self) -> list[tuple[tuple[object, ...], Time, int]]:
-        """Return all updates as Python tuples (record, time, diff), in time order."""
+        """Return all updates as Python tuples (record, time, diff), in time order; without those that are early."""
         schema, _ = self._attached()
         table = self.updates()
+        if self._early:
+            table = table.filter(pc.invert(table["_early"])).drop_columns(["_early"])
         columns = [column.to_pylist() for column in table.columns]
         words = len(schema)
         times = columns[words] if len(columns) == words + 2 else list(zip(*columns[words:-1], strict=True))
@@ -92,7 +109,8 @@ class Captured:
 
     def _all(self) -> Ints:
         schema, _ = self._attached()
-        return np.concatenate(self._found, axis=1) if self._found else np.empty((len(schema) + 2, 0), np.int64)
+        rows = len(schema) + self._layout.dimensions + 1
+        return np.concatenate(self._found, axis=1) if self._found else np.empty((rows, 0), np.int64)
 
     def _attached(self) -> tuple[pa.Schema, Domain]:
         if self._schema is None or self._domain is None:
@@ -184,9 +202,9 @@ class Draft:
         """Return the probe of a node."""
         return self.probes.setdefault(number, Probed())
 
-    def add_capture(self, number: int) -> Captured:
+    def add_capture(self, number: int, *, early: bool = False) -> Captured:
         """Return the capture of a node."""
-        return self.captures.setdefault(number, Captured())
+        return self.captures.setdefault(number, Captured(early))
 
     def check_output(self, collection: str) -> None:
         """Raise InvalidUsage if the program writes or reads a collection already, or may not have that name."""

@@ -22,10 +22,16 @@ Bound = tuple[str, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A persisted collection: a snapshot, then its changes."""
+    """A persisted collection: a snapshot, then its changes.
+
+    Attributes:
+        unsealed: its records are passed on before their time is sealed. That changes nothing in what is complete, so
+            it is no part of what tells sources apart.
+    """
 
     collection: str
     as_of: int | Moment | None = None
+    unsealed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +226,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Keep the complete updates of the input in memory."""
+    """Keep the complete updates of the input in memory.
+
+    Attributes:
+        early: show also what has come of it before its time is complete.
+    """
 
     name: str
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,22 +373,35 @@ def sources_of(plan: Plan, output: str) -> set[str]:
     return {operator.collection for operator in _made_of(plan, output) if isinstance(operator, Source)}
 
 
+def passed_early(plan: Plan) -> set[int]:
+    """Return the sources and inputs whose records are passed on before their time is complete: somebody looks at what
+    comes of it, or a source was asked to."""
+    begin = [n.number for n in plan.nodes.values() if isinstance(n.operator, Capture) and n.operator.early]
+    watched = {node.number for node in _above(plan, begin)}
+    return watched | {n.number for n in plan.nodes.values() if isinstance(n.operator, Source) and n.operator.unsealed}
+
+
 def has_inputs(plan: Plan, output: str) -> bool:
     """Return whether an output is made of what is given to the running program, which nothing keeps."""
     return any(isinstance(operator, Input) for operator in _made_of(plan, output))
 
 
 def _made_of(plan: Plan, output: str) -> Iterator[Operator]:
-    left = [
+    begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
-    seen = set[int]()
+    return (node.operator for node in _above(plan, begin))
+
+
+def _above(plan: Plan, begin: list[int]) -> Iterator[Node]:
+    """Yield some nodes, and all that they are made of."""
+    left, seen = [*begin], set[int]()
     while left:
         node = plan.nodes[left.pop()]
         if node.number not in seen:
             seen.add(node.number)
             left += edges_into(node)
-            yield node.operator
+            yield node
 
 
 def described(operator: Operator) -> str:
@@ -394,8 +418,9 @@ def described(operator: Operator) -> str:
         case Reduce(keys, _, logic, before, after):
             ahead = f", input: [{_stack(before)}]" if before else ""
             return f"reduce[by {', '.join(keys) or 'nothing'}: {_logic(logic)}{ahead}{_tail(after)}]"
-        case Source(collection, as_of):
-            return f"source[{collection!r}{'' if as_of is None else f' as of {as_of}'}]"
+        case Source(collection, as_of, unsealed):
+            when = ("" if as_of is None else f" as of {as_of}") + " unsealed" * unsealed
+            return f"source[{collection!r}{when}]"
         case Input(name, _) | Variable(name, _) | Probe(name) | Capture(name):
             return f"{type(operator).__name__.lower()}[{name!r}]"
         case Constant(table):

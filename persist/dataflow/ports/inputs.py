@@ -163,31 +163,46 @@ def _are_whole(values: list[Any], least: int, most: int) -> bool:
 class Gate:
     """Holds updates back until they are complete, and lets them into the dataflow.
 
+    An early gate lets them in at once. Operators that keep state let them wait themselves, so all that changes is that
+    operators without state have done their work by then.
+
     Attributes:
         frontier: no more updates come at times not beyond it.
         consolidates: what cancels out is not let in.
     """
 
-    def __init__(self, entry: EntryOperator, words: int, dimensions: int) -> None:
+    def __init__(self, entry: EntryOperator, words: int, dimensions: int, *, is_early: bool = False) -> None:
         self.frontier = Antichain(as_given((0,) * dimensions))
         self.consolidates = False
         self._entry = entry
         self._words = words
+        self._is_early = is_early
         self._stash = Stash(words, slice(words, words + dimensions))
+        self._early = Stash(0, slice(0, dimensions))  # The times of what was let in before it was complete.
 
     def add(self, updates: Ints) -> None:
         """Take updates, which may come at times beyond the frontier only."""
         self._stash.add(updates)
 
-    def open(self, limit: int | None) -> int:
-        """Let in what is complete, up to a time, exclusive, if there is a limit; return how many updates."""
+    def open(self, limit: int | None, *, with_early: bool = True) -> int:
+        """Let in what is complete, up to a time, exclusive, if there is a limit; return how many updates.
+
+        Args:
+            with_early: let in, too, what is not complete, if the gate is early.
+        """
         frontier = self.frontier if limit is None else self.frontier.meet(limit)
         self._entry.frontier = frontier
+        bound = frontier.time
+        self._early.take(lambda times: ~beyond(frontier, times), bound)
         if self._stash.is_empty:
             self._entry.out = None
             return 0
-        bound = frontier.time
         chunks = self._stash.take(lambda times: ~beyond(frontier, times), bound)
+        if self._is_early and with_early:
+            early = self._stash.take(lambda times: beyond(self.frontier, times), None)
+            for chunk in early:
+                self._early.add(chunk[self._words : -1])
+            chunks += early
         self._entry.out = (np.concatenate(chunks, axis=1) if len(chunks) > 1 else chunks[0]) if chunks else None
         if self.consolidates and self._entry.out is not None:
             dimensions = self._entry.out.shape[0] - self._words - 1
@@ -199,8 +214,9 @@ class Gate:
         self._entry.out = None
 
     def complete_times(self) -> Ints:
-        """Return the times of all that is complete and waits, in one dimension."""
+        """Return the times of all that is complete and waits, here or where it was let in early, in one dimension."""
         chunks = [chunk[self._words] for chunk in self._stash.everything()]
+        chunks += [chunk[0] for chunk in self._early.everything()]
         times = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
         return times[~beyond(self.frontier, times[None])]
 

@@ -25,6 +25,7 @@ from persist.dataflow.updates.words import Domain
 from persist.engine import (
     CollectionHandle,
     Engine,
+    UnsealedUpdates,
     begun_listen,
     held_schema,
     hold_with_schema,
@@ -90,6 +91,7 @@ class SourceReader:
                 self._keep_schema()
         self._check_schema()
         self._renews = renews
+        self._unsealed = UnsealedUpdates(self.handle, schema.names) if operator.unsealed else None
 
     def _keep_schema(self) -> None:
         """Read with the version of the schema with which the outputs were begun, if there are any.
@@ -181,7 +183,8 @@ class SourceReader:
             if listen.is_finished:
                 return None
             contents = handle.engine.follower.known(handle.id, handle.name)
-            return contents if listen.has_advanced(contents) else None
+            is_ahead = self._unsealed is not None and self._unsealed.have_changed(listen.reached)
+            return contents if listen.has_advanced(contents) or is_ahead else None
 
     @property
     def reached(self) -> int:
@@ -199,11 +202,13 @@ class SourceReader:
                 return False
         # What was sealed after the time at which it begins is taken at once, too.
         listen = self._listen
-        if listen is None or listen.is_finished or not listen.has_advanced(contents):
+        if listen is None or listen.is_finished:
             return True
-        if until is None or until > listen.reached:
-            with self._explained():
+        with self._explained():
+            if listen.has_advanced(contents) and (until is None or until > listen.reached):
                 self._follow(listen.advance(contents, until))
+            if until is None and not listen.is_finished:
+                self._look_ahead(listen.reached)
         return True
 
     def named_moved(self, durable: int | None) -> None:
@@ -272,14 +277,26 @@ class SourceReader:
             if self.coarse_to is not None:
                 times = np.maximum(times, self.coarse_to)
             self._add(table, times)
+            if self._unsealed is not None and (passed := self._unsealed.pass_to(progress.upper.time)) is not None:
+                self._add(passed, passed["_time"].combine_chunks().to_numpy())
             self._reach(progress.upper)
+        except BaseException:
+            self.has_lost = True
+            raise
+
+    def _look_ahead(self, reached: int) -> None:
+        """Let in what has come, and take back what has gone, of times that are not sealed."""
+        if self._unsealed is None or (ahead := self._unsealed.changes(reached)) is None:
+            return
+        try:
+            self._add(ahead, ahead["_time"].combine_chunks().to_numpy())
         except BaseException:
             self.has_lost = True
             raise
 
     def _add(self, table: pa.Table, times: Ints) -> None:
         if table.num_rows:
-            self._gate.consolidates = self.coarse_to is not None
+            self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
             self._gate.add(self._updates(table, times))
 
     def _updates(self, table: pa.Table, times: Ints) -> Ints:

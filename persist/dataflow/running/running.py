@@ -18,7 +18,7 @@ from persist.dataflow.operators.operators import Operator
 from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.optimise import optimised
 from persist.dataflow.plan.origin import kept_apart
-from persist.dataflow.plan.plan import Constant, Input, Plan, Source
+from persist.dataflow.plan.plan import Constant, Input, Plan, Source, passed_early
 from persist.dataflow.plan.statistics import Statistics, statistics_of
 from persist.dataflow.ports.inputs import Gate, InputHandle
 from persist.dataflow.ports.ports import Ports
@@ -136,9 +136,10 @@ class Running(Closes):
     def _open(self, engine: Engine | None) -> None:
         dimensions = self.plan.dimensions
         sources: list[tuple[Source, pa.Schema, Gate]] = []
+        early = passed_early(self.plan)
         for number, entry in self._graph.entries.items():
             node = self.plan.nodes[number]
-            gate = self._gates[number] = Gate(entry, len(node.schema), dimensions)
+            gate = self._gates[number] = Gate(entry, len(node.schema), dimensions, is_early=number in early)
             if isinstance(node.operator, Input):
                 schema = self.program.input_schemas[node.operator.name]
                 handle = InputHandle(node.operator.name, schema, gate, self._domain, dimensions)
@@ -228,11 +229,11 @@ class Running(Closes):
         assert self._outputs is not None
         resting = resumed(self._graph.operators, self._graph.counts, self._outputs, at)
         self._resumes = False  # Not before: to read what outputs hold may fail, and is repeated then.
-        return self._pass(at + 1, resting)
+        return self._pass(at + 1, resting, with_early=False)  # Who rests would lose what comes early.
 
-    def _pass(self, limit: int | None, resting: Set[Operator]) -> int:
-        """Make one pass with what is complete up to a limit; return how many updates it took in."""
-        count = sum(gate.open(limit) for gate in self._gates.values())
+    def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
+        """Make one pass with what is complete up to a limit, and what comes early; return how many updates it took."""
+        count = sum(gate.open(limit, with_early=with_early) for gate in self._gates.values())
         try:
             self._graph.run(resting)
             for gate in self._gates.values():

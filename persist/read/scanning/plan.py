@@ -223,20 +223,23 @@ class UnreadParts:
 
     def __init__(self) -> None:
         self._runs: tuple[Numbers, ...] = ()
-        self._parts: tuple[Part, ...] = ()
+        self._numbers: Numbers = ()
 
     def at_or_after(self, contents: CollectionState, lower: int) -> tuple[Part, ...]:
-        """Return these parts; neither state nor bound may be earlier than those of the call before.
+        """Return these parts, as `numbers_at_or_after` does their numbers."""
+        return contents.parts_of(self.numbers_at_or_after(contents, lower))
+
+    def numbers_at_or_after(self, contents: CollectionState, lower: int) -> Numbers:
+        """Return the numbers of these parts; neither state nor bound may be earlier than those of the call before.
 
         Cost: O(parts added since and unread ones), and comparing as many pointers as there are runs; after a
         compaction O(parts).
         """
         known, runs = self._runs, contents.history
         if runs[: len(known)] == known:
-            added = contents.parts_of(chain.from_iterable(runs[len(known) :]))
-            candidates = (*self._parts, *added)
+            candidates = chain(self._numbers, chain.from_iterable(runs[len(known) :]))
         else:
-            candidates = contents.history_parts
+            candidates = chain.from_iterable(contents.history)
         self._runs = runs
-        self._parts = tuple(part for part in candidates if part.time_max >= lower)
-        return self._parts
+        self._numbers = tuple(number for number in candidates if contents.numbered[number].time_max >= lower)
+        return self._numbers
