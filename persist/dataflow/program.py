@@ -28,6 +28,7 @@ from persist.dataflow.plan.plan import (
     Reduce,
     ScopeInfo,
     Source,
+    Upper,
     Variable,
     edges_into,
 )
@@ -92,13 +93,7 @@ class Program(Draft):
                 durable. What never becomes part of a sealed time is taken back. Operators without state work ahead, and
                 `Stream.early` shows it; everything else, outputs too, waits for the seal. Not of a keyed collection.
         """
-        check_name(collection)
-        self.check_source(collection)
-        if self.dimensions != 1:
-            raise InvalidUsage(
-                f"source {collection!r}: times of a collection have one dimension, and those of this program "
-                f"{self.dimensions}"
-            )
+        self._check_read(collection)
         if schema is None:
             schema = self._columns_of(collection)
         given = record_schema(schema, f"source {collection!r}")
@@ -106,6 +101,19 @@ class Program(Draft):
         if not isinstance(unsealed, bool):
             raise InvalidUsage(f"source {collection!r}: unsealed={unsealed!r} is neither True nor False")
         return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
+
+    def upper_of(self, collection: str) -> Stream:
+        self._check_read(collection)
+        return Stream(self, self.plan.add(Upper(collection), (), pa.schema([])).number)
+
+    def _check_read(self, collection: str) -> None:
+        check_name(collection)
+        self.check_source(collection)
+        if self.dimensions != 1:
+            raise InvalidUsage(
+                f"source {collection!r}: times of a collection have one dimension, and those of this program "
+                f"{self.dimensions}"
+            )
 
     def constant(self, records: pa.Table) -> Stream:
         """Return records that are there from the first time on, and never change."""
@@ -378,7 +386,9 @@ class Together(Draft):
 
     def _check_apart(self) -> None:
         written = [node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Persist)]
-        read = {node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Source)}
+        read = {
+            node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Source | Upper)
+        }
         for name in written:
             if written.count(name) > 1 or name in read:
                 problem = "written by two of the programs" if name not in read else "written by one and read by another"

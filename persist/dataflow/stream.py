@@ -34,6 +34,7 @@ from persist.dataflow.plan.plan import (
     Persist,
     Probe,
     Reduce,
+    SealedWith,
     Threshold,
     TopK,
     UserReduce,
@@ -117,6 +118,21 @@ class Stream(LinearMethods["Stream"]):
 
     def __sub__(self, other: "Stream") -> "Stream":
         return self.concat(other.negate())
+
+    def sealed_with(self, *others: "Stream | str") -> "Stream":
+        """Return the same records, complete only as far as other streams are, and as collections of a name are sealed.
+
+        An output made of it, say, seals a time only when the others are complete there, and holds what it would hold
+        anyway. Of a collection that is named, nothing is read but how far it is sealed. Cost: what waits is kept.
+
+        Raises:
+            InvalidUsage: there are no others, or the program writes a collection of that name.
+        """
+        if not others:
+            raise InvalidUsage('sealed_with: name a stream or a collection to wait for: sealed_with("orders")')
+        streams = [self.program.upper_of(other) if isinstance(other, str) else other for other in others]
+        first, *conditions = self._together(streams)
+        return self._add(SealedWith(), [first, *conditions], self.schema)
 
     # Operators that keep state.
 

@@ -141,6 +141,11 @@ def added(x: Stream, y: Stream) -> Made:
     return x + y, oracle.concat
 
 
+def waiting_for(x: Stream, y: Stream) -> Made:
+    """The probe says how far it is complete."""
+    return x.sealed_with(y), lambda u, _: u
+
+
 def taken_away(x: Stream, y: Stream) -> Made:
     return x - y, lambda u, w: oracle.concat(u, oracle.linear(w, lambda r, t: [(r, t, -1)]))
 
@@ -381,7 +386,7 @@ UNARY: list[Operator] = [
     ),
     *(summed, least, greatest, middle, first_two, upserted, run_by_machine, reduced, all_in_one, iterated),
 ]
-BINARY: list[Operator] = [added, taken_away, joined, crossed, with_partner, without_partner, left_joined]
+BINARY: list[Operator] = [added, waiting_for, taken_away, joined, crossed, with_partner, without_partner, left_joined]
 TERNARY: list[Operator] = [joined_twice]
 OPERATORS: list[tuple[int, Operator]] = [
     *((1, each) for each in UNARY),

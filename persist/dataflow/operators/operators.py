@@ -236,6 +236,13 @@ class ConcatOperator(Operator):
         self.out = self.given()
 
 
+class SealedWithOperator(ConcatOperator):
+    """All updates of the first input. What is complete is so for all inputs."""
+
+    def run(self) -> None:
+        self.out = self.inputs[0].out
+
+
 class ConsolidateOperator(Waiting):
     """Updates summed per record and time, once they are complete."""
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain, Time
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema
-from persist.dataflow.plan.plan import Persist, Plan, Source
+from persist.dataflow.plan.plan import Persist, Plan, Source, Upper
 from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
@@ -169,6 +169,10 @@ class Draft:
         """Return a new scope of iteration; a program defines it, because scopes are made of streams."""
         raise NotImplementedError
 
+    def upper_of(self, collection: str) -> Any:
+        """Return a stream without records that is complete as far as a collection is sealed."""
+        raise NotImplementedError
+
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: none if the program has no outputs."""
         has_outputs = any(isinstance(node.operator, Persist) for node in self.plan.nodes.values())
@@ -213,7 +217,7 @@ class Draft:
             match node.operator:
                 case Persist(other, _) if other == collection:
                     raise InvalidUsage(f"persist: the program writes collection {collection!r} already")
-                case Source(other, _) if other == collection:
+                case Source(other, _) | Upper(other) if other == collection:
                     raise InvalidUsage(
                         f"persist: the program reads collection {collection!r}, so it cannot write it too; for "
                         "recursion "

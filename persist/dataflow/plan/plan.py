@@ -50,6 +50,18 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class Upper:
+    """How far a persisted collection is sealed; it has no records."""
+
+    collection: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealedWith:
+    """The records of the first input, complete only as far as all inputs are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """A stack of linear stages."""
 
@@ -248,6 +260,8 @@ Operator = (
     Source
     | Input
     | Constant
+    | Upper
+    | SealedWith
     | Linear
     | Concat
     | Consolidate
@@ -425,6 +439,10 @@ def described(operator: Operator) -> str:
             return f"{type(operator).__name__.lower()}[{name!r}]"
         case Constant(table):
             return f"constant[{table.num_rows} records]"
+        case Upper(collection):
+            return f"upper[{collection!r}]"
+        case SealedWith():
+            return "sealed with"
         case Arrange(keys):
             return f"arrange[by {', '.join(keys)}]"
         case Persist(collection, keys):

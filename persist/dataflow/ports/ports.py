@@ -12,7 +12,7 @@ from persist.dataflow.plan.plan import Persist, Plan, Source
 from persist.dataflow.ports.inputs import Gate
 from persist.dataflow.ports.kept import KeptLinear
 from persist.dataflow.ports.sinks import Outputs
-from persist.dataflow.ports.sources import SourceReader
+from persist.dataflow.ports.sources import SourceReader, UpperReader
 from persist.dataflow.updates.words import Domain
 from persist.engine import Engine, drop, loaded
 from persist.errors import CollectionNotFound, SourceLost
@@ -26,6 +26,7 @@ class Ports:
     Args:
         plan: as it is run.
         sources: that it reads, each with its columns and the gate that it is let in by.
+        conditions: the collections that outputs wait for.
         replace: the program has changed.
         jump: pass over times at which it failed.
 
@@ -47,11 +48,13 @@ class Ports:
         kept: Mapping[str, KeptLinear],
         domain: Domain,
         *,
+        conditions: Sequence[UpperReader] = (),
         replace: bool = False,
         jump: bool = False,
     ) -> None:
         self._program, self._engine, self._plan, self._domain = program, engine, plan, domain
         self._replaces = replace
+        self._conditions = conditions
         self.sources: list[SourceReader] = []
         self.outputs = Outputs(
             engine,
@@ -115,7 +118,7 @@ class Ports:
             for source, schema, gate in sources
         ]
         try:
-            begin = self.outputs.begin_at(self.sources, self._plan, resume_at)
+            begin = self.outputs.begin_at(self.sources, self._conditions, self._plan, resume_at)
             for source in self.sources:
                 source.start(begin)
         except SourceLost:

@@ -26,7 +26,7 @@ from persist.dataflow.plan.origin import reads_time
 from persist.dataflow.plan.plan import Plan, has_inputs, sources_of
 from persist.dataflow.ports.kept import KeptLinear
 from persist.dataflow.ports.output import NEVER, Output, end_of
-from persist.dataflow.ports.sources import SourceReader
+from persist.dataflow.ports.sources import Followed, SourceReader, UpperReader
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 from persist.engine import CollectionHandle, Commit, Engine
@@ -90,8 +90,10 @@ class Outputs:
         uppers = [output.upper for output in self.every if 0 < output.upper < NEVER]
         return min(uppers, default=None)
 
-    def begin_at(self, sources: Sequence[SourceReader], plan: Plan, resume_at: int | None) -> int:
-        """Return the time as of which all sources are read first.
+    def begin_at(
+        self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_at: int | None
+    ) -> int:
+        """Return the time as of which all sources are read first. What begins anew begins where conditions hold.
 
         Raises:
             InvalidUsage: sources ask for different times.
@@ -106,7 +108,8 @@ class Outputs:
             output.compares = self._is_of_unknown_origin(output, plan)
         if not sources:
             return 0
-        uppers = [end_of(each.handle.contents().upper) for each in sources]
+        followed: list[Followed] = [*sources, *conditions]
+        uppers = [end_of(each.handle.contents().upper) for each in followed]
         sinces = [each.handle.contents().since.time or 0 for each in sources]
         if resume_at is not None:
             self._check_behind(sources, plan)

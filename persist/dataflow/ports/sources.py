@@ -8,9 +8,10 @@ where they are.
 
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -325,34 +326,61 @@ class SourceReader:
     def _reach(self, upper: Antichain) -> None:
         self._gate.frontier = upper
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        name = self.operator.collection
-        try:
-            yield
-        except SchemaMismatch as error:
-            raise SchemaMismatch(
-                f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
-                "open it with replace=True; of a view, make another one."
-            ) from error
-        except CollectionNotFound as error:
-            raise SourceLost(
-                name, "the collection is not there (any more)", "Create it again, or drop the program."
-            ) from error
-        except AsOfCompacted as error:
-            raise SourceLost(
-                name,
-                f"what the program needs has been compacted ({error})",
-                "Somebody has released its hold: drop the program and its outputs, and open it anew.",
-            ) from error
-        except LeaseExpired as error:
-            raise SourceLost(
-                name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
-            ) from error
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self.operator.collection)
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Say what became of a source, and what to do, where reading the collection of a name fails."""
+    try:
+        yield
+    except SchemaMismatch as error:
+        raise SchemaMismatch(
+            f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
+            "open it with replace=True; of a view, make another one."
+        ) from error
+    except CollectionNotFound as error:
+        raise SourceLost(
+            name, "the collection is not there (any more)", "Create it again, or drop the program."
+        ) from error
+    except AsOfCompacted as error:
+        raise SourceLost(
+            name,
+            f"what the program needs has been compacted ({error})",
+            "Somebody has released its hold: drop the program and its outputs, and open it anew.",
+        ) from error
+    except LeaseExpired as error:
+        raise SourceLost(
+            name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
+        ) from error
+
+
+class UpperReader:
+    """Follows how far a collection is sealed, and reads nothing of it. Nothing is held for it, either."""
+
+    def __init__(self, engine: Engine, collection: str, gate: Gate) -> None:
+        self._gate = gate
+        with explained(collection):
+            self.handle: CollectionHandle = loaded(engine, collection)
+
+    def advanced(self) -> CollectionState | None:
+        """Return the newest known state of the collection if it is sealed further than the gate is."""
+        with explained(self.handle.name):
+            contents = self.handle.known()
+        return contents if contents.upper > self._gate.frontier else None
+
+    def take(self, contents: CollectionState, until: int | None = None) -> bool:
+        """Let the gate be complete as far as a state is sealed, whatever is read of others."""
+        self._gate.frontier = contents.upper
+        return True
+
+
+Followed: TypeAlias = SourceReader | UpperReader
 
 
 def poll_all(
-    sources: Sequence[SourceReader],
+    sources: Sequence[Followed],
     timeout_s: float,
     is_stopped: Callable[[], bool] = lambda: False,
     until: int | None = None,
@@ -367,7 +395,7 @@ def poll_all(
     if not sources:
         return False
 
-    def look() -> list[tuple[SourceReader, CollectionState]] | None:
+    def look() -> list[tuple[Followed, CollectionState]] | None:
         if is_stopped():
             return []
         return [(source, contents) for source in sources if (contents := source.advanced()) is not None] or None
@@ -405,7 +433,7 @@ def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
     return min(low, upper)
 
 
-def wake(sources: Sequence[SourceReader]) -> None:
+def wake(sources: Sequence[Followed]) -> None:
     """Let who waits in `poll_all` look again."""
     for source in sources[:1]:
         source.handle.engine.follower.wake()

@@ -38,6 +38,7 @@ from persist.dataflow.operators.operators import (
     Operator,
     Position,
     ProbeOperator,
+    SealedWithOperator,
     SinkOperator,
     shown_by,
 )
@@ -64,10 +65,12 @@ from persist.dataflow.plan.plan import (
     Plan,
     Probe,
     Reduce,
+    SealedWith,
     Source,
     Stages,
     Threshold,
     TopK,
+    Upper,
     UserReduce,
     Variable,
     Windowed,
@@ -212,7 +215,7 @@ class Builder:
     def _make(self, node: Node, operators: list[Operator]) -> Operator:
         at = self._position(node, [self._made[number] for number in node.inputs])
         match node.operator:
-            case Source() | Input() | Constant():
+            case Source() | Input() | Constant() | Upper():
                 entry = self.graph.entries[node.number] = EntryOperator(at)
                 return entry
             case Linear(stages):
@@ -225,6 +228,8 @@ class Builder:
                 return linear
             case Concat() | Arrange():
                 return ConcatOperator(at)
+            case SealedWith():
+                return SealedWithOperator(at)
             case Consolidate():
                 return ConsolidateOperator(at, node.schema)
             case Join():

@@ -18,12 +18,12 @@ from persist.dataflow.operators.operators import Operator
 from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.optimise import optimised
 from persist.dataflow.plan.origin import kept_apart
-from persist.dataflow.plan.plan import Constant, Input, Plan, Source, passed_early
+from persist.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, passed_early
 from persist.dataflow.plan.statistics import Statistics, statistics_of
 from persist.dataflow.ports.inputs import Gate, InputHandle
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.ports.sinks import Outputs
-from persist.dataflow.ports.sources import SourceReader, poll_all, some_until, wake
+from persist.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.dataflow.running.graph import Builder
 from persist.dataflow.running.report import OperatorReport, drawn, reports_of
 from persist.dataflow.running.resume import resumed
@@ -130,12 +130,14 @@ class Running(Closes):
         self._gates: dict[int, Gate] = {}
         self._inputs: dict[str, InputHandle] = {}
         self._sources: list[SourceReader] = []
+        self._followed: list[Followed] = []
         self._outputs: Outputs | None = None
         self._open(engine)
 
     def _open(self, engine: Engine | None) -> None:
         dimensions = self.plan.dimensions
         sources: list[tuple[Source, pa.Schema, Gate]] = []
+        uppers: list[tuple[str, Gate]] = []
         early = passed_early(self.plan)
         for number, entry in self._graph.entries.items():
             node = self.plan.nodes[number]
@@ -152,7 +154,9 @@ class Running(Closes):
                 gate.frontier = Antichain()
             elif isinstance(node.operator, Source):
                 sources.append((node.operator, node.schema, gate))
-        if engine is None and (sources or self._graph.sinks):
+            elif isinstance(node.operator, Upper):
+                uppers.append((node.operator.collection, gate))
+        if engine is None and (sources or uppers or self._graph.sinks):
             raise InvalidUsage(
                 f"program {self.program.name!r} reads or writes persisted collections: open it with "
                 "program.open(client)"
@@ -160,6 +164,7 @@ class Running(Closes):
         if engine is None:
             return
         try:
+            conditions = [UpperReader(engine, *upper) for upper in uppers]
             ports = Ports(
                 self.program,
                 engine,
@@ -168,6 +173,7 @@ class Running(Closes):
                 self._graph.sinks,
                 self._graph.kept,
                 self._domain,
+                conditions=conditions,
                 replace=self._options.replace,
                 jump=self._options.jump,
             )
@@ -175,6 +181,7 @@ class Running(Closes):
             self.close()
             raise
         self._sources, self._outputs = ports.sources, ports.outputs
+        self._followed = [*self._sources, *conditions]
 
     def __getitem__(self, name: str) -> InputHandle:
         """Return the input of a name."""
@@ -209,7 +216,7 @@ class Running(Closes):
         if self._outputs is not None and self._outputs.has_pending:
             # The step before was computed, and its commit failed: that is what is left to do of it.
             return Step(0, self.frontier, self._commit())
-        poll_all(self._sources, 0.0)
+        poll_all(self._followed, 0.0)
         return self._stepped(self._limit(times, updates))
 
     def _stepped(self, limit: int | None) -> Step:
@@ -283,7 +290,7 @@ class Running(Closes):
                 return
             if self._outputs is not None and self._outputs.has_pending:
                 self._commit()
-            poll_all(self._sources, 0.0, until=until)
+            poll_all(self._followed, 0.0, until=until)
             tell(self._stepped(None).updates)
 
     def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
@@ -304,7 +311,7 @@ class Running(Closes):
     def stop(self) -> None:
         """Let `run_forever` or `run` return after the step that is under way; may be called from any thread."""
         self._stopped.set()
-        wake(self._sources)
+        wake(self._followed)
 
     def state(self) -> list[tuple[str, int, int]]:
         """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
@@ -334,7 +341,7 @@ class Running(Closes):
         for source in self._sources:
             source.close()
         self._spill.close()
-        self._sources = []
+        self._sources, self._followed = [], []
 
     def _check(self) -> None:
         if self._is_closed:
@@ -375,7 +382,7 @@ class Running(Closes):
         return seqno
 
     def _is_behind(self) -> bool:
-        return poll_all(self._sources, 0.0)
+        return poll_all(self._followed, 0.0)
 
     def _wait(self, until: Time, deadline: float | None) -> None:
         for name, handle in self._inputs.items():
@@ -392,8 +399,8 @@ class Running(Closes):
         self._poll(POLL_S)
 
     def _poll(self, timeout_s: float) -> None:
-        poll_all(self._sources, timeout_s, self._stopped.is_set)
-        if not self._sources:
+        poll_all(self._followed, timeout_s, self._stopped.is_set)
+        if not self._followed:
             self._stopped.wait(timeout_s)
 
     def _live(self) -> list[tuple[Any, Any]]:
