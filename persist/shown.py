@@ -7,6 +7,7 @@ that no terminal obeys them, and HTML gets everything escaped.
 import re
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
+from unicodedata import combining, east_asian_width
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
 
@@ -22,13 +23,22 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {nouns}"
 
 
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum((east_asian_width(c) in "WF") + (not combining(c)) for c in text)
+
+
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Return the lines of a table with aligned columns, some of them at their right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        return "  ".join(cells).rstrip()
+        room = [" " * (w - text_width(c)) for c, w in zip(row, widths, strict=True)]
+        return "  ".join(
+            r + c if i in right else c + r for i, (c, r) in enumerate(zip(row, room, strict=True))
+        ).rstrip()
 
     return [*map(line, rows)]
 

@@ -1,47 +1,69 @@
 """Commands that look at a location and read no data: ls, show, log, holds."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import persist
 from persist.cli.command import OK, Name, command
+from persist.cli.listing import Listing, Watch, column, show_listing, time_column
 from persist.cli.place import Place
-from persist.cli.text import print_json, print_table, say, tell
+from persist.cli.reading import Format, Output
+from persist.cli.text import print_json, say, tell
 
-if TYPE_CHECKING:
-    from persist.facts import Facts
+
+def _unsealed(row: Mapping[str, Any]) -> object:
+    return f"{row['unsealed']:,}" if row["unsealed"] else "-"
+
+
+COLLECTIONS = Listing(
+    kinds={
+        "name": "string", "rows": "int64", "bytes": "int64", "parts": "int64", "since": "int64", "upper": "int64",
+        "since_moment": "string", "upper_moment": "string", "holds": "int64", "unsealed": "int64",
+    },
+    shown={
+        "name": column("name"), "rows": lambda row: "?" if row["rows"] is None else f"{row['rows']:,}",
+        "bytes": column("bytes"), "since": time_column("since"), "upper": time_column("upper"),
+        "parts": column("parts"), "holds": column("holds"), "unsealed": _unsealed,
+    },
+    right=["rows", "bytes", "since", "upper", "parts", "holds", "unsealed"],
+    spare=("parts", "holds", "since", "bytes"),
+)  # fmt: skip
+HOLDS = Listing(
+    kinds={
+        "collection": "string", "hold": "string", "time": "int64", "time_moment": "string", "holder": "string",
+        "until": "string",
+    },
+    shown={
+        "collection": column("collection"), "hold": column("hold"), "time": time_column("time"),
+        "holder": column("holder"), "until": lambda row: row["until"] or "released",
+    },
+    right=["time"],
+    spare=("until", "holder"),
+)  # fmt: skip
+RECORDS = {"seqno": "int64", "at": "string", "writer": "string", "did": "texts"}
 
 
 @command
 def ls(
     at: Place,
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin like this.")] = "",
+    format: Format = None,
+    output: Output = None,
+    watch: Watch = False,
 ) -> int:
     """List the collections: rows, bytes, since, upper, holds, and what is not sealed yet."""
+    from persist.facts import survey
+
     with at.reading() as client:
-        from persist.facts import survey
 
-        all_facts = [*survey(client, client.collections(prefix))]
-    if at.as_json:
-        print_json([facts.as_json() for facts in all_facts])
-        return OK
-    head = ("name", "rows", "bytes", "since", "upper", "parts", "holds", "unsealed")
-    rows = []
-    for facts in all_facts:
-        hidden = facts.unsealed
-        updates = "-" if hidden is None else f"{hidden.updates:,}"
-        rows_told = "?" if facts.rows is None else f"{facts.rows:,}"
-        sizes = (rows_told, f"{facts.bytes:,}", _shown_once(facts, facts.since), _shown_once(facts, facts.upper))
-        rows.append((facts.name, *sizes, f"{facts.parts:,}", len(facts.contents.holds), updates))
-    print_table(head, rows, right=range(1, 8), spare=("parts", "holds", "since", "bytes"))
+        def look() -> list[dict[str, Any]]:
+            return [facts.as_json() for facts in survey(client, client.collections(prefix))]
+
+        show_listing(at, client, COLLECTIONS, look, format, output, watch=watch)
     return OK
-
-
-def _shown_once(facts: "Facts", time: int | None) -> str:
-    """Return a time of a list, in which a number and its moment would take two columns."""
-    return facts.moment(time) or facts.time(time) if time else facts.time(time)
 
 
 @command
@@ -65,40 +87,41 @@ def holds(
     collections: Annotated[
         list[str] | None, typer.Argument(metavar="COLLECTION", help="Of which ones; all by default.")
     ] = None,
+    format: Format = None,
+    output: Output = None,
+    watch: Watch = False,
 ) -> int:
     """List who keeps since back."""
-    from persist.facts import hold_for_people, names_by_id
+    with at.reading() as client:
+        show_listing(at, client, HOLDS, lambda: _held(client, collections), format, output, watch=watch)
+    return OK
+
+
+def _held(client: "persist.Client", collections: list[str] | None) -> list[dict[str, Any]]:
+    from persist.facts import Facts, hold_for_people, names_by_id
 
     rows: list[dict[str, Any]] = []
-    with at.reading() as client:
-        names = names_by_id(client)
-        for name in collections or client.collections():
-            try:
-                own_holds = client.load(name).holds()
-            except persist.errors.CollectionNotFound:
-                if collections:
-                    raise
-                continue  # It was dropped meanwhile.
-            for hold in own_holds:
-                until = None if hold.expires_ms is None else _moment(hold.expires_ms)
-                rows.append(
-                    {"collection": name, "hold": hold.name, "time": hold.kept, "holder": hold.holder, "until": until}
-                )
-    if at.as_json:
-        print_json(rows)
-        return OK
-    cells = [
-        (
-            r["collection"],
-            hold_for_people(r["hold"], names) if r["hold"] else "-",
-            "-" if r["time"] is None else r["time"],
-            r["holder"] or "-",
-            r["until"] or "released",
-        )
-        for r in rows
-    ]
-    print_table(("collection", "hold", "time", "holder", "until"), cells, right=[2])
-    return OK
+    names = names_by_id(client)
+    for name in collections or client.collections():
+        try:
+            loaded = client.load(name)
+            own_holds, moment = loaded.holds(), Facts(loaded.handle.contents()).moment
+        except persist.errors.CollectionNotFound:
+            if collections:
+                raise
+            continue  # It was dropped meanwhile.
+        for hold in own_holds:
+            rows.append(
+                {
+                    "collection": name,
+                    "hold": hold_for_people(hold.name, names) if hold.name else None,
+                    "time": hold.kept,
+                    "time_moment": moment(hold.kept),
+                    "holder": hold.holder,
+                    "until": None if hold.expires_ms is None else _moment(hold.expires_ms),
+                }
+            )
+    return rows
 
 
 @command
@@ -107,22 +130,28 @@ def log(
     collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only records about this one.")] = None,
     last: Annotated[int, typer.Option("--last", "-n", min=1, max=100_000, help="How many records.")] = 20,
     before: Annotated[int | None, typer.Option(min=0, help="Only records before this seqno.")] = None,
+    format: Format = None,
+    output: Output = None,
 ) -> int:
     """Show the newest records of the log as a person reads them, the oldest of them first."""
     from persist.cli.portrait import Told, records_before
+    from persist.cli.rows_out import format_of
 
     with at.reading() as client:
         id_ = None if collection is None else client.load(collection).id
         records, is_cut = records_before(client, before, last, id_)
         teller = Told(client)
         did = [teller.sentences(record) for record in records]
-    if at.as_json:
-        print_json(
-            [
-                {"seqno": record.seqno, "at": _moment(record.written_ms), "writer": record.writer, "did": sentences}
-                for record, sentences in zip(records, did, strict=True)
-            ]
-        )
+    wanted = format_of(format, output, at.as_json)
+    if wanted != "table" or output is not None:
+        rows: list[dict[str, Any]] = [
+            {"seqno": record.seqno, "at": _moment(record.written_ms), "writer": record.writer, "did": sentences}
+            for record, sentences in zip(records, did, strict=True)
+        ]
+        if wanted == "csv":  # Which has no lists.
+            rows = [{**row, "did": "; ".join(row["did"])} for row in rows]
+        kinds = RECORDS | ({"did": "string"} if wanted == "csv" else {})
+        Listing(kinds, {}).write(at, rows, format, output)
         return OK
     for record, sentences in zip(records, did, strict=True):
         exclusive = "" if record.epoch is None else f", epoch {record.epoch}"

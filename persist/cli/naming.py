@@ -9,8 +9,11 @@ import typer
 
 import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
+from persist.cli.listing import Listing, column, time_column
 from persist.cli.place import Place, tell_done
-from persist.cli.text import print_json, print_table, say, tell
+from persist.cli.reading import Format, Output
+from persist.cli.table import print_table
+from persist.cli.text import print_json, say, tell
 from persist.facts import time_of, times_of
 
 if TYPE_CHECKING:
@@ -38,18 +41,23 @@ def tag(
     return OK
 
 
+TAGS = Listing(
+    kinds={"tag": "string", "time": "int64", "time_moment": "string"},
+    shown={"tag": column("tag"), "time": time_column("time")},
+    right=["time"],
+)
+
+
 @command
-def tags(at: Place, collection: Name) -> int:
+def tags(at: Place, collection: Name, format: Format = None, output: Output = None) -> int:
     """List the tags of a collection."""
+    from persist.facts import Facts
+
     with at.reading() as client:
         loaded = client.load(collection)
-        rows = sorted(loaded.tags().items(), key=lambda row: (row[1], row[0]))
-        timeline = loaded.timeline
-    if at.as_json:
-        print_json(dict(rows))
-        return OK
-    moments = [(name, time, "-" if timeline is None else timeline.text_of(time)) for name, time in rows]
-    print_table(("tag", "time", "moment"), moments, right=[1])
+        times = sorted((time, name) for name, time in loaded.tags().items())
+        moment = Facts(loaded.handle.contents()).moment
+    TAGS.write(at, [{"tag": name, "time": t, "time_moment": moment(t)} for t, name in times], format, output)
     return OK
 
 
@@ -189,7 +197,7 @@ def apply(
         changes = [{"view": c.view, "action": c.action, "why": c.why} for c in plan.changes]
         lost = [c.view for c in plan.changes if c.action in ("replace", "drop")]
         if not at.as_json:
-            print_table(("view", "action", "why"), [(c.view, c.action, c.why) for c in plan.changes])
+            print_table(("view", "action", "why"), [(c.view, c.action, c.why) for c in plan.changes], texts=[2])
         if dry_run:
             tell_done(at, {"changes": changes, "seqno": None}, "nothing was done: this is the plan")
             return OK

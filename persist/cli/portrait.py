@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 import persist
-from persist.cli.text import print_table, say
+from persist.cli.table import print_table
+from persist.cli.text import say
 from persist.facts import GETS_1000, Portrait, hold_for_people, monthly_dollars, names_by_id, times_of
 from persist.log import Mutation, Record, TimeText, kinds, read_record
 from persist.shown import counted
-from persist.timeline import shown_time
 
 RUNS_SHOWN_MAX = 20
 
@@ -30,11 +30,11 @@ def print_portrait(portrait: Portrait) -> None:
     _print_cost(portrait)
     if portrait.holds:
         say("\nholds")
-        rows = [(hold_for_people(h.name, portrait.names), facts.time(h.kept), h.holder or "-") for h in portrait.holds]
+        rows = [(hold_for_people(h.name, portrait.names), facts.brief(h.kept), h.holder or "-") for h in portrait.holds]
         print_table(("hold", "time", "holder"), rows)
     if facts.contents.tags:
         say("\ntags")
-        tags = [(name, shown_time(time, facts.timeline)) for name, time in sorted(facts.contents.tags.items())]
+        tags = [(name, facts.brief(time)) for name, time in sorted(facts.contents.tags.items())]
         print_table(("tag", "time"), tags)
     _print_runs(portrait, "history, runs", portrait.history, ("first", "last"))
     _print_runs(portrait, "keyframes", portrait.keyframes, ("as_of",))
@@ -79,11 +79,8 @@ def _print_runs(portrait: Portrait, title: str, runs: list[dict[str, Any]], time
     left_out = len(runs) - RUNS_SHOWN_MAX
     say(f"\n{title}{f' (the last {RUNS_SHOWN_MAX} of {len(runs)})' if left_out > 0 else ''}")
     head = (*times, "rows", "bytes", "parts")
-    timeline = portrait.facts.timeline
-    rows = [
-        (*(shown_time(run[t], timeline) for t in times), *(f"{run[c]:,}" for c in head[-3:]))
-        for run in runs[-RUNS_SHOWN_MAX:]
-    ]
+    brief = portrait.facts.brief
+    rows = [(*(brief(run[t]) for t in times), *(f"{run[c]:,}" for c in head[-3:])) for run in runs[-RUNS_SHOWN_MAX:]]
     print_table(head, rows, right=range(len(head)))
 
 

@@ -1,6 +1,7 @@
 """Commands that read data: read, changes, diff, tail, wait, sql."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -238,20 +239,24 @@ def follow(
     collection: "persist.Collection", as_of: int | str | None, *, contents: bool, until: int | str | None, format: str
 ) -> None:
     """Print updates as they are sealed, until all before a time were, or the collection is complete."""
+    from persist.facts import Facts
+
+    brief = Facts(collection.handle.contents()).brief
     end = None if until is None else collection.handle.as_bound("until", until)
     if end is not None and as_of is not None and not contents and collection.handle.as_time("as_of", as_of) + 1 >= end:
         raise persist.InvalidUsage(f"no time is after {as_of} and before {until}: give --until a later one")
     if end is not None and as_of is None and not contents and (sealed := collection.upper) >= persist.Antichain(end):
-        tell(f"-- complete before {'ever' if sealed.time is None else sealed.time}")  # Nothing of before now is shown.
+        sealed_to = "for ever" if sealed.time is None else f"before {brief(sealed.time)}"
+        tell(f"-- complete {sealed_to}")  # Nothing of before now is shown.
         return
     with _begun(collection, as_of, contents) as listen:
         printed = False
         for progress in listen:
-            _print(progress.updates, format, with_head=not printed)
+            _print(progress.updates, format, brief, with_head=not printed)
             printed = True
             upper = progress.upper.time
             if format == "table":
-                tell(f"-- complete before {'ever' if upper is None else upper}")
+                tell(f"-- complete {'for ever' if upper is None else f'before {brief(upper)}'}")
             sys.stdout.flush()
             if end is not None and progress.upper >= persist.Antichain(end):
                 return
@@ -266,7 +271,7 @@ def _begun(collection: "persist.Collection", as_of: int | str | None, contents: 
     return collection.listen(None if not upper else upper - 1)
 
 
-def _print(updates: "pa.Table", format: str, *, with_head: bool) -> None:
+def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:
     if format == "json":
         from persist.cli.rows_out import JsonLines
 
@@ -281,5 +286,5 @@ def _print(updates: "pa.Table", format: str, *, with_head: bool) -> None:
     else:
         names = [name for name in updates.column_names if name not in ("_time", "_diff")]
         for row in updates.to_pylist():
-            sign = f"{row['_diff']:+d}"
-            say(f"{row['_time']}  {sign:>3}  " + "  ".join(f"{name}={cell(row[name])}" for name in names))
+            values = "  ".join(f"{name}={cell(row[name])}" for name in names)
+            say(f"{brief(row['_time'])}  {row['_diff']:>+3d}  {values}")

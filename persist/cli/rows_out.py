@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.cli.rows_in import BY_SUFFIX, WRITTEN
-from persist.cli.text import cell, print_table, tell
+from persist.cli.table import print_table
+from persist.cli.text import cell, tell
 from persist.work import watched
 
 SHOWN_MAX = 50  # Rows of a table on the screen, unless more are asked for.
@@ -117,7 +118,8 @@ def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_o
         with suppress(TypeError):  # Some values have no order.
             rows.sort(key=lambda row: [(value is not None, value) for value in row])
     numbers = [i for i, f in enumerate(schema) if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
-    print_table(schema.names, [tuple(map(_cell, row)) for row in islice(rows, limit)], right=numbers)
+    texts = [i for i, f in enumerate(schema) if i not in numbers and not pa.types.is_temporal(f.type)]
+    print_table(schema.names, [tuple(map(_cell, row)) for row in islice(rows, limit)], right=numbers, texts=texts)
     if is_more:
         shown = "1 row is" if limit == 1 else f"{limit:,} rows are"
         tell(f"Only {shown} shown: say --limit for more, or --output FILE or --format csv for all.")

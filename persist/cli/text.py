@@ -6,13 +6,10 @@ direction of writing, or markup. Whatever does not print is shown as an escape, 
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from persist.shown import aligned
-
 CELL_CHARS_MAX = 120  # Of a table on a terminal; a longer value is cut, and says so by an ellipsis.
-COLUMN_CHARS_MIN = 32  # What a column gets on a terminal at least, if it has longer values; shorter ones stay whole.
 
 
 def shown(text: str, *, lines: bool = False) -> str:
@@ -38,67 +35,6 @@ def say(text: str) -> None:
 def tell(text: str) -> None:
     """Print a remark beside the output."""
     print(shown(text, lines=True), file=sys.stderr)
-
-
-def print_table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    right: Iterable[int] = (),
-    spare: Sequence[str] = (),
-) -> None:
-    """Print a table: with lines on a terminal, and else aligned, so that other programs can cut it into words.
-
-    Args:
-        right: the columns, by number, whose values are aligned at their right.
-        spare: the columns, by name, that a narrow terminal does without, in the order in which they are left out.
-            Where that is not enough, each column is a line of its row.
-    """
-    cells, to_right = [[cell(value) for value in row] for row in rows], frozenset(right)
-    names = [cell(value) for value in head]
-    if not sys.stdout.isatty():
-        print(*aligned((names, *cells), to_right), sep="\n")
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    widths = [
-        max([len(name), *(min(len(value), COLUMN_CHARS_MIN) for value in column)])
-        for name, *column in zip(names, *cells, strict=True)
-    ]
-    shown_columns, left_out = [*range(len(names))], list[str]()
-    for name in (None, *spare):
-        if name is not None:
-            shown_columns.remove(head.index(name))
-            left_out.append(name)
-        if sum(widths[i] + 3 for i in shown_columns) + 1 <= console.width:
-            break
-    else:
-        _print_upright(names, cells)
-        return
-    table = Table(box=SIMPLE_HEAD)
-    for i in shown_columns:
-        table.add_column(
-            Text(names[i]), justify="right" if i in to_right else "left", overflow="fold", min_width=widths[i]
-        )
-    for row in cells:
-        table.add_row(*(Text(row[i]) for i in shown_columns))
-    console.print(table)
-    if left_out:
-        tell(f"The terminal is too narrow for {', '.join(left_out)}: make it wider, or say --json.")
-
-
-def _print_upright(names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    widest = max(map(len, names))
-    for number, row in enumerate(cells, 1):
-        print(f"row {number:,}")
-        for name, value in zip(names, row, strict=True):
-            print(f"  {name.ljust(widest)}  {value}")
-    if not cells:
-        print(f"no rows of {', '.join(names)}")
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:

@@ -12,7 +12,8 @@ import typer
 import persist
 from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
-from persist.cli.text import print_json, print_table, say, tell, worded
+from persist.cli.table import print_table
+from persist.cli.text import print_json, say, tell, worded
 from persist.facts import time_of, times_of
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]

@@ -98,6 +98,10 @@ class Facts:
         moment = self.moment(time) if time else None
         return "-" if time is None else str(time) if moment is None else f"{time} ({moment})"
 
+    def brief(self, time: int | None) -> str:
+        """Return a time for a cell of a table: its moment where it is one, and else the number."""
+        return "-" if time is None else (self.moment(time) if time else None) or str(time)
+
     def lag_s(self, now_s: float) -> float | None:
         """Return how far its upper is behind a moment; None if times are no moments, or nothing is sealed."""
         if self.timeline is None or not self.upper:

@@ -103,7 +103,7 @@ def test_collections_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]
         ["orders", "20,000", f"{size:,}", "3", "5", "1", "1", "-"],
     ]
     assert main(["ls", str(folder), "ord", "--json"]) == 0
-    [listed] = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["rows"], listed["since"], listed["upper"]) == ("orders", 20_000, 3, 5)
 
 

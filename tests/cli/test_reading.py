@@ -218,7 +218,7 @@ def test_the_log_is_shown_in_sentences(place: str, capsys: Printed) -> None:
     ):
         assert text in out
     assert main(["log", place, "--collection", "shop.items", "--last", "1", "--json"]) == 0
-    [record] = json.loads(capsys.readouterr().out)
+    record = json.loads(capsys.readouterr().out)
     assert any("sealed 'shop.items'" in did for did in record["did"])
 
 
@@ -257,7 +257,7 @@ def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) ->
     assert main(["drop", place, "orders", "--yes"]) == 0
     capsys.readouterr()
     assert main(["ls", place, "--json"]) == 0
-    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["shop.items"]
+    assert json.loads(capsys.readouterr().out)["name"] == "shop.items"
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_what_is_stored_is_shown_and_never_interpreted(tmp_path: Path, capsys: P
     assert "<b>[red]\\u202ename" in shown
 
 
-def test_on_a_terminal_tables_have_lines_and_show_the_same(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_tables_show_the_same(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -407,7 +407,7 @@ def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
     assert main(["read", place, "wide", "--where", "k = 3"]) == 0
     assert capsys.readouterr().out.startswith("no rows of k, column_number_0, ")
     assert main(["read", place, "orders"]) == 0
-    assert "─" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("\x1b[1mid")
 
 
 def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(

@@ -18,32 +18,33 @@ COMMANDS: dict[str, Any] = typer.main.get_command(dispatch.app).commands  # type
 
 # Of every command, and of no call: where the location is, how to reach it, and how to show the answer.
 OF_ALL = {"location", "storage_option", "storage_options_file", "store_timeout", "as_json", "help"}
-ROWS_OUT = {"format", "output", "limit"}  # Calls return rows, and their callers do the rest.
+ROWS_OUT = {"format", "output"}  # Calls return rows, and their callers do the rest.
+LIMITED = ROWS_OUT | {"limit"}
 ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
 
 # The calls that a command makes, and what it has of its own.
 CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"}),
     "bench": ([], {"rows", "commits"}),
-    "changes": ([Collection.changes], ROWS_OUT),
+    "changes": ([Collection.changes], LIMITED),
     "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
     "create": ([Client.create_or_load, persist.Keyed], {"format"}),
     "delete": ([Collection.delete], {"format", "ignore"}),
-    "diff": ([Collection.diff], ROWS_OUT),
+    "diff": ([Collection.diff], LIMITED),
     "drop": ([Collection.drop], {"yes"}),
     "evolve": ([Collection.evolve, persist.Keyed], set()),
     "export": ([Collection.snapshot], {"target", "to"}),
     "fsck": ([Client.fsck], {"shallow"}),  # Its `deep=False`.
     "gc": ([Client.gc], set()),
     "hold": ([Collection.hold], set()),
-    "holds": ([], {"collections"}),
+    "holds": ([], {"collections", "watch"} | ROWS_OUT),
     "import": ([Collection.import_parquet], {"from_"}),
     "ingest": ([persist.ingest], {"key", "publication", "tables", "exclude"}),
-    "log": ([Client.history], {"before"}),
-    "ls": ([Client.collections], set()),
+    "log": ([Client.history], {"before"} | ROWS_OUT),
+    "ls": ([Client.collections], {"watch"} | ROWS_OUT),
     "overwrite": ([Collection.overwrite], ROWS_IN),
     "publish": ([Collection.publish], set()),
-    "read": ([Collection.snapshot], ROWS_OUT),
+    "read": ([Collection.snapshot], LIMITED),
     "refresh": ([Client.view], {"views"}),
     "release": ([], {"hold", "yes"}),
     "rename": ([Collection.rename], set()),
@@ -51,9 +52,9 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "seal": ([Collection.seal], {"for_ever"}),
     "serve": ([Client.serve], {"metrics", "sql_memory"}),  # Its `sql_memory_bytes`, in MB.
     "show": ([], set()),
-    "sql": ([Client.sql], ROWS_OUT),
+    "sql": ([Client.sql], LIMITED),
     "tag": ([Collection.tag], set()),
-    "tags": ([], set()),
+    "tags": ([], ROWS_OUT),
     "tail": ([Collection.subscribe, Collection.changes, Client.follow], {"format"}),
     "ui": ([], {"host", "port", "allow_host", "open_"}),
     "unpublish": ([Collection.unpublish], set()),

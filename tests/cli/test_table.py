@@ -1,0 +1,114 @@
+"""Tables: what is cut, what is left out, and what stays whole, at each width of a terminal."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import persist
+from persist.cli.main import main
+from persist.cli.table import print_table
+from persist.shown import text_width
+from tests.tiers import examples
+
+Printed = pytest.CaptureFixture[str]
+NAMES = ("name", "rows", "text", "extra", "more")
+CELLS = st.tuples(
+    st.text("ab-", min_size=1, max_size=30),
+    st.integers(0, 10**12),
+    st.text("xyz é漢\u0301", max_size=60),
+    st.text("pq", max_size=20),
+    st.text("rs", max_size=20),
+)
+
+
+def printed(rows: list[tuple[object, ...]], width: int) -> tuple[list[str], str]:
+    """Return what a terminal of a width gets: lines without the bold head, and what is beside it."""
+    with pytest.MonkeyPatch.context() as patched:
+        import io
+
+        out, err = io.StringIO(), io.StringIO()
+        patched.setattr(out, "isatty", lambda: True)
+        patched.setattr(sys, "stdout", out)
+        patched.setattr(sys, "stderr", err)
+        patched.setenv("COLUMNS", str(width))
+        print_table(NAMES, rows, right=[1], texts=[2], spare=("more", "extra"))
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines(), err.getvalue()
+
+
+@given(st.lists(CELLS, min_size=1, max_size=5), st.integers(10, 160))
+@settings(max_examples=examples(200))
+def test_a_table_fits_and_cuts_nothing_but_texts(rows: list[tuple[object, ...]], width: int) -> None:
+    lines, beside = printed(rows, width)
+    if lines[0] == "row 1":
+        assert len(lines) == len(rows) * (1 + len(NAMES))
+        least = [max(text_width(str(row[i])) for row in rows) for i in (0, 1)]
+        text = max(text_width(str(row[2])) for row in rows)
+        assert max(4, least[0]) + max(4, least[1]) + max(4, min(16, text)) + 4 > width, "it would have fitted"
+        return
+    shown = lines[0].split()
+    assert shown == [name for name in NAMES if name not in beside.replace(",", " ").replace(":", " ").split()]
+    assert len(lines) == 1 + len(rows)
+    assert all(text_width(line) <= width for line in lines)
+    for row, line in zip(rows, lines[1:], strict=True):
+        assert line.startswith(str(row[0]))
+        assert str(row[1]) in line
+        for i, name in enumerate(NAMES[3:], 3):
+            assert name not in shown or str(row[i]) in line
+        whole = str(row[2])
+        assert whole.strip() in line or ("…" in line and whole[:14].strip()[:10] in line)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    with persist.open(tmp_path / "shop", settings=persist.Settings(background=False)) as client:
+        orders = client.create_or_load("orders", key={"k": int}, timeline="ms")
+        orders.write([(1, None)], time="2026-01-01", seal="2026-01-02").result()
+        orders.tag("first", "2026-01-01")
+    return str(tmp_path / "shop")
+
+
+def test_lists_come_in_each_format(place: str, tmp_path: Path, capsys: Printed) -> None:
+    for command, known in (
+        (["ls", place], {"name": "orders", "rows": 1, "upper_moment": "2026-01-02T00:00:00Z"}),
+        (["holds", place], {"collection": "orders", "hold": "first", "time_moment": "2026-01-01T00:00:00Z"}),
+        (["tags", place, "orders"], {"tag": "first", "time": 1767225600000}),
+    ):
+        assert main([*command, "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)
+        assert known.items() <= row.items()
+        files = [str(tmp_path / f"{command[0]}.{suffix}") for suffix in ("csv", "parquet", "json")]
+        for file in files:
+            assert main([*command, "--output", file]) == 0
+        [of_csv], [of_parquet] = csv.read_csv(files[0]).to_pylist(), pq.read_table(files[1]).to_pylist()
+        assert of_parquet == row == json.loads(Path(files[2]).read_text())
+        assert of_csv.keys() == row.keys()
+    assert main(["log", place, "--format", "parquet", "--output", str(tmp_path / "log")]) == 0
+    assert pq.read_table(tmp_path / "log").column_names == ["seqno", "at", "writer", "did"]
+    assert main(["log", place, "-n", "1", "--format", "csv"]) == 0
+    assert "as 'first'" in capsys.readouterr().out
+
+
+def test_what_is_watched_is_shown_again_when_it_changes_and_ends_well(place: str, capsys: Printed) -> None:
+    assert main(["ls", place, "--watch", "--json"]) == 2
+    assert "--watch shows a table" in capsys.readouterr().err
+    command = [sys.executable, "-m", "persist", "ls", place, "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline().startswith("name")
+        assert "2026-01-02T00:00:00Z" in watching.stdout.readline()
+        with persist.open(place, settings=persist.Settings(background=False)) as client:
+            client.load("orders").seal("2026-01-03").result()
+        while "2026-01-03T00:00:00Z" not in watching.stdout.readline():
+            pass
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+    assert watching.returncode == 0
