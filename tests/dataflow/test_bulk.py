@@ -1,6 +1,5 @@
 """Batches of many updates: summed before they are sorted, or sorted together with places, they are the same batches."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from persist.codecs import DiffOverflow
 from persist.dataflow.updates.batch import Layout, mixed, to_batch
-from persist.dataflow.updates.bulk import COUNTED_ROWS, gathered, order_by, order_of, scattered
+from persist.dataflow.updates.bulk import order_by, order_of
 
 Ints = npt.NDArray[np.int64]
 ROWS = 40_000
@@ -53,48 +51,6 @@ def test_the_hash_of_a_bulk_decides_its_order() -> None:
     upper = mixed(batch[1 : 1 + KEYS]) >> np.uint64(32)
     lower = mixed(batch[1 + KEYS : 1 + KEYS + VALUES]) >> np.uint64(32)
     assert (batch[0].view(np.uint64) == (upper << np.uint64(32)) | lower).all()
-
-
-WORDS: dict[str, Callable[[np.random.Generator, int], Any]] = {
-    "few": lambda chance, rows: chance.integers(-20, 20, rows),
-    "many": lambda chance, rows: chance.integers(-(2**63), 2**63 - 1, rows),
-    "of few upper halves": lambda chance, rows: gathered(chance.integers(0, 40, rows).view(np.uint64) % np.uint64(40)),
-    "one": lambda chance, rows: np.full(rows, -(2**63)),
-}
-
-
-@pytest.mark.thorough(except_every=11)
-@pytest.mark.parametrize("which", WORDS)
-@pytest.mark.parametrize(
-    "layout", [Layout(1, 0, 1), Layout(0, 1, 1), Layout(1, 0, 0), Layout(1, 0, 2), Layout(1, 1, 1), Layout(2, 1, 1)]
-)
-@pytest.mark.parametrize("diff", [1, -3, 2**62, 0, "mixed"])
-@pytest.mark.parametrize("rows", [COUNTED_ROWS, ROWS])
-def test_records_that_differ_in_one_word_are_counted(which: str, layout: Layout, diff: Any, rows: int) -> None:
-    chance = np.random.default_rng(5)
-    words = WORDS[which](chance, rows)
-    diffs = _signs(chance)[:rows] if diff == "mixed" else diff
-    updates = np.full((layout.words + layout.dimensions + 1, rows), 7)
-    updates[0], updates[-1] = words, diffs
-    counts = Counter(dict.fromkeys(words.tolist(), 0))
-    for word, each in updates[[0, -1]].T.tolist():
-        counts[word] += each
-    if max(counts.values()) >= 2**63:
-        with pytest.raises(DiffOverflow):
-            to_batch(updates, layout)
-        return
-    batch = to_batch(updates, layout)
-    assert (batch[0, 1:] >= batch[0, :-1]).all()
-    ties = batch[0, 1:] == batch[0, :-1]
-    assert (batch[1, 1:] > batch[1, :-1])[ties].all()
-    assert dict(batch[[1, -1]].T.tolist()) == {word: count for word, count in counts.items() if count}
-    assert (batch[2:-1] == 7).all()
-
-
-def test_the_hash_of_one_word_is_undone() -> None:
-    words = np.random.default_rng(6).integers(-(2**63), 2**63 - 1, 1000)
-    assert (scattered(words) == mixed(words[None])).all()
-    assert (gathered(scattered(words)) == words).all()
 
 
 @pytest.mark.parametrize("kind", ["any", "without a value", "few", "few keys", "some alike above"])

@@ -19,10 +19,8 @@ import numpy as np
 
 from persist.codecs import DiffOverflow
 from persist.dataflow.updates.bulk import (
-    COUNTED_ROWS,
     MANY_ROWS,
     SAMPLE,
-    counted,
     has_repeats,
     order_of,
     reordered,
@@ -100,12 +98,8 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
     """Return updates whose key words come first as a batch."""
     if not updates.shape[1]:
         return layout.empty()
-    if updates.shape[1] >= COUNTED_ROWS:
-        fewer = counted(updates) if layout.words else None
-        if fewer is not None:
-            updates = fewer
-        elif updates.shape[1] >= MANY_ROWS:
-            updates = _summed_first(updates, layout)
+    if updates.shape[1] >= MANY_ROWS:
+        updates = _summed_first(updates, layout)
     hashes = key_hashes(updates[: layout.keys])
     if layout.values:
         hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
