@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """Keeps an imported room from taking the place of a public name: `persist.fsck` and `ingest` are functions."""
+    """Keeps an imported room from taking the place of a public name: `fsck`, `ingest`, `egress` are functions."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in ("fsck", "ingest") or not isinstance(value, ModuleType):
+        if name not in ("fsck", "ingest", "egress") or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from persist.codecs import (
 )
 from persist.collection import Collection
 from persist.compact import CompactionReport
+from persist.egress import egress
 from persist.engine import About, Retained
 from persist.follow import Following
 from persist.fsck import Checked, FsckReport, Problem, Repair, Unreferenced, fsck
@@ -97,6 +98,7 @@ __all__: list[str] = [
     "Utf8",
     "View",
     "Work",
+    "egress",
     "fsck",
     "ingest",
     "open",

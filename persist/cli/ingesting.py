@@ -1,4 +1,4 @@
-"""The command that takes in files, databases and topics: ingest."""
+"""The commands that take in files, databases and topics, and that send collections there: ingest, egress."""
 
 import signal
 import threading
@@ -50,6 +50,35 @@ def ingest(
             {"source": done.source, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)},
             line if done.commits else f"nothing is new at {done.source}",
         )
+    return OK
+
+
+@command
+def egress(
+    at: Place,
+    sink: Annotated[
+        str,
+        typer.Argument(metavar="SINK", help="A TOML file that describes a target, or its URL: docs/egress.md."),
+    ],
+    collection: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A collection or view to send; may be repeated.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all that is sealed by now was sent.")] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Send nothing: give up the holds and what the target knows of them.")
+    ] = False,
+) -> int:
+    """Send collections to a database exactly once, and follow them. Given again, it goes on where it was."""
+    options: dict[str, Any] = {} if collection is None else {"collections": collection}
+    with at.writing(background=True) as client, _stopped_by_sigterm() as stop:
+        done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)
+        said = {"sink": done.sink, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)}
+        if drop:
+            line = f"gave up {counted(len(done.dropped), 'hold')} of {done.sink}"
+            tell_done(at, {**said, "dropped": list(done.dropped)}, line)
+            return OK
+        line = f"sent {counted(done.rows, 'row')} to {done.sink} in {counted(done.commits, 'transaction')}"
+        tell_done(at, said, line if done.commits else f"nothing is new for {done.sink}")
     return OK
 
 

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 
-from persist.blob import Conflict, Corruption
+from persist.blob import Conflict, Corruption, Unavailable
 
 
 @dataclass(eq=False, repr=False)
@@ -102,6 +102,14 @@ class LeaseExpired(Conflict):
     what: str
 
     template = "{what}. Begin again: take a new snapshot, or subscribe anew."
+
+
+class SinkMoved(Conflict):
+    """Another process sends the same collections to the same target, and was first."""
+
+
+class TargetUnavailable(Unavailable):
+    """The target of a sink does not answer. What it has got says where to go on."""
 
 
 @dataclass(eq=False, repr=False)

@@ -11,9 +11,20 @@ from typing import TYPE_CHECKING
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
+    from persist.ingest.config import checked, described
     from persist.ingest.driver import Ingested, ingest
-    from persist.ingest.source import Batch, Change, Run, Source, SourceMoved, Target
+    from persist.ingest.pg_address import PgAddress, one_line
+    from persist.ingest.source import Batch, Change, Run, Source, SourceMoved, Target, without_secrets
 
-_SOURCE = ("Batch", "Change", "Run", "Source", "SourceMoved", "Target")
-__all__ = ["Ingested", "ingest", *_SOURCE]
-__getattr__ = late_names(__name__, {"driver": ("Ingested", "ingest"), "source": _SOURCE})
+_SOURCE = ("Batch", "Change", "Run", "Source", "SourceMoved", "Target", "without_secrets")
+_PG_ADDRESS = ("PgAddress", "one_line")
+__all__ = ["Ingested", "PgAddress", "checked", "described", "ingest", "one_line", *_SOURCE]
+__getattr__ = late_names(
+    __name__,
+    {
+        "config": ("checked", "described"),
+        "driver": ("Ingested", "ingest"),
+        "pg_address": _PG_ADDRESS,
+        "source": _SOURCE,
+    },
+)

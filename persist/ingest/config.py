@@ -25,14 +25,7 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
         if options:
             raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a Source")
         return given
-    where = "the options"
-    if isinstance(given, Mapping):
-        config = {**given, **options}
-    elif os.fspath(given).endswith(".toml"):
-        where = f"the file {os.fspath(given)}"
-        config = {**_read(os.fspath(given)), **options}
-    else:
-        config = {"source": os.fspath(given), **options}
+    config, where = described("source", given, options)
     url = config.get("source")
     if not isinstance(url, str) or not url:
         raise InvalidUsage(f'{where} must say what to read: source = "s3://bucket/orders/*.csv", or another URL')
@@ -46,14 +39,31 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
     return Files(checked(FilesConfig, config, where))
 
 
-def checked(kind: type[T], config: Mapping[str, Any], where: str) -> T:
+def described(
+    end: str, given: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Return what is said of a source or a sink by a URL, a file or what is in one, and where that is said.
+
+    Args:
+        end: "source" or "sink", the name of the option that has the URL.
+        options: that go before it.
+    """
+    if isinstance(given, Mapping):
+        return {**given, **options}, "the options"
+    path = os.fspath(given)
+    if path.endswith(".toml"):
+        return {**_read(path), **options}, f"the file {path}"
+    return {end: path, **options}, "the options"
+
+
+def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "source") -> T:
     """Return what is configured as a struct of its kind."""
     names = get_type_hints(kind)
     for name in config:
         if name not in names:
             hint = did_you_mean(name, names)
             raise InvalidUsage(
-                f"{where}: there is no option {name!r} of this source{hint or ''}. Options are {', '.join(names)}"
+                f"{where}: there is no option {name!r} of this {end}{hint or ''}. Options are {', '.join(names)}"
             )
     try:
         return msgspec.convert(dict(config), kind)

@@ -1,7 +1,6 @@
-"""A database of Postgres: how to connect to it, and which tables and columns a publication has."""
+"""A database of Postgres as a source: which tables and columns a publication has."""
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +8,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from persist.errors import InvalidUsage, Unavailable
-from persist.ingest.pg_types import SESSION, arrow_type_of, has_counterpart
+from persist.errors import InvalidUsage
+from persist.ingest.pg_address import PgAddress
+from persist.ingest.pg_types import arrow_type_of, has_counterpart
 from persist.ingest.pgoutput import Column
-from persist.ingest.source import without_secrets
-from persist.read import required
 
 logger = logging.getLogger(__name__)
 
@@ -64,54 +62,18 @@ class Published:
         return [column.name for column in self.columns if column.is_key]
 
 
-class Database:
-    """A database: how to connect to it, and what its publication has.
-
-    Attributes:
-        name: what it is called in messages and logs: nothing secret is in it.
-        library: psycopg2.
-    """
+class Database(PgAddress):
+    """A database, and what its publication has."""
 
     def __init__(self, config: PostgresConfig) -> None:
-        self.library = required("psycopg2-binary>=2.9.10")
+        super().__init__(config.source, "persist ingest")
         self.config = config
-        self._dsn = self._parsed(config.source)
-        where = f"{self._dsn.get('host', '')}/{self._dsn.get('dbname', '')}"
-        self.name = f"postgres://{where} publication {config.publication}"
+        self.name += f" publication {config.publication}"
         if config.batch_rows < 1 or not config.heartbeat_s > 0:
             raise InvalidUsage(
                 f"batch_rows={config.batch_rows} must be at least 1, and heartbeat_s={config.heartbeat_s} above 0"
             )
         self._domains: dict[int, tuple[int, int]] = {}
-
-    def connected(self, *, replication: bool = False) -> Any:
-        """Return a connection, or one for replication.
-
-        Raises:
-            Unavailable: the server does not answer, or does not let this user in.
-        """
-        dsn = {**self._dsn, "application_name": "persist ingest"}
-        dsn["options"] = f"{dsn.get('options', '')} {SESSION}".strip()
-        host = dsn.get("host") or os.environ.get("PGHOST", "")
-        is_near = host in ("", "localhost", "127.0.0.1", "::1") or host.startswith("/")
-        if "sslmode" not in dsn and "PGSSLMODE" not in os.environ and not is_near:
-            dsn["sslmode"] = "require"
-        kind = {}
-        if replication:
-            from psycopg2.extras import LogicalReplicationConnection
-
-            kind = {"connection_factory": LogicalReplicationConnection}
-        try:
-            return self.library.connect(**dsn, **kind)
-        except self.library.OperationalError as error:
-            raise self.unavailable(error) from None
-
-    def unavailable(self, error: Exception) -> Unavailable:
-        """Return the error that says that the server does not answer; no password is in it."""
-        text = without_secrets(one_line(error))
-        if secret := self._dsn.get("password"):
-            text = text.replace(secret, "***")
-        return Unavailable(f"{self.name} does not answer: {text}")
 
     def published(self, connection: Any) -> list[Published]:
         """Return the tables of the publication that are wanted."""
@@ -186,12 +148,6 @@ class Database:
         published = tuple(Column(row[0], row[1], row[2], row[4]) for row in rows)
         return Published(schema, name, identity, published, {row[0]: row[3] for row in rows}, where)
 
-    def _parsed(self, source: str) -> dict[str, Any]:
-        try:
-            return dict(self.library.extensions.parse_dsn(source))
-        except self.library.Error as error:
-            raise InvalidUsage(f"{without_secrets(source)} is no address of a database: {one_line(error)}") from None
-
     def kept(self, table: str, columns: Sequence[Column]) -> list[Column]:
         """Return the columns of a table that are not left out."""
         return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
@@ -212,8 +168,3 @@ class Database:
             base, own = self._domains[base]
             modifier = own if modifier == -1 else modifier
         return base, modifier
-
-
-def one_line(error: Exception) -> str:
-    """Return what an error says, as one line."""
-    return " ".join(str(error).split())

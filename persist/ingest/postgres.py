@@ -21,7 +21,8 @@ from persist.blob import Backoff
 from persist.client import Client
 from persist.codecs import int64_array
 from persist.errors import InvalidUsage
-from persist.ingest.pg_database import Database, PostgresConfig, Published, one_line
+from persist.ingest.pg_address import one_line
+from persist.ingest.pg_database import Database, PostgresConfig, Published
 from persist.ingest.pg_stream import CLOCK_US, COLUMNS, SlotInUse, Stream
 from persist.ingest.pg_types import typed
 from persist.ingest.pgoutput import lsn_of

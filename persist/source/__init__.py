@@ -5,6 +5,6 @@ what a stopped query has not read yet; where history is gone after all, or anoth
 told so before it is given anything. The room knows nothing of the engine that runs the tasks.
 """
 
-from persist.source.hold import NO_HOLD, Offset
-from persist.source.limits import NO_LIMITS, BatchLimits
+from persist.source.hold import NO_HOLD, Offset, Position, StreamHold
+from persist.source.limits import NO_LIMITS, BatchEnds, BatchLimits
 from persist.source.source import CollectionAddress, SourceOptions, StreamSource

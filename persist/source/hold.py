@@ -31,6 +31,7 @@ from persist.state import CollectionState
 VERSION = 1
 COMPLETE = "complete"
 NO_HOLD = "none"
+ANEW = "begin with a new checkpointLocation"
 
 Json = dict[str, Any]
 
@@ -119,8 +120,7 @@ _TAKEN = (
     "release that hold with collection.hold(name=…).release() if nobody needs it."
 )
 _MOVED = (
-    "Somebody else moved the hold of this query: another query with the same hold or a copy of its checkpoint. Stop "
-    "one of them; begin with a new checkpointLocation if this one is behind."
+    "Somebody else moved this hold: another one that has the same hold, or a copy of its checkpoint. Stop one of them; "
 )
 _UNWRITABLE = (
     'A query holds history by a record in the log. To read what nobody may write, use .option("hold", "none"): then '
@@ -131,8 +131,10 @@ _UNWRITABLE = (
 class StreamHold:
     """The hold of one query on a collection, as one process of it sees it."""
 
-    def __init__(self, handle: CollectionHandle) -> None:
+    def __init__(self, handle: CollectionHandle, anew: str = ANEW) -> None:
+        """Take a collection, and how one begins anew where history is lost."""
         self._handle = handle
+        self._anew = anew
         self._hold: Hold | None = None
 
     def take(self, at: Position) -> None:
@@ -165,9 +167,9 @@ class StreamHold:
         held = contents.holds.get(at.hold)
         if held is None:
             known = tuple(name for name, hold in contents.holds.items() if hold.lease is None)
-            raise _advised(HoldNotFound(at.hold, known), _gone(at, contents))
+            raise _advised(HoldNotFound(at.hold, known), _gone(at, contents, self._anew))
         if held.time > at.reached:
-            raise _advised(HoldMoved(at.hold, at.reached, held.time), _MOVED)
+            raise _advised(HoldMoved(at.hold, at.reached, held.time), self._moved)
 
     def move(self, at: Position) -> None:
         """Let go of what is before a position; of everything, if that is the end of all.
@@ -185,7 +187,11 @@ class StreamHold:
             elif at.reached > self._hold.time:
                 self._hold.advance(at.reached)
         except HoldMoved as error:
-            raise _advised(error, _MOVED) from None
+            raise _advised(error, self._moved) from None
+
+    @property
+    def _moved(self) -> str:
+        return f"{_MOVED}{self._anew} if this one is behind."
 
 
 def check_free(name: str, contents: CollectionState) -> None:
@@ -195,11 +201,11 @@ def check_free(name: str, contents: CollectionState) -> None:
         raise _advised(HoldMoved(name, None, hold.time), _TAKEN)
 
 
-def _gone(at: Position, contents: CollectionState) -> str:
-    what = f"It kept history for this query, and somebody removed it. Since is {contents.since}, so"
+def _gone(at: Position, contents: CollectionState, anew: str) -> str:
+    what = f"It kept history for what follows by it, and somebody removed it. Since is {contents.since}, so"
     if contents.since.has_beyond(at.reached):
         return f"{what} nothing is lost yet: make it again at time {at.reached}, then restart."
-    return f"{what} changes after {at.reached} are lost: begin with a new checkpointLocation."
+    return f"{what} changes after {at.reached} are lost: {anew}."
 
 
 def _advised(error: PersistError, advice: str) -> PersistError:

@@ -1,0 +1,30 @@
+"""What describes a sink: a URL with options, a TOML file, or what such a file would hold."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from persist.egress.sink import Sink
+from persist.errors import InvalidUsage
+from persist.ingest import checked, described
+
+
+def sink_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
+    """Return the sink that is described.
+
+    Raises:
+        InvalidUsage: there is no such file, it is no TOML, or an option is unknown, missing or of another type.
+    """
+    if not isinstance(given, (str, os.PathLike, Mapping)):
+        if options:
+            raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a Sink")
+        return given
+    config, where = described("sink", given, options)
+    url = config.get("sink")
+    if not isinstance(url, str) or not url:
+        raise InvalidUsage(f'{where} must say where to: sink = "postgres://writer@db.example/shop", or another URL')
+    if url.startswith(("postgres://", "postgresql://")):
+        from persist.egress.postgres import PostgresConfig, PostgresSink
+
+        return PostgresSink(checked(PostgresConfig, config, where, "sink"))
+    raise InvalidUsage(f"{where}: {url.partition(':')[0]!r} is no kind of sink: use postgres://")

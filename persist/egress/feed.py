@@ -1,0 +1,241 @@
+"""One collection on its way out: what is read of it from where on, and the hold that keeps it until it was sent.
+
+Contents are sent in slices of keys. Where a slice ends is written down as a key, and not as a number of rows: rows come
+in no particular order, and slices are cut elsewhere after a compaction.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pyarrow as pa
+
+from persist.codecs import TIME_MAX, CollectionSchema, KeyRange
+from persist.collection import Collection
+from persist.egress.sink import Leaving, Piece, Reached, Rows
+from persist.engine import CollectionHandle, take_hold
+from persist.errors import HoldNotFound, InvalidUsage, LeaseExpired
+from persist.read import (
+    Changes,
+    ClaimedRead,
+    Form,
+    Scan,
+    Transitions,
+    changes_scan,
+    read_snapshot,
+    snapshot_scan,
+)
+from persist.source import BatchEnds, BatchLimits, StreamHold
+from persist.state import CollectionState, check_changes_readable, last_sealed
+
+SLICE_BYTES = 32 << 20
+ANEW = "give the sink up by --drop, empty its tables, and begin anew"
+
+
+class Feed:
+    """What flows out of one collection. For one thread at a time.
+
+    Attributes:
+        reached: how far the target has come; None if it has nothing.
+        held: how far the hold knows that.
+    """
+
+    def __init__(self, collection: Collection, hold: str, rows: Rows | None) -> None:
+        self._handle = collection.handle
+        self._name = hold
+        self._hold = StreamHold(self._handle, ANEW)
+        self._reading: ClaimedRead | None = None
+        self._ends = BatchEnds()
+        schema = self._handle.reading_schema()
+        if rows == "keys" and not schema.key_names:
+            raise InvalidUsage(
+                f'the collection {collection.name!r} has no key, so it cannot be sent with rows = "keys"'
+            )
+        self.leaving = Leaving(self._handle.id, collection.name, rows or ("keys" if schema.key_names else "multiset"))
+        self.reached: Reached | None = None
+        self.held: Reached | None = None
+
+    @property
+    def handle(self) -> CollectionHandle:
+        """The collection."""
+        return self._handle
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it is sent by key."""
+        return self.leaving.rows == "keys"
+
+    def go_on(self, reached: Reached | None) -> None:
+        """Go on where the target is.
+
+        Raises:
+            HoldNotFound, HoldMoved: the hold is not there, or not behind that.
+            InvalidUsage: the collection was put back to an earlier state.
+        """
+        self._let_go()
+        self.reached = self.held = reached
+        if reached is None:
+            return
+        if reached.upper is None and reached.stage == "following":
+            self.release()  # A process that was killed may have left it.
+            return
+        contents = self._handle.contents()
+        self._hold.check(contents, reached.position(self._name))
+        sealed = contents.upper.time
+        if sealed is not None and (reached.upper is None or reached.upper > sealed):
+            raise InvalidUsage(
+                f"the target has got more of {self.leaving.name!r} than is sealed up to {contents.upper}: the "
+                f"collection was put back to an earlier state. So {ANEW}"
+            )
+
+    def begun(self, contents: CollectionState) -> Piece | None:
+        """Return what begins: it takes the hold, and names the contents that are sent first; None if none are sealed.
+
+        A hold that is there was left by a process that was killed before it began, so its time is taken.
+        """
+        held = contents.holds.get(self._name)
+        schema = self._handle.schema_in(contents, None)
+        as_of: int | None = None
+        if held is not None:
+            as_of = held.time if contents.upper > held.time else None
+            if as_of is None and held.time:
+                return None
+        elif contents.since < contents.upper:
+            as_of = last_sealed(contents)
+        elif contents.upper > 0 or contents.since > 0:
+            return None  # It cannot be read until more is sealed.
+        upper = 0 if as_of is None else None if as_of == TIME_MAX else as_of + 1
+        after = Reached("copying", as_of, upper, None, schema.version)
+        self._hold.take(after.position(self._name))
+        return Piece(self.leaving, None, after, schema)
+
+    def contents(self) -> Iterator[Piece]:
+        """Yield the pieces of contents that are not there yet; each is to be taken before the next one is asked for.
+
+        Memory: a slice of about `SLICE_BYTES`.
+        """
+        at = self.reached
+        assert at is not None
+        assert at.stage == "copying"
+        if at.as_of is None:
+            schema = self._handle.reading_schema(at.schema)
+            yield Piece(self.leaving, at, replace(at, stage="copied"), schema, schema)
+            return
+        contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
+        schema = self._handle.schema_in(contents, at.schema)
+        scan = snapshot_scan(contents, schema, at.as_of, None)
+        scan = replace(scan, keys=KeyRange(None if at.below is None else [*at.below])).pruned()
+        scan.check_columns()
+        slices = scan.slices_within(SLICE_BYTES) or [scan]
+        for each in slices:
+            before = self.reached
+            assert before is not None
+            below = each.keys.upper
+            after = replace(before, stage="copied") if below is None else replace(before, below=tuple(below))
+            yield Piece(self.leaving, before, after, schema, schema, self._rows(each, reading))
+
+    def shown(self) -> Piece:
+        """Return what makes contents that were copied seen."""
+        at = self.reached
+        assert at is not None
+        schema = self._handle.reading_schema(at.schema)
+        return Piece(self.leaving, at, replace(at, stage="following", below=None), schema, schema)
+
+    def end(self, contents: CollectionState, limit: int) -> int | None:
+        """Return how far a piece may go that has about so many updates; None if that is all there will ever be."""
+        lower, upper = self._next(contents)
+        contents = self._handle.folded(contents, end=upper)
+        scan = changes_scan(contents, self._handle.schema_in(contents, None), lower, upper, ())
+        end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
+        return contents.upper.time if end == upper else end
+
+    def changes(self, end: int | None, *, schema: int | None = None) -> Piece:
+        """Return the changes from where the target is up to a time; None for all that will ever be.
+
+        Args:
+            schema: the version of the columns; the newest if it is left out.
+        """
+        at = self.reached
+        assert at is not None
+        assert at.upper is not None
+        lower, upper = at.upper, TIME_MAX + 1 if end is None else end
+        contents, reading = self._claimed(max(0, lower - 1), end=upper)
+        check_changes_readable(contents, lower)
+        newest = self._handle.schema_in(contents, schema)
+        earlier = self._handle.schema_in(contents, at.schema)
+        scan = changes_scan(contents, newest, lower, upper, None)
+        scan.check_columns()
+        pairs = Transitions.of_columns(newest, None) if self.is_keyed else None
+        after = replace(at, upper=end, schema=newest.version)
+        return Piece(self.leaving, at, after, newest, earlier, Changes(scan, reading, None, pairs).to_batches())
+
+    @property
+    def reached_upper(self) -> int | None:
+        """Up to which time the target has it; None if that is all, or nothing."""
+        return None if self.reached is None else self.reached.upper
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the target has all that there will ever be."""
+        return self.reached is not None and self.reached.upper is None
+
+    def has_more(self, contents: CollectionState) -> bool:
+        """Return whether more is sealed than the target has."""
+        at = self.reached
+        return at is not None and at.upper is not None and contents.upper > at.upper
+
+    def keep(self) -> None:
+        """Let since follow what the target has. Cost: a commit, or nothing."""
+        at = self.reached
+        if at is None or at == self.held or at.stage != "following":
+            return
+        self._hold.move(at.position(self._name))
+        self.held = at
+        if at.upper is not None and self._reading is not None:
+            self._reading.move(max(0, at.upper - 1))
+
+    def release(self) -> bool:
+        """Give the hold up; return whether there was one."""
+        self._let_go()
+        with suppress(HoldNotFound):
+            take_hold(self._handle, None, self._name).release()
+            return True
+        return False
+
+    def close(self) -> None:
+        """Let go of what is read."""
+        self._let_go()
+
+    def _next(self, contents: CollectionState) -> tuple[int, int]:
+        at = self.reached
+        assert at is not None
+        assert at.upper is not None
+        return at.upper, TIME_MAX + 1 if contents.upper.time is None else contents.upper.time
+
+    def _rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
+        form: Form = "rows" if self.is_keyed else "diff"
+        with reading.explained():
+            for table in read_snapshot(scan, form, reading()):
+                yield from table.to_batches()
+
+    def _claimed(self, time: int, *, end: int) -> tuple[CollectionState, ClaimedRead]:
+        """Keep what is read from a time on; return the state of a moment after that."""
+        if self._reading is not None:
+            try:
+                self._reading()
+            except LeaseExpired:  # This process stood still for long. What is needed is behind the permanent hold.
+                self._let_go()
+            else:
+                return self._handle.folded(self._handle.known(), end=end), self._reading
+        contents, self._reading = self._handle.claim(time, end=end)
+        return contents, self._reading
+
+    def _let_go(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+
+def schema_change(before: CollectionSchema, after: CollectionSchema) -> bool:
+    """Return whether the columns of two versions differ in what a target sees of them."""
+    return (before.names, before.ids, before.arrow) != (after.names, after.ids, after.arrow)

@@ -1,0 +1,285 @@
+"""One collection as a table of Postgres, and the statements that bring it from where it is to where it will be.
+
+There are two forms. By key, the table has a row for each key, and the key is its primary key. As a multiset, the table
+has a row for each distinct row, with two more columns: `_row`, the SHA-256 of its text, which is the primary key, and
+`_count`, how often the collection has it. So negative multiplicities have a place, too, and an index finds each row.
+
+Contents are first copied into a table beside it, which becomes the table when all are there, so nobody sees a part of
+them. If the table is there already, it gets what was copied. Changes are copied into a temporary table, and applied
+from there: what comes last counts of each key.
+
+By key, each change must find what the change says: an insert finds no row, an update or a deletion finds one. So it is
+noticed when a key has several rows, or when somebody else has inserted or deleted some.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs import CollectionSchema
+from persist.egress.pg_columns import copy_text, fits, type_of
+from persist.egress.sink import Leaving
+from persist.errors import InvalidUsage
+
+ROW, COUNT = "_row", "_count"
+CHANGED = "_change"
+
+
+class PgTable:
+    """A table of a sink, by the columns that a version of the collection's schema has."""
+
+    def __init__(self, leaving: Leaving, schema: CollectionSchema, place: tuple[str, str], copy: str) -> None:
+        """Take a collection, its columns, the schema and name of its table, and the name of that of a copy."""
+        from psycopg2 import sql
+
+        self._sql = sql
+        self.leaving = leaving
+        self.schema = schema
+        self.place = place
+        self.columns = [*schema.names]
+        self.key = [*schema.key_names] if leaving.rows == "keys" else [ROW]
+        self._types = {name: type_of(schema.arrow.field(name).type, f"{leaving.name}.{name}") for name in self.columns}
+        self.table = sql.Identifier(*place)
+        self.copy = sql.Identifier(place[0], copy)
+        self._stage = sql.Identifier(f"stage_{copy[-16:]}_{schema.version}")
+        if clash := {*self.columns} & ({ROW, COUNT} if leaving.rows == "multiset" else {CHANGED, "_time"}):
+            raise InvalidUsage(f"{leaving.name!r} has a column {min(clash)!r}, which means something else in its table")
+
+    @property
+    def shown(self) -> str:
+        """The table's name, for people."""
+        return ".".join(self.place)
+
+    def _run(self, cursor: Any, text: str, values: Sequence[Any] = (), **parts: Any) -> None:
+        sql = self._sql
+        parts |= {"table": self.table, "copy": self.copy, "stage": self._stage, "row": self._digest()}
+        parts |= {"columns": self._names(self.columns), "key": self._names(self.key)}
+        cursor.execute(sql.SQL(text).format(**parts), values or None)
+
+    def _names(self, names: Sequence[str], before: str = "", between: str = ", ") -> Any:
+        sql = self._sql
+        return sql.SQL(between).join(sql.SQL(before) + sql.Identifier(name) for name in names)
+
+    def _digest(self) -> Any:
+        sql = self._sql
+        return sql.SQL("sha256(convert_to(ROW({})::text, 'UTF8'))").format(self._names(self.columns))
+
+    def _same_key(self, one: str, other: str) -> Any:
+        sql = self._sql
+        pairs = [
+            sql.SQL(one) + sql.Identifier(name) + sql.SQL(" = " + other) + sql.Identifier(name) for name in self.key
+        ]
+        return sql.SQL(" AND ").join(pairs)
+
+    def begin(self, cursor: Any) -> None:
+        """Make the table of the copy. A table that is there must fit, and be empty."""
+        if self._is_there(cursor):
+            self._check_columns(cursor)
+            self._check_empty(cursor)
+        sql = self._sql
+        self._run(cursor, "DROP TABLE IF EXISTS {copy}")
+        if self._is_there(cursor):
+            self._run(cursor, "CREATE TABLE {copy} (LIKE {table} INCLUDING DEFAULTS)")
+            return
+        made = [sql.Identifier(name) + sql.SQL(" " + self._types[name]) for name in self.columns]
+        if self.leaving.rows == "multiset":
+            made += [sql.SQL(f"{ROW} bytea, {COUNT} bigint NOT NULL")]
+        self._run(cursor, "CREATE TABLE {copy} ({made})", made=sql.SQL(", ").join(made))
+
+    def add(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
+        """Add contents to the copy."""
+        if self.leaving.rows == "keys":
+            for batch in batches:
+                self._copy(cursor, self.copy, self.columns, batch.select(self.columns))
+            return
+        self._stage_updates(cursor, self.copy, batches)
+        self._run(
+            cursor,
+            "INSERT INTO {copy} ({columns}, _row, _count) SELECT {columns}, {row}, _diff FROM {stage}",
+        )
+
+    def show(self, cursor: Any) -> None:
+        """Make the copy the table, or give the table that is there what the copy has."""
+        if not self._is_there(cursor):
+            self._run(cursor, "ALTER TABLE {copy} ADD PRIMARY KEY ({key})")
+            self._run(cursor, "ALTER TABLE {copy} RENAME TO {name}", name=self._sql.Identifier(self.place[1]))
+            return
+        self._run(cursor, "LOCK TABLE {table} IN EXCLUSIVE MODE")
+        self._check_columns(cursor)
+        self._check_empty(cursor)
+        more = self._names([ROW, COUNT], ", ", "") if self.leaving.rows == "multiset" else self._sql.SQL("")
+        self._run(
+            cursor,
+            "INSERT INTO {table} ({columns}{more}) SELECT {columns}{more} FROM {copy}; DROP TABLE {copy}",
+            more=more,
+        )
+
+    def evolve(self, cursor: Any, before: "PgTable") -> None:
+        """Give the table the columns that the collection has by now."""
+        sql, was, now = self._sql, before.schema, self.schema
+        old, new = dict(zip(was.ids, was.names, strict=True)), dict(zip(now.ids, now.names, strict=True))
+        renamed = {id_: f"_renamed_{id_}" for id_ in old if id_ in new and old[id_] != new[id_]}
+        for id_, name in old.items():  # First out of each other's way: two columns may have changed their names.
+            if id_ not in new:
+                self._run(cursor, "ALTER TABLE {table} DROP COLUMN {name}", name=sql.Identifier(name))
+            elif id_ in renamed:
+                self._rename(cursor, name, renamed[id_])
+        for id_, name in new.items():
+            kind = sql.SQL(self._types[name])
+            if id_ not in old:
+                self._run(cursor, "ALTER TABLE {table} ADD COLUMN {name} {kind}", name=sql.Identifier(name), kind=kind)
+            elif id_ in renamed:
+                self._rename(cursor, renamed[id_], name)
+            if id_ in old and before._types[old[id_]] != self._types[name]:
+                text = "ALTER TABLE {table} ALTER COLUMN {name} TYPE {kind}"
+                self._run(cursor, text, name=sql.Identifier(name), kind=kind)
+        if self.leaving.rows == "multiset":
+            self._run(cursor, "UPDATE {table} SET _row = {row}")
+
+    def _rename(self, cursor: Any, name: str, to: str) -> None:
+        parts = {"name": self._sql.Identifier(name), "to": self._sql.Identifier(to)}
+        self._run(cursor, "ALTER TABLE {table} RENAME COLUMN {name} TO {to}", **parts)
+
+    def apply(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
+        """Apply changes: transitions by key, or updates."""
+        if self.leaving.rows == "multiset":
+            self._stage_updates(cursor, self.table, batches)
+            self._run(
+                cursor,
+                "INSERT INTO {table} AS t ({columns}, _row, _count) SELECT DISTINCT ON (_row) {columns}, _row, "
+                "sum(_diff) OVER (PARTITION BY _row) FROM (SELECT *, {row} AS _row FROM {stage}) s "
+                "ON CONFLICT (_row) DO UPDATE SET _count = t._count + EXCLUDED._count; "
+                "DELETE FROM {table} t USING {stage} s WHERE t._row = {staged} AND t._count = 0",
+                staged=self._sql.SQL("sha256(convert_to(ROW({})::text, 'UTF8'))").format(
+                    self._names(self.columns, "s.")
+                ),
+            )
+            return
+        names = [*self.columns, "_time", "_was", "_is"]
+        self._make_stage(cursor, self.table, "_time bigint, _was boolean, _is boolean")
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            self._copy(cursor, self._stage, names, _signed(batch, self.columns))
+        if is_empty:
+            return
+        self._run(cursor, "ANALYZE {stage}")
+        self._check_found(cursor)
+        last = "(SELECT DISTINCT ON ({key}) * FROM {stage} ORDER BY {key}, _time DESC) s"
+        self._run(
+            cursor,
+            "DELETE FROM {table} t USING " + last + " WHERE NOT s._is AND {same}",
+            same=self._same_key("t.", "s."),
+        )
+        values = [name for name in self.columns if name not in self.key]
+        sets = self._sql.SQL(", ").join(self._sql.SQL("{0} = EXCLUDED.{0}").format(self._names([v])) for v in values)
+        action = self._sql.SQL("UPDATE SET {}").format(sets) if values else self._sql.SQL("NOTHING")
+        self._run(
+            cursor,
+            "INSERT INTO {table} ({columns}) SELECT {columns} FROM " + last + " WHERE s._is "
+            "ON CONFLICT ({key}) DO {action}",
+            action=action,
+        )
+
+    def _check_found(self, cursor: Any) -> None:
+        """Check that each change finds what it says: by the one before of its key, or by the table."""
+        self._run(
+            cursor,
+            "SELECT {named}, s._was FROM (SELECT *, row_number() OVER w AS _n, lag(_is) OVER w AS _before FROM {stage} "
+            "WINDOW w AS (PARTITION BY {key} ORDER BY _time)) s LEFT JOIN (SELECT *, true AS _there FROM {table}) t "
+            "ON {same} WHERE s._was <> CASE WHEN s._n = 1 THEN t._there IS NOT NULL ELSE s._before END LIMIT 1",
+            named=self._names(self.key, "s."),
+            same=self._same_key("t.", "s."),
+        )
+        if found := cursor.fetchone():
+            key = ", ".join(f"{name}={value!r}" for name, value in zip(self.key, found, strict=False))
+            state = "no row with" if found[-1] else "a row already with"
+            raise InvalidUsage(
+                f"the table {self.shown} has {state} {key}, so what {self.leaving.name!r} says of it cannot be "
+                'applied: the key has several rows there, which rows = "multiset" can send; or somebody has changed '
+                "the table. Nothing of this step was sent"
+            )
+
+    def _stage_updates(self, cursor: Any, like: Any, batches: Iterable[pa.RecordBatch]) -> None:
+        self._make_stage(cursor, like, "_diff bigint")
+        names = [*self.columns, "_diff"]
+        for batch in batches:
+            self._copy(cursor, self._stage, names, batch.select(names))
+
+    def _make_stage(self, cursor: Any, like: Any, more: str) -> None:
+        """Make the temporary table that changes are copied into, with the types of the table; once per connection."""
+        self._run(
+            cursor,
+            "CREATE TEMP TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS SELECT {columns} FROM {like} LIMIT 0",
+            like=like,
+        )
+        for each in more.split(", "):
+            self._run(cursor, f"ALTER TABLE {{stage}} ADD COLUMN IF NOT EXISTS {each}")
+
+    def _copy(self, cursor: Any, into: Any, names: Sequence[str], rows: pa.RecordBatch) -> None:
+        sql = self._sql
+        text = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, self._names(names))
+        cursor.copy_expert(text.as_string(cursor.connection), copy_text(rows, self.leaving.name))
+
+    def _is_there(self, cursor: Any) -> bool:
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (self.table.as_string(cursor.connection),))
+        return bool(cursor.fetchone()[0])
+
+    def _check_empty(self, cursor: Any) -> None:
+        self._run(cursor, "SELECT EXISTS (SELECT FROM {table})")
+        if cursor.fetchone()[0]:
+            raise InvalidUsage(
+                f"the table {self.shown} has rows that this sink has not sent: empty it, or give {self.leaving.name!r} "
+                f'another table by tables = {{ "{self.leaving.name}" = "…" }}'
+            )
+
+    def _check_columns(self, cursor: Any) -> None:
+        """Check that a table that is there can hold the collection."""
+        table = self.table.as_string(cursor.connection)
+        cursor.execute(
+            "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
+            "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            (table,),
+        )
+        there = {name: (kind, is_needed) for name, kind, is_needed in cursor.fetchall()}
+        wanted = dict(self._types)
+        if self.leaving.rows == "multiset":
+            wanted |= {ROW: "bytea", COUNT: "bigint"}
+        for name, kind in wanted.items():
+            if name not in there:
+                raise InvalidUsage(
+                    f"the table {self.shown} has no column {name!r}: ALTER TABLE {table} ADD COLUMN "
+                    f'"{name}" {kind}, or let the sink make the table'
+                )
+            if not fits(kind, there[name][0]):
+                raise InvalidUsage(
+                    f"the column {name!r} of the table {self.shown} is {there[name][0]}, which does not hold all "
+                    f"values of {kind}: change its type, or let the sink make the table"
+                )
+        needed = [name for name, (_, is_needed) in there.items() if is_needed and name not in wanted]
+        if needed:
+            raise InvalidUsage(
+                f"the table {self.shown} has a column {needed[0]!r} that {self.leaving.name!r} has not, and it must "
+                "not be NULL: give it a default, or drop it"
+            )
+        cursor.execute(
+            "SELECT array_agg(attname::text ORDER BY attname) FROM pg_index i JOIN pg_attribute a ON a.attrelid = "
+            "i.indrelid AND a.attnum = ANY (i.indkey) WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND "
+            "i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = i.indnatts GROUP BY i.indexrelid",
+            (table,),
+        )
+        if [sorted(self.key)] not in [[found] for (found,) in cursor.fetchall()]:
+            raise InvalidUsage(
+                f"the table {self.shown} has no unique index on just ({', '.join(self.key)}), by which its rows are "
+                f"found: ALTER TABLE {table} ADD PRIMARY KEY ({', '.join(self.key)})"
+            )
+
+
+def _signed(transitions: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Return changes by key as their new rows, with whether there was one before, and whether there is one now."""
+    change = transitions.column(CHANGED)
+    was, comes = pc.not_equal(change, "insert"), pc.not_equal(change, "delete")
+    arrays = [transitions.column(name) for name in (*columns, "_time")]
+    return pa.RecordBatch.from_arrays([*arrays, was, comes], [*columns, "_time", "_was", "_is"])

@@ -1,0 +1,28 @@
+"""A server of Postgres for the tests of this folder, and a database of its own for each test."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.egress.target import Target
+from tests.ingest.servers import Server, postgres
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[Server]:
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # Short, because the path of a socket may not be long.
+    try:
+        with postgres(folder) as found:
+            yield found
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def target(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
+    found = Target(server, f"t{abs(hash(request.node.name)) % 10**12}", str(tmp_path / "location"))
+    yield found
+    found.connection.close()
