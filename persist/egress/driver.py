@@ -34,7 +34,7 @@ RETRY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Egressed:
-    """What was sent: rows and transactions, and up to which time the target has each collection.
+    """What was sent: rows, transactions that had rows, and up to which time the target has each collection.
 
     Attributes:
         dropped: collections whose holds were given up, if that was asked for.
@@ -152,8 +152,8 @@ class _Egress:
         by_id = {piece.leaving.id: piece.after for piece in step}
         for feed in self.feeds:
             feed.reached = by_id.get(feed.leaving.id, feed.reached)
-        self.rows += sum(piece.count for piece in step)
-        self.commits += 1
+        rows = sum(piece.count for piece in step)
+        self.rows, self.commits = self.rows + rows, self.commits + bool(rows)
         now_s = self.client.engine.clock.monotonic_s()
         if now_s - self._kept_s >= KEEP_S:
             self._kept_s = now_s
