@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ from persist.engine import (
 )
 from persist.errors import InvalidUsage
 from persist.fsck import FsckReport, examine
+from persist.index import keep_indexes_current
 from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
@@ -139,6 +140,7 @@ class Client(CreatingCalls, Described):
         self.engine = engine
         if engine.mode != "read":
             keep_tables_current(engine)
+            keep_indexes_current(engine)
         self._pid = os.getpid()
         self._ends: list[Callable[[], object]] = []  # What else must be closed.
         if notify is not None:
@@ -237,6 +239,7 @@ class Client(CreatingCalls, Described):
         *,
         key: Sequence[str] | None = None,
         start: int | Moment | None = None,
+        indexes: Literal["auto"] | None = None,
         memory_budget: int | None = None,
         spill_folder: str | os.PathLike[str] | None = None,
     ) -> View:
@@ -254,6 +257,8 @@ class Client(CreatingCalls, Described):
                 among its columns, or else all of them.
             start: the time at which the view begins, or a moment; None for the earliest at which all of its inputs can
                 be read. "now" is the cheapest: the last time that all of them have sealed. It must not be before that.
+            indexes: "auto" makes those indexes of its inputs in which steps of the view would look records up, such as
+                the facts of a dimension that changes. They stay when the view is dropped. See `Collection.index`.
             memory_budget, spill_folder: of this handle, not of the view; see `view`.
 
         Warns:
@@ -268,7 +273,12 @@ class Client(CreatingCalls, Described):
         self.engine.writer("create_view")
         from persist.sql import given_options, made_view  # Here: the dataflow takes long to load.
 
-        return View(self, made_view(self.engine, name, sql, key, start, given_options(memory_budget, spill_folder)))
+        if indexes not in (None, "auto"):
+            raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
+        live = made_view(self.engine, name, sql, key, start, given_options(memory_budget, spill_folder))
+        if indexes is not None:
+            live.make_indexes()
+        return View(self, live)
 
     def sql(
         self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None

@@ -6,6 +6,7 @@ Leased holds have ids for names, so a permanent one may not look like an id.
 """
 
 import re
+from collections.abc import Iterable
 
 from persist.blob import InvalidUsage
 
@@ -15,6 +16,8 @@ HOLDER_CHARS_MAX = 1000
 
 OWN_PREFIX = "."  # Of collections that the library keeps for itself: the state of dataflows.
 VIEW_HOLD = "view "  # A permanent hold of this and the id of a view keeps what the view reads.
+INDEX_HOLD = "index "  # The same of an index: it keeps what its next refresh reads.
+INDEX_PREFIX = f"{OWN_PREFIX}index."  # Of the collection that an index is.
 
 _ID = re.compile(r"[0-9a-f]{32}")
 # A number, a day or the beginning of one, or a time of day.
@@ -85,6 +88,16 @@ def is_text(given: object) -> bool:
 def view_hold(view: str) -> str:
     """Return what the holds of a view are called, given its id: a name may change."""
     return f"{VIEW_HOLD}{view}"
+
+
+def index_hold(index: str) -> str:
+    """Return what the hold of an index is called, given its id."""
+    return f"{INDEX_HOLD}{index}"
+
+
+def index_name(collection: str, columns: Iterable[int]) -> str:
+    """Return what an index is called: there is one for each list of columns, which are named by their ids."""
+    return f"{INDEX_PREFIX}{collection}.{'-'.join(map(str, columns))}"
 
 
 def is_id(text: str) -> bool:

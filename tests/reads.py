@@ -17,12 +17,12 @@ CLIENT_READS = {
 CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write", "write"}
 COLLECTION_READS = {
     "about", "as_of_join", "changes", "columns", "comment", "diff", "get", "head", "history",
-    "holds", "late_bound", "late_counts", "listen", "name", "needs", "properties", "published", "retention", "since",
-    "snapshot", "subscribe", "tags", "timeline", "to_pandas", "unsealed", "upper", "upserts",
+    "holds", "indexes", "late_bound", "late_counts", "listen", "name", "needs", "properties", "published", "retention",
+    "since", "snapshot", "subscribe", "tags", "timeline", "to_pandas", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
-    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "evolve",
-    "follow", "hold", "import_delta", "import_parquet", "overwrite", "publish", "rename", "restore",
+    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "drop_index", "evolve",
+    "follow", "hold", "import_delta", "import_parquet", "index", "overwrite", "publish", "rename", "restore",
     "retain", "seal", "seal_to", "unpublish", "tag", "transition", "untag", "upsert", "write",
 }  # fmt: skip
 
@@ -64,6 +64,8 @@ def read_everything(client: persist.Client) -> None:
     assert orders.unsealed is None
     assert slider(orders, 2).shown["as_of"] == "2"
     assert orders.published() == []
+    assert orders.indexes() == []
+    assert orders.get(where="k = 5").num_rows == 1
     assert (orders.handle.as_time("time", 3), orders.handle.as_bound("time", 3)) == (3, 3)
     assert orders.as_of_join({"k": [5], "at": [2]})["v"].to_pylist() == [f"{5:032}"]
     for form in ("rows", "diff"):

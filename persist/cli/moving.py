@@ -1,4 +1,4 @@
-"""Commands that change a schema, move data in and out, and serve it: evolve, export, import, publish, serve, ui."""
+"""Commands that change a schema or index it, move data in and out, and serve it: evolve, index, export, publish …"""
 
 import os
 import signal
@@ -70,6 +70,37 @@ def evolve(
             {"collection": collection, "version": version, "columns": columns},
             f"{collection} has version {version} of its schema: {', '.join(f'{n}: {t}' for n, t in columns.items())}",
         )
+    return OK
+
+
+@command
+def index(
+    at: Place,
+    collection: Name,
+    columns: Annotated[
+        list[str] | None, typer.Argument(metavar="[COLUMN]...", help="To look up by; none to list the indexes.")
+    ] = None,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the index by these columns; answers stay.")] = False,
+) -> int:
+    """Keep a collection in the order of other columns, too, or bring such an index up to date; or list them."""
+    if drop and not columns:
+        raise persist.InvalidUsage("--drop removes one index: name its columns")
+    with at.writing() if columns else at.reading() as client:
+        loaded = client.load(collection)
+        if drop:
+            loaded.drop_index(*columns or ()).result()
+            told = {"collection": collection, "columns": columns, "dropped": True}
+            tell_done(at, told, f"dropped the index of {collection} by {', '.join(columns or ())}")
+            return OK
+        indexes = [loaded.index(*columns)] if columns else loaded.indexes()
+        if at.as_json:
+            print_json([asdict(one) for one in indexes])
+            return OK
+        for one in indexes:
+            by = f"{collection} by {', '.join(one.columns)}"
+            say(f"{by}: as of {one.as_of}, {counted(one.rows, 'row')}, {one.bytes:,} bytes")
+        if not indexes:
+            say(f"{collection} has no index")
     return OK
 
 

@@ -5,12 +5,12 @@ name. No call keeps state of the collection: what is known of it is the client's
 own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
 
-from persist.collection.describing import DescribingCalls, PublishingCalls
+from persist.collection.describing import DescribingCalls, IndexingCalls, PublishingCalls
 from persist.collection.reading import KeepingCalls, ReadingCalls
 from persist.collection.writing import WritingCalls
 
 
-class Collection(ReadingCalls, WritingCalls, KeepingCalls, PublishingCalls, DescribingCalls):
+class Collection(ReadingCalls, WritingCalls, KeepingCalls, IndexingCalls, PublishingCalls, DescribingCalls):
     """A handle on one collection; make it with `Client.create_or_load` or `Client.load`.
 
     It stands for that very collection, by id: after `drop`, it does not turn into a new one of the same name.

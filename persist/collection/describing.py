@@ -13,6 +13,7 @@ from persist.antichain import Antichain
 from persist.codecs import CollectionSchema
 from persist.engine import About, CollectionHandle, WantedEvolution, about_collection, describe_step, drop, evolve
 from persist.errors import InvalidUsage, PersistError
+from persist.index import IndexInfo, create_index, drop_index, indexes_of, steps_to_drop
 from persist.log import Table, kinds
 from persist.names import OWN_PREFIX, check_free_name
 from persist.publish import Published, format_of, publish, published_tables, unpublish, wanted_every
@@ -227,12 +228,12 @@ class DescribingCalls(CollectionBase, Described):
         """Remove the collection; its name becomes free for a new one at once.
 
         Its blobs are deleted by garbage collection, when nobody can be reading them any more. A view lets go of what it
-        reads in the same commit.
+        reads in the same commit, and indexes of the collection go with it.
 
         Raises (the future):
             CollectionNeeded: views read it.
         """
-        return drop(self.handle)
+        return drop(self.handle, steps_to_drop(self.handle, indexes_of(self.handle)))
 
 
 Deleting = Literal["vectors", "none"]
@@ -302,3 +303,44 @@ class PublishingCalls(CollectionBase):
     def published(self) -> list[Published]:
         """Return the tables that the collection is published as, as their newest versions are. Cost: one GET."""
         return published_tables(self.handle)
+
+
+class IndexingCalls(CollectionBase):
+    """The part of `Collection` that keeps it in other orders, too."""
+
+    def index(self, *columns: str) -> IndexInfo:
+        """Keep the collection in the order of some columns, too, so that records are found by them; say what there is.
+
+        An index is made if there is none, and is brought up to date otherwise. Making it reads the contents once and
+        stores as much again; one commit makes it, so it is never half there. `get(where=)` and the steps of views find
+        records by it where that reads less, here and on Spark. Answers are the same without it, at all times: what it
+        lacks is read from the changes. `View.refresh` refreshes the indexes of what the view reads, and clients do so
+        in the background if much has changed. Until then an index keeps the changes that it lacks from being compacted.
+
+        A column that is renamed carries over. If columns are added, dropped or widened, the next refresh makes the
+        index anew.
+
+        Args:
+            columns: key or value columns; a look-up has to give all of them.
+
+        Raises:
+            SchemaMismatch: a column is unknown, or there twice.
+            InvalidUsage: a column has no order that is looked up by, or these are the key of the collection.
+            ReadOnly: this client only reads.
+        """
+        return IndexInfo.of(create_index(self.handle, columns), self.handle)
+
+    def indexes(self) -> list[IndexInfo]:
+        """Return the indexes of the collection, by their columns. Cost: one GET."""
+        self.handle.contents()
+        return sorted((IndexInfo.of(index, self.handle) for index in indexes_of(self.handle)), key=lambda x: x.columns)
+
+    def drop_index(self, *columns: str) -> CommitFuture:
+        """Remove the index by some columns. It changes no answer.
+
+        Raises:
+            InvalidUsage: there is none.
+            SchemaMismatch: a column is unknown.
+            ReadOnly: this client only reads.
+        """
+        return drop_index(self.handle, columns)

@@ -27,8 +27,10 @@ from persist.engine import (
     untag,
     upserts,
 )
+from persist.errors import InvalidUsage
 from persist.follow import Following
 from persist.hold import Hold, HoldInfo
+from persist.index import matching_rows
 from persist.read import Changes, ChangesForm, Form, Listen, Snapshot, Upserts
 from persist.timeline import Moment, Retention, Times
 from persist.write import CommitFuture
@@ -65,8 +67,31 @@ class ReadingCalls(CollectionBase):
         """
         return snapshot(self.handle, as_of, columns=columns, where=where, form=form, schema=schema, timeout_s=timeout_s)
 
-    def get(self, keys: Any, as_of: int | Moment | None = None) -> Any:
-        """Return the records with certain keys, in the form in which they were asked for: see `Snapshot.get`."""
+    def get(
+        self,
+        keys: Any = None,
+        as_of: int | Moment | None = None,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """Return the records with certain keys, in the form in which they were asked for: see `Snapshot.get`.
+
+        Args:
+            where: in place of keys, a condition as text, such as "customer_id = 5". The answer is then a table of
+                Arrow, of what `snapshot(as_of, where=where)` holds. If an index has columns for which the condition
+                names values, by = or in, and reads less, only what it has of these is read (see `index`).
+            columns: the columns wanted, with where; None means all of them.
+
+        Raises:
+            InvalidUsage: neither keys nor where is given, or both; or it is no condition.
+        """
+        if (keys is None) == (where is None) or (where is None and columns is not None):
+            raise InvalidUsage(
+                "get() takes keys, such as get([1, 2]), or where= with columns=, and not both or neither"
+            )
+        if where is not None:
+            return matching_rows(self.handle, where, as_of, columns)
         with self.snapshot(as_of) as snapshot:
             return snapshot.get(keys)
 

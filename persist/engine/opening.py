@@ -1,7 +1,7 @@
 """Locations opened, and collections of them made, found and dropped, by name or id."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -195,9 +195,18 @@ def handle_on(
     return CollectionHandle(engine, contents.id, contents.name, schema, contents.keyed, machine)
 
 
-def drop(handle: CollectionHandle) -> CommitFuture:
-    """Remove a collection, which lets go of what it reads if it is a view; see `Collection.drop`."""
+def drop(handle: CollectionHandle, also: Sequence[Step] = ()) -> CommitFuture:
+    """Remove a collection, which lets go of what it reads if it is a view; see `Collection.drop`.
+
+    Args:
+        also: done before, in the same commit.
+    """
     view = handle.known().view
     inputs = dict.fromkeys(view["inputs"], handle.name) if view else {}
-    steps: list[Step] = [kinds.Destroy(handle.id), *(kinds.ReleaseHold(id_, view_hold(handle.id)) for id_ in inputs)]
-    return handle.engine.submit("drop", steps, {handle.id: handle.name, **inputs})
+    steps: list[Step] = [
+        *also,
+        kinds.Destroy(handle.id),
+        *(kinds.ReleaseHold(id_, view_hold(handle.id)) for id_ in inputs),
+    ]
+    others = {step.collection: handle.name for step in also}
+    return handle.engine.submit("drop", steps, {**others, handle.id: handle.name, **inputs})

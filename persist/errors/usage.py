@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist.blob import Conflict, InvalidUsage
-from persist.names import is_time_word
+from persist.names import INDEX_PREFIX, is_time_word
 
 
 @dataclass(eq=False, repr=False)
@@ -223,19 +223,24 @@ class CollectionNeeded(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class ColumnsNeeded(InvalidUsage):
-    """A column was to be dropped that views read."""
+    """A column was to be dropped that views read, or that an index is in the order of."""
 
     name: str
     readers: dict[str, list[str]]
 
     def __str__(self) -> str:
-        told = (
-            f"{column!r} is read by the view{'s' if len(views) > 1 else ''} {', '.join(map(repr, views))}"
-            for column, views in self.readers.items()
-        )
+        told = []
+        for column, readers in self.readers.items():
+            views = [reader for reader in readers if not reader.startswith(INDEX_PREFIX)]
+            if views:
+                told.append(
+                    f"{column!r} is read by the view{'s' if len(views) > 1 else ''} {', '.join(map(repr, views))}"
+                )
+            if len(views) < len(readers):
+                told.append(f"{column!r} is what an index looks up by")
         return (
             f"these columns of collection {self.name!r} cannot be dropped: {', '.join(told)}. Drop these views, or "
-            "give them a definition that does without, first."
+            "give them a definition that does without, first; drop an index with drop_index()."
         )
 
 

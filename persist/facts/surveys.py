@@ -13,7 +13,7 @@ from typing import Any
 import persist
 from persist.blob import MissingBlob
 from persist.log import BlobRef
-from persist.names import VIEW_HOLD
+from persist.names import INDEX_HOLD, VIEW_HOLD
 from persist.read import record_count
 from persist.replica import load_contents
 from persist.state import CollectionEntry, CollectionState, Unsealed, definition_number, last_sealed, unsealed
@@ -157,11 +157,12 @@ def names_by_id(client: "persist.Client") -> dict[str, str]:
 
 
 def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
-    """Return what a hold is called; that of a view, which bears an id because views may be renamed, by its view."""
+    """Return what a hold is called; that of a view or an index, which bears an id, by its name."""
     if hold is None:
         return "a lease"
-    if hold.startswith(VIEW_HOLD):
-        return VIEW_HOLD + names.get(hold.removeprefix(VIEW_HOLD), "that is gone")
+    for prefix in (VIEW_HOLD, INDEX_HOLD):
+        if hold.startswith(prefix):
+            return prefix + names.get(hold.removeprefix(prefix), "that is gone")
     return hold
 
 
@@ -214,7 +215,8 @@ class Portrait:
         if view is None:
             return None
         inputs = [self.names.get(id_, "a collection that is gone") for id_ in view["inputs"]]
-        return {"sql": view["sql"], "inputs": inputs, "definition": definition_number(self.facts.contents)}
+        query = view.get("sql") or f"an index by {', '.join(self.schema.key_names)}"
+        return {"sql": query, "inputs": inputs, "definition": definition_number(self.facts.contents)}
 
     @property
     def columns(self) -> list[tuple[str, str, str]]:

@@ -113,7 +113,8 @@ class Create(CollectionMutation, frozen=True, tag="create"):
     view: dict[str, Any] | None = None
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"created {'' if self.view is None else 'the view '}{self.name!r}"
+        what = "" if self.view is None else "the index " if "index" in self.view else "the view "
+        return f"created {what}{self.name!r}"
 
 
 class Append(CollectionMutation, frozen=True, tag="append"):

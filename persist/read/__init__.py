@@ -22,7 +22,7 @@ from persist.read.keyed.over_time import joined, keys_with_less_than_none, keys_
 from persist.read.keyed.replacing import KeyReplacement, check_one_row_per_key, repeated_keys
 from persist.read.keyed.resolving import Folds, Purging, machine_needed, resolved_updates
 from persist.read.lookups.lookup import Lookup, Wanted
-from persist.read.lookups.part_rows import KeySamples, places_of
+from persist.read.lookups.part_rows import places_of
 from persist.read.lookups.wanted_keys import wanted_keys
 from persist.read.results.export import INCOMPLETE, SUCCESS
 from persist.read.results.result import BATCH_ROWS_MAX, ArrowResult, required

@@ -153,6 +153,6 @@ def views_for(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
 
 
 def definition_of(handle: CollectionHandle) -> Definition | None:
-    """Return the definition of a view; None of another collection."""
+    """Return the definition of a view; None of another collection, such as an index."""
     stored = handle.contents().view
-    return None if stored is None else Definition.from_json(stored)
+    return None if stored is None or "index" in stored else Definition.from_json(stored)

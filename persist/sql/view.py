@@ -10,7 +10,17 @@ from types import MappingProxyType
 from typing import Any, Protocol, get_args
 
 from persist.closing import Closes
-from persist.dataflow import Elsewhere, OperatorReport, Options, Policy, Refreshed, Running, Stepping, Where
+from persist.dataflow import (
+    Elsewhere,
+    OperatorReport,
+    Options,
+    Policy,
+    Refreshed,
+    Running,
+    Stepping,
+    Where,
+    wanted_indexes,
+)
 from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import (
     AsOfCompacted,
@@ -25,6 +35,7 @@ from persist.errors import (
     UpperMismatch,
     ViewRedefined,
 )
+from persist.index import create_index, refresh_indexes
 from persist.names import check_free_name
 from persist.read import record_count
 from persist.sql.beginning import InputBehind, Start, behind, given_start
@@ -94,6 +105,7 @@ class LiveView:
                     if not self._has_moved_on():
                         break
                 self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
+        refresh_indexes(self.engine, self.definition.inputs)
         self.warn_of_behind()
         return refreshed
 
@@ -180,6 +192,15 @@ class LiveView:
     def is_open(self) -> bool:
         """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
         return self._running is not None
+
+    def make_indexes(self) -> None:
+        """Make the indexes that steps of the view would look records up in; see `Client.create_view`."""
+
+        def key_of(name: str) -> tuple[str, ...]:
+            return loaded(self.engine, name).schema.key_names
+
+        for name, columns in wanted_indexes(self.program().plan, key_of):
+            create_index(loaded(self.engine, name), columns)
 
     def program(self) -> ViewProgram:
         """Return the program that a refresh runs: of the view and of the views that it reads."""
@@ -324,10 +345,10 @@ class ViewsTogether(Closes):
                     stepped = Stepping(engine, self._program, self._budget, spent_s=self._spent_s).run()
                     if stepped.way == "step":
                         self._spent_s += stepped.seconds
-                        return
+                        break
                     self._running = self._program().open(engine, **self._options)
                 self._running.run()
-                return
+                break
             except ViewRedefined:
                 self.close()
                 if not left:
@@ -335,6 +356,7 @@ class ViewsTogether(Closes):
             except BaseException:
                 self.close()
                 raise
+        refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""

@@ -41,7 +41,7 @@ from persist.log import (
     Record,
     kinds,
 )
-from persist.names import VIEW_HOLD, check_name, is_id
+from persist.names import INDEX_HOLD, VIEW_HOLD, check_name, is_id
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
 from persist.state.frozen_map import FrozenMap, MapChanges
@@ -222,11 +222,14 @@ class Changing:
         """Raise ColumnsNeeded if a version of the schema drops a column that a view reads; as `_check_not_needed`."""
         in_use = {} if entry.contents is None else columns_in_use(entry.contents, schema)
         readers = {
-            column: sorted(view.name for hold in holds if (view := self._view_of(hold)) is not None)
+            column: sorted(reader.name for hold in holds if (reader := self._reader_of(hold)) is not None)
             for column, holds in sorted(in_use.items())
         }
         if any(readers.values()):
             raise ColumnsNeeded(entry.name, {column: views for column, views in readers.items() if views})
+
+    def _reader_of(self, hold: str) -> CollectionEntry | None:
+        return self.entries.now(hold.removeprefix(INDEX_HOLD)) if hold.startswith(INDEX_HOLD) else self._view_of(hold)
 
     def _view_of(self, hold: str) -> CollectionEntry | None:
         return self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None

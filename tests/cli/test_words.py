@@ -33,6 +33,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "diff": ([Collection.diff], LIMITED),
     "drop": ([Collection.drop], {"yes"}),
     "evolve": ([Collection.evolve, persist.Keyed], set()),
+    "index": ([Collection.index, Collection.drop_index], {"drop"}),
     "export": ([Collection.snapshot], {"target", "to"}),
     "fsck": ([Client.fsck], {"shallow"}),  # Its `deep=False`.
     "gc": ([Client.gc], set()),

@@ -1,6 +1,8 @@
 """Steps and open handles: at every time a view holds what DuckDB computes anew, whichever of the two refreshes it."""
 
+import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +11,8 @@ import pytest
 
 import persist
 from persist.errors import InvalidUsage, OperatorFailed, WouldRecompute
+from tests.dataflow.step.emulated import stepped
+from tests.index.always import indexes_that_always_pay
 from tests.sql.grammar import Grammar
 from tests.sql.oracle import changes
 from tests.sql.two_ways import QUIET, check_in_turns, steps_that_always_pay
@@ -132,6 +136,106 @@ def test_a_handle_opens_its_state_once_its_steps_have_taken_as_long(
     assert is_open == sorted(is_open)
     assert (is_open[0], is_open[-1]) == (False, True)
     assert "this handle has its state" in view.explain_refresh()
+
+
+def turn(client: persist.Client, time: int, *keys: int) -> None:
+    """Put some dimensions into the next group, and seal both collections."""
+    dims = client.load("dims")
+    dims.upsert([(d, (g + 1) % 50) for d, g in dims.get([*keys])], time=time).result()
+    for collection in (dims, client.load("facts")):
+        collection.seal(time + 1).result()
+
+
+def read_of_facts(view: persist.View) -> int:
+    """Return how many bytes of the past of the facts the next step reads, as it says itself."""
+    with steps_that_always_pay():
+        [told] = [line for line in view.explain_refresh().splitlines() if line.startswith("read facts")]
+    held = re.search(r"([\d,]+) of [\d,]+ bytes|all of the past, ([\d,]+)", told)
+    assert held is not None, told
+    return int((held[1] or held[2]).replace(",", ""))
+
+
+def grouped(client: persist.Client) -> dict[int, tuple[int, int]]:
+    """Return what the view has to hold, whatever groups the dimensions are in."""
+    groups = dict(client.load("dims").snapshot().rows())
+    wanted: dict[int, tuple[int, int]] = {}
+    for d, amount in zip(
+        *(client.load("facts").snapshot().to_arrow()[c].to_pylist() for c in ("d", "amount")), strict=True
+    ):
+        n, total = wanted.get(groups[d], (0, 0))
+        wanted[groups[d]] = (n + 1, total + amount)
+    return wanted
+
+
+def test_a_step_finds_the_facts_of_a_dimension_by_an_index(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.dataflow.step.reading.MISSED_BYTES", 0)
+    monkeypatch.setattr("persist.dataflow.step.reading.INDEXED_ROWS", 2000)
+    client.create_view("totals", JOINED).refresh()
+    turn(client, 1, 7)
+    view = client.view("totals")
+    without = read_of_facts(view)
+    with steps_that_always_pay():
+        assert "an index would save about" in view.explain_refresh()
+        assert "bytes: facts.index('d')" in view.explain_refresh()
+    client.load("facts").index("d")
+    assert read_of_facts(view) < without / 4
+    with steps_that_always_pay():
+        assert "an index would save" not in view.explain_refresh()
+        view.refresh()
+        assert held(view) == grouped(client)
+        change_a_little(client)
+        turn(client, 3, 7, 8)  # The index is behind; what it lacks is among the changes.
+        view.refresh()
+    assert client.load("facts").indexes()[0].as_of == 1
+    assert held(view) == grouped(client)
+    client.load("facts").drop_index("d").result()
+    turn(client, 4, 9)
+    assert read_of_facts(view) > without / 2
+    view.refresh()
+    assert held(view) == grouped(client)
+
+
+def change_a_little(client: persist.Client) -> None:
+    facts = client.load("facts")
+    facts.upsert([(FACTS + 1, (7, 1000)), (1, None)], time=2).result()
+    for name in ("facts", "dims"):
+        client.load(name).seal(3).result()
+
+
+def test_a_view_makes_the_indexes_that_its_steps_want(client: persist.Client) -> None:
+    client.create_view("plain", JOINED)
+    assert client.load("facts").indexes() == []
+    view = client.create_view("totals", JOINED, indexes="auto")
+    assert [index.columns for index in client.load("facts").indexes()] == [("d",)]
+    assert client.load("dims").indexes() == []
+    view.refresh()
+    client.create_view("totals", JOINED, indexes="auto")  # Idempotent.
+    view.drop().result()
+    assert len(client.load("facts").indexes()) == 1
+    with pytest.raises(InvalidUsage, match='give "auto"'):
+        client.create_view("other", JOINED, indexes="all")  # type: ignore[arg-type]
+
+
+def test_tasks_find_records_by_several_indexes_and_give_each_once(client: persist.Client) -> None:
+    regions = client.create_or_load("regions", key={"r": int}, value={"name": str})
+    regions.write([((r, f"r{r}"), 0, 1) for r in range(100)], seal=1).result()
+    query = "SELECT id, g, name FROM facts JOIN dims USING (d) JOIN regions ON amount = r"
+    view = client.create_view("all", query, indexes="auto")
+    view.refresh()
+    view.close()
+    assert [index.columns for index in client.load("facts").indexes()] == [("amount",), ("d",)]
+    regions.upsert([(5, "other"), (7, "another")], time=1).result()
+    regions.seal(2).result()
+    turn(client, 1, 5, 105, 7)
+    with indexes_that_always_pay():
+        stepped(view, partitions=2, seed=1, looks_up=True)
+    assert view.upper == persist.Antichain(2)
+    with client.sql(query) as wanted:
+        assert Counter(tuple(row.values()) for row in wanted.to_arrow().to_pylist()) == Counter(
+            tuple(row.values()) for row in view.snapshot().to_pylist()
+        )
 
 
 def test_a_refresh_that_only_seals_opens_no_state(client: persist.Client) -> None:

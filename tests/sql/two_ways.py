@@ -11,6 +11,7 @@ import pytest
 import persist
 from persist import View
 from persist.sql.types import to_arrow
+from tests.index.always import indexes_that_always_pay
 from tests.sql.oracle import TABLES, Changes, Duck, Row, comparable
 
 QUIET = persist.Settings(background=False)
@@ -27,11 +28,17 @@ def steps_that_always_pay() -> Iterator[None]:
 def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
     """Raise AssertionError unless a view has DuckDB's answer at every time; return who refreshed it each time.
 
-    Some refreshes take in several times. Between them inputs may be compacted, and handles opened and closed.
+    Some refreshes take in several times. Between them inputs may be compacted, handles opened and closed, and indexes
+    of the inputs made, refreshed and dropped. Steps look records up in them wherever they can.
     """
     chance, ways = random.Random(seed), list[str]()
+    indexing = random.Random(seed + 1)  # By itself: so a seed is the query and the ways that it always was.
     wants: list[Counter[Row]] = []
-    with steps_that_always_pay(), persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
+    with (
+        steps_that_always_pay(),
+        indexes_that_always_pay(),
+        persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client,
+    ):
         duck, state = Duck(TABLES), {name: Counter[Row]() for name in TABLES}
         tables = {
             name: client.create_or_load(name, key={column: to_arrow(kind) for column, kind in columns})
@@ -44,6 +51,8 @@ def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
                 duck.set(name, state[name])
                 table.write([((row, None), time, diff) for row, diff in batch.get(name, ())], seal=time + 1).result()
             wants.append(duck.answer(sql))
+            for table in tables.values():
+                index_at_random(table, indexing)
             if time == 0:
                 view = client.create_view("v", sql)
             elif chance.random() < 0.3:
@@ -60,6 +69,17 @@ def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
         duck.close()
         assert client.fsck().problems == ()
     return ways
+
+
+def index_at_random(table: persist.Collection, chance: random.Random) -> None:
+    """Make, refresh or drop an index of a table, or leave all as it is."""
+    known = table.indexes()
+    if known and chance.random() < 0.2:
+        table.drop_index(*chance.choice(known).columns).result()
+    elif chance.random() < 0.6:
+        columns = chance.sample(table.columns, chance.choice([1, 1, 1, 2]))
+        if columns != list(table.schema.key_names):
+            table.index(*columns)
 
 
 def refreshed(view: View, wanted: str) -> str:

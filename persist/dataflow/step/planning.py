@@ -35,6 +35,7 @@ from persist.dataflow.step.touched import (
 )
 from persist.engine import changes, snapshot
 from persist.expression import col
+from persist.index import paths_of
 from persist.sink import Target
 from persist.source import CollectionAddress
 
@@ -169,6 +170,18 @@ class StepPlan:
             )
             for stage in self.stages
             if stage.source is not None
+        ]
+
+    def missing(self, known: Mapping[int, TouchedKeys] | None) -> list[str]:
+        """Return the indexes that would make a step cheaper if these touched keys are known, as text."""
+        needs = needs_of(self.stages)
+        return [
+            line
+            for stage in self.stages
+            if known is not None and stage.source is not None and stage.source.number not in self._own
+            for line in self._readings[stage.number].missing(
+                known_only(needs.get(stage.source.number, NOTHING), known.keys()), known
+            )
         ]
 
     def levels(self) -> list[tuple[int, list[int]]]:
@@ -391,7 +404,9 @@ class StepPlan:
             self._open.callback(updates.close)
             new = updates.scan
         address = CollectionAddress(self._location, self._storage, handle.name)
-        return Reading(address, handle, contents.scan, new, as_of, source.schema)
+        known = handle.folded(handle.known())
+        paths = [] if source.number in self._own else paths_of(handle, known, contents.scan.given, as_of, columns)
+        return Reading(address, handle, contents.scan, new, as_of, source.schema, paths)
 
 
 def _is_by_key(stage: StagePlan) -> bool:

@@ -2,25 +2,29 @@
 
 Of the past, a source stage needs what `touched.py` says. If that is said by the whole key of the collection, the keys
 are looked up: a task has some of them, in order, and reads the row groups that may hold one. Otherwise slices of the
-collection are scanned, of the parts that may have such records, and what is not needed is left out at once.
+collection are scanned, of the parts that may have such records, and what is not needed is left out at once. Where an
+index of the collection has the columns that say what is needed, the records are looked up there, if that reads less.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-import numpy as np
 import pyarrow as pa
 
 from persist.codecs import TIME_MAX, Part, decode_part
+from persist.dataflow.step.stages import Keys
 from persist.dataflow.step.tasks import Slice, SourceSlices
 from persist.dataflow.step.touched import Condition, Need, TouchedKeys, filter_of
 from persist.engine import CollectionHandle, changes, snapshot
-from persist.read import KeySamples, Lookup, Scan, Wanted, narrowed_scan
+from persist.index import PAYS, Path
+from persist.read import Lookup, Scan, Wanted, narrowed_scan
 from persist.source import CollectionAddress
 
 LOOKED_UP_KEYS = 50_000  # For each task that looks up, at least.
+INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
+MISSED_BYTES = 1 << 20  # Below that, nobody misses an index.
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Reading:
         contents: as of a time.
         changes: after it; None if there are none.
         columns: of the source, with the types that the plan takes them for.
+        paths: by which records are found that indexes have.
     """
 
     address: CollectionAddress
@@ -39,6 +44,7 @@ class Reading:
     changes: Scan | None
     as_of: int
     columns: pa.Schema
+    paths: Sequence[Path] = ()
 
     @property
     def contents_bytes(self) -> int:
@@ -76,6 +82,55 @@ class Reading:
             of_past = f"of the past what touched keys hold, by {by}, {size:,} of {self.contents_bytes:,} bytes"
         return f"{title}: {self.changes_bytes:,} bytes of changes, and {of_past}"
 
+    def missing(self, need: Need, known: Mapping[int, TouchedKeys]) -> list[str]:
+        """Return as text the indexes that would save most of reading the contents, with what they would save."""
+        size, _ = self._needed(need, known, 1)
+        lines = []
+        for columns, keys in self._wanted_keys(need, known):
+            rows = sum(part.rows for part in self.contents.all_parts)
+            least = min(self.contents_bytes, len(keys) * INDEXED_ROWS * self.contents_bytes // max(rows, 1))
+            if self._path(columns) is None and size > MISSED_BYTES and 2 * least <= size:
+                by = ", ".join(repr(name) for name in columns)
+                lines.append(f"an index would save about {size - least:,} bytes: {self.handle.name}.index({by})")
+        return lines
+
+    def _wanted_keys(self, need: Need, known: Mapping[int, TouchedKeys]) -> list[tuple[Keys, pa.Table]]:
+        """Return the keys of which records are needed, by the columns that have them; none if these do not say it."""
+        need = None if need is None else frozenset(term for term in need if len(known[term.exchange].hashes))
+        if need is None or any(not term.columns for term in need):
+            return []
+        tables: dict[Keys, list[pa.Table]] = {}
+        for term in sorted(need, key=repr):
+            kinds = self.contents.given.arrow
+            schema = pa.schema([(name, kinds.field(name).type) for name in term.columns])
+            keys = known[term.exchange].as_keys(schema, nulls=True)
+            if keys is None:
+                return []
+            tables.setdefault(term.columns, []).append(keys)
+        return [(columns, pa.concat_tables(each)) for columns, each in tables.items()]
+
+    def _path(self, columns: Keys) -> Path | None:
+        """Return the path by which records with some values in some columns are found."""
+        return next((path for path in self.paths if {*path.columns} == {*columns}), None)
+
+    def _found(self, need: Need, known: Mapping[int, TouchedKeys]) -> tuple[int, list[Slice]] | None:
+        """Return what finds the records that are needed by indexes, and about how many bytes that reads.
+
+        None if an index is missing. A record that is found in several ways is given by the first of them.
+        """
+        wanted = self._wanted_keys(need, known)
+        size, slices, before = 0, list[Slice](), list[pa.Table]()
+        for columns, keys in wanted:
+            path = self._path(columns)
+            if path is None:
+                return None
+            keys = keys.select([*path.columns])
+            own, _ = path.bytes_of(keys)
+            size += own
+            slices.append(Slice(self.contents, keys=keys, path=path, without=tuple(before)))
+            before.append(keys)
+        return (size, slices) if slices else None
+
     def _needed(self, need: Need, known: Mapping[int, TouchedKeys], parallel: int) -> tuple[int, list[Slice]]:
         if need is not None:
             need = frozenset(term for term in need if len(known[term.exchange].hashes))
@@ -83,13 +138,17 @@ class Reading:
                 return 0, []
         keys = self._keys(need, known)
         if keys is not None:
-            size, parts = self._looked_up(keys)
+            lookup = Lookup(self.contents)
+            size, parts = lookup.bytes_of(Wanted.of(keys, self.contents.schema))
             if 2 * size <= self.contents_bytes or not parts:
                 count = max(1, min(parallel, len(keys) // LOOKED_UP_KEYS))
                 cuts = [len(keys) * at // count for at in range(count + 1)]
                 slices = [Slice(self.contents, keys=keys.slice(start, end - start)) for start, end in pairwise(cuts)]
                 return size, slices if parts else []
         scan = narrowed_scan(self.contents, filter_of(need, known, self.columns)) or self.contents
+        found = self._found(need, known) if self.paths else None
+        if found is not None and PAYS * found[0] <= scan.memory:
+            return found
         return scan.memory, [Slice(part_scan) for part_scan in scan.slices(scan.task_count(parallel))]
 
     def _keys(self, need: Need, known: Mapping[int, TouchedKeys]) -> pa.Table | None:
@@ -104,24 +163,6 @@ class Reading:
             return None
         wanted = Lookup(self.contents).wanted(pa.concat_tables([table for table in tables if table is not None]))
         return schema.empty_table() if wanted.keys is None else pa.Table.from_batches([wanted.keys.batch])
-
-    def _looked_up(self, keys: pa.Table) -> tuple[int, int]:
-        """Return about how many bytes and of how many parts looking up keys reads, decoded. No I/O."""
-        wanted = Wanted.of(keys, self.contents.schema)
-        sizes = [_hit_bytes(part, wanted, self.contents) for part in self.contents.all_parts]
-        return sum(sizes), sum(size > 0 for size in sizes)
-
-
-def _hit_bytes(part: Part, wanted: Wanted, scan: Scan) -> int:
-    """Return about how many bytes of a part the row groups take that may hold a wanted key: between two known keys."""
-    samples = KeySamples.of(part, scan.schema)
-    bounds = None if samples is None or wanted.keys is None else wanted.keys.bounds_of(samples.keys)
-    if samples is None or bounds is None or len(bounds[0]) < 2:
-        return part.memory
-    less, not_greater = bounds
-    hit = not_greater[1:] > less[:-1]
-    rows = np.diff(samples.at)[hit].sum()
-    return int(part.memory * rows // max(part.rows - 1, 1)) if hit.any() else 0
 
 
 class Past:

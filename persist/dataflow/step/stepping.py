@@ -157,7 +157,7 @@ class Stepping:
             return str(refused)
         with Ports.of_step(program, self.engine) as ports, self._planned(program, ports) as step:
             chosen, known = self._chosen(step, finds_by_tasks=False)
-            lines = [str(chosen), *map(str, chosen.estimates), *step.reads(known), *step.lines()]
+            lines = [str(chosen), *map(str, chosen.estimates), *step.reads(known), *step.missing(known), *step.lines()]
             return "\n".join(lines)
 
     def _tried(self) -> Refreshed:

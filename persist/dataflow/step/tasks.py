@@ -28,6 +28,7 @@ from persist.dataflow.step.standing import Doubts
 from persist.dataflow.step.touched import Condition
 from persist.dataflow.stream import Stream
 from persist.errors import OperatorFailed
+from persist.index import Path, among
 from persist.read import Lookup, PartReader, Scan, read_changes, read_snapshot
 from persist.sink import Target, upload
 from persist.source import CollectionAddress
@@ -48,11 +49,15 @@ class Slice:
     Attributes:
         is_changes: it is one of changes, and otherwise one of contents.
         keys: look these up in the scan, which is a whole one; None to read all of it.
+        path: look them up by this index in place of it.
+        without: leave out records that have one of these keys: other slices give them.
     """
 
     scan: Scan
     is_changes: bool = False
     keys: pa.Table | None = None
+    path: Path | None = None
+    without: tuple[pa.Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,11 @@ class SourceSlices:
 def _contents(found: Slice, reader: PartReader) -> Iterable[pa.Table]:
     if found.keys is None:
         return read_snapshot(found.scan, "diff", reader)
+    if found.path is not None:
+        table = found.path.records(found.keys, reader)
+        for keys in found.without:
+            table = among(table, keys, others=True)
+        return [table]
     lookup = Lookup(found.scan)
     return [lookup.contents(lookup.wanted(found.keys), "diff", reader)]
 

@@ -91,12 +91,16 @@ class TouchedKeys:
         chunks = [chunk for column in columns if column is not None for chunk in column.chunks]
         return pa.chunked_array(chunks, kind).unique()
 
-    def as_keys(self, schema: pa.Schema) -> pa.Table | None:
-        """Return the keys as rows of the key columns of a collection; None if they are not exactly of its types."""
+    def as_keys(self, schema: pa.Schema, *, nulls: bool = False) -> pa.Table | None:
+        """Return the keys as rows of columns of a collection; None if they are not exactly of its types.
+
+        Args:
+            nulls: whether some of their values may be NULL.
+        """
         key_tables = []
         for table in self.tables:
             columns = [_exactly(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
-            if any(column is None or column.null_count for column in columns):
+            if any(column is None or (column.null_count and not nulls) for column in columns):
                 return None
             key_tables.append(pa.table(columns, schema=schema))
         return pa.concat_tables([schema.empty_table(), *key_tables])

@@ -33,7 +33,7 @@ from persist.codecs import (
     int64_values,
     sort_indices,
 )
-from persist.read.lookups.part_rows import PartRows
+from persist.read.lookups.part_rows import KeySamples, PartRows
 from persist.read.lookups.rungs import Aged, Rungs, by_age, newest
 from persist.read.lookups.wanted_keys import wanted_keys
 from persist.read.scanning.merging import repeated
@@ -210,6 +210,22 @@ class Lookup:
     def wanted(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `wanted_keys`."""
         return Wanted.of(wanted_keys(keys, self.scan.schema), self.scan.schema)
+
+    def bytes_of(self, wanted: Wanted) -> tuple[int, int]:
+        """Return about how many bytes, decoded, and of how many parts, looking up some keys reads. No I/O."""
+        sizes = [self._hit_bytes(part, wanted) for part in self.scan.all_parts]
+        return sum(sizes), sum(size > 0 for size in sizes)
+
+    def _hit_bytes(self, part: Part, wanted: Wanted) -> int:
+        """Return about how many bytes the row groups of a part take that may hold a key: between two known keys."""
+        samples = KeySamples.of(part, self.scan.schema)
+        bounds = None if samples is None or wanted.keys is None else wanted.keys.bounds_of(samples.keys)
+        if samples is None or bounds is None or len(bounds[0]) < 2:
+            return part.memory
+        less, not_greater = bounds
+        hit = not_greater[1:] > less[:-1]
+        rows = np.diff(samples.at)[hit].sum()
+        return int(part.memory * rows // max(part.rows - 1, 1)) if hit.any() else 0
 
     def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return what `_contents` does, with the types that the scan gives out."""

@@ -1,0 +1,284 @@
+"""An index: what is read by it, how it is kept, and what it follows; answers are those of the collection without it."""
+
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
+from persist.index import indexes_of, steps_to_drop
+from persist.log import kinds
+from tests.index.always import QUIET, indexes_that_always_pay
+
+ROWS = 200_000
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
+        yield opened
+
+
+@pytest.fixture
+def facts(client: persist.Client) -> persist.Collection:
+    """Return a collection that has been sealed to 1, of which nothing but an index can be read in part by d."""
+    facts = client.create_or_load("facts", key={"id": int}, value={"d": int, "amount": int})
+    ids = range(ROWS)
+    table = pa.table({"id": ids, "d": [n * 7919 % 20_000 for n in ids], "amount": [n % 100 for n in ids]})
+    facts.write(table, time=0, seal=1).result()
+    return facts
+
+
+def plain(collection: persist.Collection, where: str, as_of: Any = None) -> list[dict[str, Any]]:
+    """Return what a collection holds where a condition holds, without an index."""
+    with collection.snapshot(as_of, where=where) as snapshot:
+        return by_all(snapshot.to_arrow())
+
+
+def by_all(table: pa.Table) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=repr)
+
+
+def bytes_read(client: persist.Client) -> int:
+    return int(client.metrics().store["get"].bytes)
+
+
+def test_a_look_up_by_an_index_reads_a_small_part_of_what_there_is(client: persist.Client) -> None:
+    chance = np.random.default_rng(1)
+    rows = {"id": np.arange(400_000), "d": chance.integers(0, 40_000, 400_000), "n": chance.integers(0, 99, 400_000)}
+    client.write("facts", pa.table(rows), key=["id"], timeline=None, time=0, seal=1).result()
+    facts = client.load("facts")
+    facts.index("d")
+    read = []
+    for look_up in (facts_by_index, plain):
+        with persist.open(client.url, mode="read") as reader:
+            begun = bytes_read(reader)
+            found = look_up(reader.load("facts"), "d = 7919")
+            read.append(bytes_read(reader) - begun)
+            assert {row["d"] for row in found} == {7919}
+            assert len(found) == int((rows["d"] == 7919).sum())
+    assert 2 * read[0] < read[1]
+
+
+def facts_by_index(facts: persist.Collection, where: str) -> list[dict[str, Any]]:
+    return by_all(facts.get(where=where))
+
+
+def test_an_index_tells_all_times_whether_it_is_behind_or_ahead(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"customer": str, "amount": int})
+    orders.write([(n, (f"c{n % 5}", n)) for n in range(50)], time=0, seal=1).result()
+    assert orders.index("customer").as_of == 0
+    orders.upsert([(1, ("c2", 1)), (2, None)], time=1).result()
+    orders.seal(2).result()
+    orders.delete([7, 8], time=2).result()
+    orders.seal(3).result()
+    orders.overwrite([(3, ("c9", 30))], time=3, where="id = 3").result()
+    orders.seal(4).result()
+    with indexes_that_always_pay():
+        for as_of_index in (0, 3):
+            assert orders.indexes()[0].as_of == as_of_index
+            for as_of in range(4):
+                for where in ("customer = 'c2'", "customer in ('c3', 'c9') and amount > 20", "customer = 'none'"):
+                    assert by_all(orders.get(where=where, as_of=as_of)) == plain(orders, where, as_of)
+            orders.index("customer")
+        orders.restore(0).result()
+        assert by_all(orders.get(where="customer = 'c2'")) == plain(orders, "customer = 'c2'")
+        assert orders.get(where="customer = 'c2'", columns=["amount"]).column_names == ["amount"]
+
+
+VALUES: dict[str, tuple[pa.DataType, list[Any], str]] = {
+    "texts": (pa.string(), ["a", "b", "", "a" * 200, None], "x = 'a'"),
+    "long texts": (pa.large_string(), ["a", "b", "", "a" * 200, None], f"x in ('{'a' * 200}', 'b')"),
+    "floats": (pa.float64(), [0.0, 1.5, float("nan"), float("inf"), None], "x = 0"),
+    "small": (pa.int8(), [-128, 127, 0, 5, None], "x = -128"),
+    "large": (pa.uint64(), [2**63 - 1, 0, 7, 8, None], "x = 7"),
+    "decimals": (pa.decimal128(10, 2), [Decimal("1.50"), Decimal("-2.00"), Decimal(0), None], "x = 1.5"),
+    "booleans": (pa.bool_(), [True, False, None], "x = true"),
+    "moments": (pa.timestamp("us", "UTC"), [datetime(2026, 1, n, tzinfo=UTC) for n in (1, 2, 3)], "x = '2026-01-02'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_columns_of_all_flat_types_are_looked_up_by(client: persist.Client, kind: str) -> None:
+    column, values, where = VALUES[kind]
+    things = client.create_or_load("things", key={"id": pa.int64()}, value={"x": column, "y": pa.string()})
+    things.write([(n, (value, str(n))) for n, value in enumerate(values * 3)], time=0, seal=1).result()
+    things.index("x")
+    things.write([(100, (values[1], "new"))], time=1, seal=2).result()
+    with indexes_that_always_pay():
+        for as_of in (0, 1):
+            found = things.get(where=where, as_of=as_of)
+            assert 0 < len(found) < 3 * len(values)
+            assert by_all(found) == plain(things, where, as_of)
+
+
+def test_collections_of_any_shape_have_indexes_of_several_columns(client: persist.Client) -> None:
+    bag = client.create_or_load("bag", key=None, value={"a": int, "b": str})
+    keys = client.create_or_load("keys", key={"a": int, "b": str, "c": int})
+    bag.write([(None, (n % 3, "x")) for n in range(9)], time=0, seal=1).result()
+    keys.write([((n % 3, f"b{n % 2}", n), None) for n in range(12)], time=0, seal=1).result()
+    for collection, columns in ((bag, ("a",)), (bag, ("b", "a")), (keys, ("c",)), (keys, ("b", "a"))):
+        collection.index(*columns)
+    with indexes_that_always_pay():
+        assert len(bag.get(where="a = 1")) == 3
+        assert by_all(keys.get(where="a = 1 and b = 'b0'")) == plain(keys, "a = 1 and b = 'b0'")
+        assert by_all(keys.get(where="c = 5")) == plain(keys, "c = 5")
+    assert [index.columns for index in keys.indexes()] == [("b", "a"), ("c",)]
+
+
+def test_keyed_collections_have_indexes(client: persist.Client) -> None:
+    users = client.create_or_load("users", key={"id": int}, value={"city": str, "n": int}, keyed=persist.Keyed())
+    users.upsert([(1, ("oslo", 1), 0), (2, ("rome", 1), 0), (3, ("rome", 1), 0)], seal=1).result()
+    users.index("city")
+    users.upsert([(2, ("oslo", 2), 1), (3, None, 1), (1, ("rome", 0), 1)], seal=2).result()
+    with indexes_that_always_pay():
+        for as_of in (0, 1):
+            for city in ("oslo", "rome"):
+                assert by_all(users.get(where=f"city = '{city}'", as_of=as_of)) == plain(
+                    users, f"city = '{city}'", as_of
+                )
+    assert users.index("city").as_of == 1
+    with indexes_that_always_pay():
+        assert by_all(users.get(where="city = 'rome'")) == plain(users, "city = 'rome'")
+
+
+def test_an_index_of_what_nothing_is_sealed_of_begins_with_the_first_seal(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"c": int})
+    assert orders.index("c").as_of == -1
+    with pytest.raises(persist.errors.AsOfNotSealed):
+        orders.get(where="c = 1")
+    orders.write([(1, 1), (2, 2)], time=0, seal=1).result()
+    assert orders.index("c").as_of == 0
+    orders.seal(persist.Antichain()).result()
+    assert orders.index("c").as_of == 2**63 - 2
+    with indexes_that_always_pay():
+        assert by_all(orders.get(where="c = 1")) == [{"id": 1, "c": 1}]
+
+
+def test_an_index_follows_columns_that_change(facts: persist.Collection) -> None:
+    facts.index("d")
+    facts.evolve(rename={"d": "dim"})
+    with indexes_that_always_pay():
+        assert by_all(facts.get(where="dim = 7919")) == plain(facts, "dim = 7919")
+        assert facts.indexes()[0].columns == ("dim",)
+        with pytest.raises(ColumnsNeeded, match=r"'dim' is what an index looks up by.*drop_index"):
+            facts.evolve(drop=["dim"])
+        facts.write([(ROWS, (7919, 1))], time=1, seal=2).result()
+        facts.evolve(add={"note": str}, drop=["amount"], widen={})
+        facts.write([(ROWS + 1, (7919, "new"))], time=2, seal=3).result()
+        for _ in range(2):  # By an index that is older than the columns, and by one that was made anew.
+            assert len(facts.get(where="dim = 7919")) == 12
+            assert by_all(facts.get(where="dim = 7919")) == plain(facts, "dim = 7919")
+            facts.index("dim")
+        facts.drop_index("dim").result()
+        facts.evolve(drop=["dim"])
+
+
+def test_dropping_an_index_changes_no_answer_and_dropping_the_collection_drops_its_indexes(
+    client: persist.Client, facts: persist.Collection
+) -> None:
+    facts.index("d")
+    facts.index("amount", "d")
+    with pytest.raises(InvalidUsage, match=r"no index by \['amount'\]; it has"):
+        facts.drop_index("amount")
+    found = facts.get(where="d = 7919")
+    facts.drop_index("d").result()
+    assert by_all(facts.get(where="d = 7919")) == by_all(found)
+    assert [index.columns for index in facts.indexes()] == [("amount", "d")]
+    assert client.collections() == ["facts"]
+    assert any(hold.name and hold.name.startswith("index ") for hold in facts.holds())
+    facts.drop().result()
+    assert client.engine.names(".") == []
+    assert client.fsck().problems == ()
+
+
+def test_an_index_whose_collection_is_gone_is_cleared_away(client: persist.Client, facts: persist.Collection) -> None:
+    facts.index("d")
+    drops = steps_to_drop(facts.handle, indexes_of(facts.handle))
+    assert len(drops) == 2
+    client.engine.submit("drop", [kinds.Destroy(facts.id)], {facts.id: "facts"}).result()
+    assert len(client.engine.names(".index.")) == 1
+    client.maintain()
+    assert client.engine.names(".") == []
+
+
+def test_an_index_keeps_only_what_its_next_refresh_needs(client: persist.Client, facts: persist.Collection) -> None:
+    facts.index("d")
+    facts.write([(1, (5, 5))], time=1, seal=3).result()
+    facts.allow_compaction(2).result()
+    assert facts.since == persist.Antichain(0)
+    facts.index("d")
+    assert facts.since == persist.Antichain(2)
+    assert indexes_of(facts.handle)[0].contents.since == persist.Antichain(2)
+    client.maintain()
+    with indexes_that_always_pay():
+        assert by_all(facts.get(where="d = 5")) == plain(facts, "d = 5")
+
+
+def test_clients_refresh_indexes_that_are_far_behind(
+    client: persist.Client, facts: persist.Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts.index("d")
+    facts.write([(1, (5, 5))], time=1, seal=2).result()
+    client.maintain()
+    assert facts.indexes()[0].as_of == 0
+    monkeypatch.setattr("persist.index.keeping.LAG_ROWS", 1)
+    client.maintain()
+    assert facts.indexes()[0].as_of == 1
+
+
+def test_of_two_that_make_or_refresh_an_index_at_once_one_does(facts: persist.Collection) -> None:
+    with persist.open(facts.handle.engine.url, settings=QUIET) as other:
+        theirs = other.load("facts")
+        assert facts.index("d").as_of == theirs.index("d").as_of == 0
+        assert len(theirs.indexes()) == 1
+        facts.write([(1, (5, 5))], time=1, seal=2).result()
+        assert theirs.index("d").as_of == facts.index("d").as_of == 1
+        theirs.drop_index("d").result()
+        assert facts.index("d").as_of == 1
+
+
+def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"tags": pa.list_(pa.string()), "c": int})
+    with pytest.raises(InvalidUsage, match=r"'tags' is of type list.* which has no order"):
+        orders.index("tags")
+    with pytest.raises(InvalidUsage, match="in the order of"):
+        orders.index("id")
+    with pytest.raises(InvalidUsage, match="was given no column"):
+        orders.index()
+    with pytest.raises(SchemaMismatch, match="'cc' is no column"):
+        orders.index("cc")
+    with pytest.raises(SchemaMismatch, match="'c' is there twice"):
+        orders.index("c", "c")
+    with pytest.raises(InvalidUsage, match="takes keys, such as"):
+        orders.get()
+    with pytest.raises(InvalidUsage, match="takes keys, such as"):
+        orders.get([1], where="c = 1")
+    orders.index("c")  # A list beside it is held as it is.
+    orders.write([(1, (["a"], 5))], time=0, seal=1).result()
+    with indexes_that_always_pay():
+        assert orders.get(where="c = 5").to_pylist() == [{"id": 1, "tags": ["a"], "c": 5}]
+    index = client.load(indexes_of(orders.handle)[0].handle.name)
+    with pytest.raises(InvalidUsage, match="library's own"):
+        index.index("id")
+    with persist.open(client.url, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
+        reader.load("orders").index("c")
+
+
+def test_an_index_that_is_not_made_leaves_nothing(facts: persist.Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the process dies")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("persist.index.keeping._sealed", fail)
+        with pytest.raises(RuntimeError):
+            facts.index("d")
+    assert facts.indexes() == []
+    assert all(hold.name is None for hold in facts.holds())
+    assert facts.index("d").rows == ROWS
