@@ -34,6 +34,16 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
         from persist.ingest.postgres import Postgres
 
         return Postgres(checked(PostgresConfig, config, where))
+    if url.startswith("kafka://"):
+        from persist.ingest.kafka import Kafka
+        from persist.ingest.kafka_config import KafkaConfig
+
+        return Kafka(checked(KafkaConfig, config, where))
+    if url.startswith(("mysql://", "mariadb://")):
+        raise InvalidUsage(
+            "MySQL and MariaDB are not read directly: let Debezium, Maxwell or Canal write their changes to Kafka, and "
+            'take those in: kafka://host/topic with format = "debezium", "maxwell" or "canal"'
+        )
     from persist.ingest.files import Files, FilesConfig
 
     return Files(checked(FilesConfig, config, where))

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from persist.antichain import Antichain
 from persist.client import Client, open
 from persist.collection import Collection
 from persist.engine import MOMENTS
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpperMismatch
 from persist.ingest.config import source_of
 from persist.ingest.moments import Moments, moments_target
 from persist.ingest.source import Batch, Run, Source, SourceMoved, Target
@@ -138,17 +139,20 @@ def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> 
     if moments is not None and batch.upper is not None:
         assert batch.moments[-1][0] == batch.upper - 1, "the last moment is that of the last sealed time"
         changes = chain(changes, [moments.change(batch.moments)])
-    with run.client.multi_write(metadata={"ingest": source.name}) as multi:
-        for name, collection in run.collections.items():
-            multi.expect_upper(collection, run.uppers[name])
-        for change in changes:
-            collection = run.collections[change.collection]
-            if collection.handle.keyed is None:
-                multi.write(collection, change.rows, time=change.time)
-            else:
-                multi.upsert(collection, change.rows, time=change.time)
-        if batch.upper is not None:
-            for collection in run.collections.values():
-                multi.seal(collection, batch.upper)
+    try:
+        with run.client.multi_write(metadata={"ingest": source.name}) as multi:
+            for name, collection in run.collections.items():
+                multi.expect_upper(collection, run.uppers[name])
+            for change in changes:
+                collection = run.collections[change.collection]
+                if collection.handle.keyed is None:
+                    multi.write(collection, change.rows, time=change.time)
+                else:
+                    multi.upsert(collection, change.rows, time=change.time)
+            if batch.upper is not None:
+                for collection in run.collections.values():
+                    multi.seal(collection, batch.upper)
+    except UpdateNotBeyondUpper as error:
+        raise UpperMismatch(Antichain(min(run.uppers.values())), error.upper) from error
     if batch.upper is not None:
         run.uppers.update(dict.fromkeys(run.collections, batch.upper))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
-    from persist.upsert.envelopes import Events, canal, debezium, maxwell
+    from persist.upsert.envelopes import Events, canal, debezium, maxwell, plain
     from persist.upsert.machines import (
         AppendDistinct,
         Checked,
@@ -59,11 +59,12 @@ __all__ = [
     "canal",
     "debezium",
     "maxwell",
+    "plain",
 ]
 __getattr__ = late_names(
     __name__,
     {
-        "envelopes": ("Events", "canal", "debezium", "maxwell"),
+        "envelopes": ("Events", "canal", "debezium", "maxwell", "plain"),
         "machines": (
             "AppendDistinct",
             "Checked",

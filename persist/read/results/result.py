@@ -204,13 +204,16 @@ def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
 
 
-def required(requirement: str) -> Any:
+def required(requirement: str, module: str | None = None) -> Any:
     """Return a package that not everybody has; `requirement` is what pip takes, with the extra features and versions.
+
+    Args:
+        module: what is imported, if that is not the first word of the requirement.
 
     Raises:
         InvalidUsage: it is not installed; the message says how to install it.
     """
-    package = re.split(r"\W", requirement)[0]
+    package = module or re.split(r"\W", requirement)[0]
     try:
         return __import__(package)
     except ImportError as error:

@@ -7,5 +7,6 @@ that a message or the caller could say. Pure functions of columns, vectorised th
 from persist.upsert.envelopes.assembly import Events
 from persist.upsert.envelopes.binlog import canal, maxwell
 from persist.upsert.envelopes.debezium import debezium
+from persist.upsert.envelopes.plain import plain
 
-__all__ = ["Events", "canal", "debezium", "maxwell"]
+__all__ = ["Events", "canal", "debezium", "maxwell", "plain"]

@@ -91,18 +91,20 @@ def debezium(
     one_of("tombstones", tombstones, ("delete", "skip"))
     given = Messages.of(messages)
     wanted = Wanted.of(key, schema, time, metadata, types, on_error)
-    keys = _keys(given, wanted)
+    keys = keys_of(given, wanted)
     values = _values(given, wanted, keys)
     bad = [*keys.bad, *values.bad]
     good = ~np.isin(values.changes.rows, [one.row for one in keys.bad])
-    gone = np.setdiff1d(values.tombstones, [one.row for one in keys.bad]) if tombstones == "delete" else _none()
+    gone = np.setdiff1d(values.tombstones, [one.row for one in keys.bad]) if tombstones == "delete" else no_rows()
     changes, more = _with_tombstones(values.changes.filtered(good), gone, keys, given, wanted)
     events = assembled(changes, keys.names, before)
     return delivered(wanted, given, lambda: events.table, [*bad, *more, *events.bad])
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
+class Keys:
+    """The keys of messages, apart from what their values say."""
+
     names: tuple[str, ...]
     columns: pa.StructArray | None  # For all messages; NULL where a message has no key.
     bad: list[Bad]
@@ -118,21 +120,23 @@ class _Values:
     bad: list[Bad]
 
 
-def _none() -> np.ndarray:
+def no_rows() -> np.ndarray:
+    """Return the numbers of no messages."""
     return np.empty(0, np.int64)
 
 
-def _keys(given: Messages, wanted: Wanted) -> _Keys:
+def keys_of(given: Messages, wanted: Wanted) -> Keys:
+    """Return the keys that messages have of their own, read as JSON with or without a schema part."""
     if given.keys is None or given.keys.null_count == len(given):
         if not wanted.key and len(given):
             raise InvalidUsage("these messages have no keys of their own: name the key's columns, such as key=['id'].")
-        return _Keys(wanted.key, None, [])
+        return Keys(wanted.key, None, [])
     rows = np.flatnonzero(boolean_values(given.keys.is_valid()))
     apart = unwrapped(given.keys.take(int64_array(rows)), rows)
     groups = [_as_objects(group, wanted.key) for group in apart.groups]
     if not groups:
-        return _Keys(wanted.key, None, apart.bad)
-    known = [_shown(group, (), wanted) for group in groups]
+        return Keys(wanted.key, None, apart.bad)
+    known = [shown_types(group, (), wanted) for group in groups]
     row = merged([pa.struct(list(types.items())) for types in known])
     names = wanted.key or tuple(row.names)
     types = {n: (wanted.types or {}).get(n) or _member(row, n) for n in names}
@@ -143,8 +147,8 @@ def _keys(given: Messages, wanted: Wanted) -> _Keys:
         pieces += sifted_keys.pieces
         bad += sifted_keys.bad
     empty = pa.record_batch([pa.array([], pa.struct(list(types.items())))], ["row"])
-    rows, columns = _in_order(pieces, empty)
-    return _Keys(names, _spread(columns["row"], rows, len(given)), bad)
+    rows, columns = pieces_in_order(pieces, empty)
+    return Keys(names, _spread(columns["row"], rows, len(given)), bad)
 
 
 def _member(row: pa.StructType, name: str) -> pa.DataType:
@@ -175,7 +179,7 @@ def _spread(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
     return columns.take(pa.array(places, mask=places < 0))
 
 
-def _shown(group: Group, places: tuple[str, ...], wanted: Wanted) -> dict[str, pa.DataType]:
+def shown_types(group: Group, places: tuple[str, ...], wanted: Wanted) -> dict[str, pa.DataType]:
     """Return the columns of a group's rows: as described, or as JSON shows them."""
     row = _described_row(group.described, places)
     return inferred(group.texts, places) if row is None else described_types(row, wanted.logical)
@@ -189,7 +193,7 @@ def _described_row(described: Described | None, places: tuple[str, ...]) -> Desc
     )
 
 
-def _values(given: Messages, wanted: Wanted, keys: _Keys) -> _Values:
+def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
     there = boolean_values(given.values.is_valid())
     rows = np.flatnonzero(there)
     apart = unwrapped(given.values.take(int64_array(rows)) if len(rows) < len(given) else given.values, rows)
@@ -199,7 +203,7 @@ def _values(given: Messages, wanted: Wanted, keys: _Keys) -> _Values:
     path_types = {name: wanted.path_type(name, samples) for name in paths}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
     for group in apart.groups:
-        _check_told(group, types, wanted)
+        check_told(group, PLACES, types, wanted)
         how = how_described(_described_row(group.described, PLACES), wanted.logical)
         plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
         sifted_rows = sifted(group.texts, plan, group.rows)
@@ -208,29 +212,36 @@ def _values(given: Messages, wanted: Wanted, keys: _Keys) -> _Values:
     row = pa.struct(list(types.items()))
     names = [*PLACES, OP, *paths]
     empty = pa.record_batch([pa.array([], t) for t in (row, row, pa.string(), *path_types.values())], names)
-    numbers, columns = _in_order(pieces, empty)
+    numbers, columns = pieces_in_order(pieces, empty)
     changes, more = _changes(numbers, columns, given, wanted, keys)
     return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~there), apart.empty])), [*bad, *more])
 
 
-def _row_types(groups: list[Group], wanted: Wanted, keys: _Keys) -> dict[str, pa.DataType]:
+def _row_types(groups: list[Group], wanted: Wanted, keys: Keys) -> dict[str, pa.DataType]:
     if wanted.types is not None:
         return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
-    row = merged([pa.struct(list(_shown(group, PLACES, wanted).items())) for group in groups])
+    row = merged([pa.struct(list(shown_types(group, PLACES, wanted).items())) for group in groups])
     return {f.name: f.type for f in row} if pat.is_struct(row) else {}
 
 
-def _check_told(group: Group, types: Mapping[str, pa.DataType], wanted: Wanted) -> None:
-    """Raise before anything is read if nothing tells what a column of these messages stands for."""
+def check_told(group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], wanted: Wanted) -> None:
+    """Raise before anything is read if nothing tells what a column of these messages stands for.
+
+    One message among others that holds something odd is bad, and no reason to raise.
+    """
     if group.described is not None:
         return
-    rows = [row for place in PLACES for row in values_at(samples_of(group.texts), place)]
+    samples = samples_of(group.texts)
+    rows = [row for place in places for row in values_at(samples, place)] if places else samples
     for name, target in types.items():
-        if name not in wanted.logical and (problem := doubt(target, values_at(rows, name), name)):
-            raise InvalidUsage(f"{problem}.")
+        problems = (
+            [doubt(target, [value], name) for value in values_at(rows, name)] if name not in wanted.logical else []
+        )
+        if problems and all(problems):
+            raise InvalidUsage(f"{problems[0]}.")
 
 
-def _in_order(
+def pieces_in_order(
     pieces: list[tuple[np.ndarray, pa.RecordBatch]], empty: pa.RecordBatch
 ) -> tuple[np.ndarray, dict[str, pa.Array]]:
     """Return the numbers of all messages that were read, ascending, and their columns."""
@@ -239,7 +250,7 @@ def _in_order(
 
 
 def _changes(
-    rows: np.ndarray, columns: dict[str, pa.Array], given: Messages, wanted: Wanted, keys: _Keys
+    rows: np.ndarray, columns: dict[str, pa.Array], given: Messages, wanted: Wanted, keys: Keys
 ) -> tuple[Changes, list[Bad]]:
     ops = columns[OP]
     deletes = _is(ops, "d")
@@ -295,7 +306,7 @@ def _unavailable(rows: pa.StructArray) -> list[Problem]:
 
 
 def _with_tombstones(
-    changes: Changes, rows: np.ndarray, keys: _Keys, given: Messages, wanted: Wanted
+    changes: Changes, rows: np.ndarray, keys: Keys, given: Messages, wanted: Wanted
 ) -> tuple[Changes, list[Bad]]:
     if not len(rows):
         return changes, []
@@ -312,10 +323,11 @@ def _with_tombstones(
             'beside the messages, or pass tombstones over with tombstones="skip"'
         )
         gone, bad = refused(gone, [(np.ones(len(rows), bool), lambda _: reason)])
-    return _merged(changes, gone), bad
+    return merged_changes(changes, gone), bad
 
 
-def _merged(one: Changes, other: Changes) -> Changes:
+def merged_changes(one: Changes, other: Changes) -> Changes:
+    """Return changes of both, in the order of their messages."""
     rows = np.concatenate([one.rows, other.rows])
     order = np.argsort(rows, kind="stable")
 

@@ -64,7 +64,10 @@ class RowPlan:
 
     def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """Return which of some messages look bad."""
-        return suspects(texts, self._how_read(texts).fields)
+        try:
+            return suspects(texts, self._how_read(texts).fields)
+        except Unreadable:  # A sample is bad itself, so nothing tells how good ones look.
+            return np.zeros(len(texts), np.bool_)
 
     def _how_read(self, texts: pa.Array) -> "_HowRead":
         samples = samples_of(texts)
