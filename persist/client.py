@@ -22,6 +22,7 @@ from persist.engine import (
     OpenOptions,
     WantedListen,
     about_location,
+    clone,
     listens_together,
     open_engine,
     version_of,
@@ -200,6 +201,30 @@ class Client(CreatingCalls, Described):
         """
         self.engine.writer("rename")
         return self.load(name).rename(new)
+
+    def clone(self, source: str, target: str, *, as_of: int | Moment | None = None) -> Collection:
+        """Make another collection that holds what one holds as of a time, without copying its blobs; return it.
+
+        From then on, each is changed, evolved, compacted and dropped by itself. Blobs that they share are deleted when
+        none of them needs them any more. The clone can be read from that time on, and written after it. It has the
+        schema, descriptions and retention of its source; holds, tags, published tables and unsealed updates stay with
+        that. Of a view, it is a plain collection.
+
+        Cost: one commit, whatever the size. Only parts that hold earlier and later times, too, are read, and their rows
+        up to the time stored anew. Memory: a slice of these.
+
+        Args:
+            source, target: names of collections; there is none called target.
+            as_of: a sealed time, a moment or a tag; None for the latest.
+
+        Raises:
+            CollectionNotFound, CollectionExists: there is no source, or there is a target.
+            AsOfCompacted, AsOfNotSealed: the time cannot be read.
+            Conflict: the source was compacted again and again meanwhile; nothing was made.
+            ReadOnly: this client only reads.
+        """
+        self.engine.writer("clone")
+        return Collection(clone(self.load(source).handle, target, as_of))
 
     @property
     def about(self) -> About:

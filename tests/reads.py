@@ -14,7 +14,7 @@ CLIENT_READS = {
     "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
     "mode", "properties", "seqno", "serve", "sql", "url", "view",
 }  # fmt: skip
-CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write", "write"}
+CLIENT_WRITES = {"clone", "create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write", "write"}
 COLLECTION_READS = {
     "about", "as_of_join", "changes", "columns", "comment", "diff", "get", "head", "history",
     "holds", "indexes", "late_bound", "late_counts", "listen", "name", "needs", "properties", "published", "retention",

@@ -29,7 +29,7 @@ SECTIONS = {
     "Look": ("ls", "show", "read", "changes", "diff", "tail", "wait", "sql", "log", "ui"),
     "Derive": ("view", "refresh", "apply"),
     "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
-    "Change": ("evolve", "index", "rename", "revert", "drop"),
+    "Change": ("evolve", "index", "rename", "clone", "revert", "drop"),
     "Exchange": ("export", "import", "publish", "unpublish", "serve"),
     "Maintain": ("compact", "gc", "fsck", "bench"),
 }

@@ -1,4 +1,4 @@
-"""Commands that say something of collections: tag, tags, untag, rename, view, refresh, apply."""
+"""Commands that say something of collections: tag, tags, untag, rename, clone, view, refresh, apply."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.listing import Listing, column, time_column
 from persist.cli.place import Place, tell_done
-from persist.cli.reading import Format, Output
+from persist.cli.reading import AsOf, Format, Output
 from persist.cli.table import print_table
 from persist.cli.text import print_json, say, tell
 from persist.facts import time_of, times_of
@@ -78,6 +78,26 @@ def rename(
     with at.writing() as client:
         client.load(collection).rename(name).result()
         tell_done(at, {"collection": name, "was": collection}, f"{collection} is called {name} now")
+    return OK
+
+
+@command
+def clone(
+    at: Place,
+    collection: Name,
+    name: Annotated[str, typer.Argument(metavar="TARGET", help="What the new collection is called.")],
+    as_of: AsOf = None,
+) -> int:
+    """Make another collection with the same contents as of a time, without copying data."""
+    with at.writing() as client:
+        made = client.clone(collection, name, as_of=None if as_of is None else time_of(as_of))
+        (since,) = made.since.elements
+        shown = times_of(made)(since)
+        tell_done(
+            at,
+            {"collection": name, "source": collection, "as_of": since},
+            f"{name} holds what {collection} held as of {shown}",
+        )
     return OK
 
 

@@ -122,7 +122,7 @@ class Told:
     def _sentence(self, mutation: Mutation) -> str:
         if not (id_ := mutation.collection):
             return mutation.sentence("", str)
-        known = mutation.name if isinstance(mutation, kinds.Create) else self._names.get(id_)
+        known = mutation.name if isinstance(mutation, kinds.Makes) else self._names.get(id_)
         name = f"a collection that is gone ({id_[:8]})" if known is None else repr(known)
         if isinstance(mutation, kinds.SetHold):
             mutation = msgspec.structs.replace(mutation, hold=hold_for_people(mutation.hold, self._names))

@@ -5,6 +5,7 @@ no other way into the log, the store or the threads of a client. Every operation
 ReadOnly where a client of mode "read" would write.
 """
 
+from persist.engine.cloning import clone
 from persist.engine.collection_handle import LATEST, CollectionHandle
 from persist.engine.commit import Commit
 from persist.engine.engine import Engine

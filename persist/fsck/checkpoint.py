@@ -21,6 +21,7 @@ has not noticed it could go on writing beyond the end.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from persist.blob import Blob, Conflict, CorruptBlob, Corruption, IncompatibleVersion, get_at_most
 from persist.fsck.log import LogExamination
@@ -127,7 +128,7 @@ class Renewal:
             assert isinstance(contents, CollectionState), "all contents are known"
             stored = StateObject(location=state.location, collection=contents)
             pointer, data = encoded_object(state_prefix(entry.id, state.seqno), stored)
-            entries[entry.id] = CollectionEntry(entry.id, entry.name, pointer, leased=entry.leased)
+            entries[entry.id] = replace(entry, base=pointer, pending=(), contents=None)
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
         self._directory = new_directory(state.location, state.seqno, directory, ())

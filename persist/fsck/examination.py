@@ -343,7 +343,8 @@ class _Examination:
         seqno, collection = uploaded_seqno(leak.blob), collection_of(leak.blob)
         if leak.kind == "part":
             waits = any(
-                d.collection == collection and (d.is_destroyed or leak.blob in d.blobs) for d in state.control.dropped
+                leak.blob in d.blobs or (d.is_destroyed and collection in (d.collection, *d.folders))
+                for d in state.control.dropped
             )
             return seqno is not None and seqno < upload_floor and not waits
         return leak.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)

@@ -88,7 +88,7 @@ class LogExamination:
         self.bad_checkpoints: set[str] = set()
         self.named: set[str] = set()
         self.loose: list[Loose] = []
-        self.created: dict[str, kinds.Create] = {}
+        self.created: dict[str, kinds.Makes] = {}
         self.evolved: dict[str, list[dict[str, Any]]] = {}
         self.beyond: tuple[int, ...] = ()
         self.beyond_checkpoints: tuple[int, ...] = ()
@@ -233,7 +233,7 @@ class LogExamination:
         for mutation in mutations:
             if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
                 self.named.add(mutation.parts_in.blob)
-            elif isinstance(mutation, kinds.Create):
+            if isinstance(mutation, kinds.Makes):
                 self.created[mutation.collection] = mutation
             elif isinstance(mutation, kinds.Evolve | kinds.Redefine) and mutation.schema is not None:
                 self.evolved.setdefault(mutation.collection, []).append(mutation.schema)
@@ -362,6 +362,8 @@ class LogExamination:
             known = state.entries.get(id_)
             if known is not None and known.leased != entry.leased:
                 disagrees("it says something else of the leases of its holds", entry.name)
+            if known is not None and known.folders != entry.folders:
+                disagrees("it says something else of where its parts lie", entry.name)
             if known is None or entry.contents is None:
                 continue
             if known.contents is None:  # It could not be read before, and now it can.

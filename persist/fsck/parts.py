@@ -89,9 +89,10 @@ class PartExamination:
         owner = self._owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
         self._examine_loose(loose, owner, contents.keyed)
 
-    def examine_created(self, loose: Loose, created: kinds.Create, evolved: Sequence[dict[str, Any]]) -> None:
+    def examine_created(self, loose: Loose, created: kinds.Makes, evolved: Sequence[dict[str, Any]]) -> None:
         """Examine a part of a collection whose contents are not known, but all versions of its schema."""
-        owner = self._owner(created.collection, created.name, [created.schema, *evolved])
+        earlier = created.earlier if isinstance(created, kinds.Clone) else ()
+        owner = self._owner(created.collection, created.name, [*earlier, created.schema, *evolved])
         self._examine_loose(loose, owner, created.keyed)
 
     def _examine_loose(self, loose: Loose, owner: "_Owner | None", form: KeyedForm | None) -> None:

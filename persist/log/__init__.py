@@ -57,6 +57,7 @@ from persist.log.keys import (
     part_key,
     record_key,
     record_seqno,
+    shared_folders,
     state_collection,
     state_prefix,
     state_seqno,

@@ -15,7 +15,8 @@ A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload beg
 thought was next: garbage collection declares old uploads void by it (`persist.state.location`).
 
 A name that is not in the grammar is refused where it comes in, so that no record can make anybody read, write or
-delete a blob outside the collection it belongs to.
+delete a blob outside the folder of the collection it belongs to. A clone has parts in the folders of others, too, which
+the directory of the location names with it (`persist.state.state.CollectionEntry.folders`).
 """
 
 import re
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Iterator
 
 from persist.blob import Blob, BlobEntry
 from persist.codecs import Part
-from persist.log.kinds import BringsParts, LeavesUnused, Publish, Unpublish
+from persist.log.kinds import BringsParts, Clone, LeavesUnused, Publish
 
 LOG, CHECKPOINTS, DIRECTORIES = "log/", "checkpoint/", "directory/"
 STATES, PARTS, LISTS = "state/", "part/", "list/"
@@ -46,40 +47,54 @@ _SEQNO_LAST = 10**20 - 1
 
 
 def check_keys(append: BringsParts) -> list[str]:
-    """Return the keys of all blobs that append brings, after checking that all it names are its collection's uploads.
+    """Return the keys of all blobs that append brings, after checking that they are its collection's uploads.
+
+    A clone names those of other collections, too, which it does not bring.
 
     Raises:
         ValueError: one is not, or a part has no bytes, or twice.
     """
-    keys = check_parts(append.collection, append.parts)
+    named = check_parts(append.collection, append.parts, shared_folders(append))
+    keys = [key for key in named if collection_of(key) == append.collection]
     if append.parts_in is not None:
         if not is_upload(append.parts_in.blob, append.collection):
             raise ValueError(_no_upload(append.parts_in.blob, append.collection))
         keys.append(append.parts_in.blob)
     if isinstance(append, Publish):
         keys += append.blobs
-    check_unused(append)
     for key in keys:
         if not is_upload(key, append.collection):
             raise ValueError(_no_upload(key, append.collection))
     return keys
 
 
-def check_unused(mutation: BringsParts | Unpublish) -> None:
-    """Raise ValueError if a mutation calls what is no upload to its collection unused."""
-    for key in mutation.unused if isinstance(mutation, LeavesUnused) else ():
-        if not is_upload(key, mutation.collection):
+def check_unused(mutation: LeavesUnused, folders: Iterable[str] = ()) -> None:
+    """Raise ValueError if a mutation calls what is no upload to its collection, or to folders, unused."""
+    for key in mutation.unused:
+        if not is_upload(key, mutation.collection, *folders):
             raise ValueError(_no_upload(key, mutation.collection))
 
 
-def check_parts(collection: str, parts: Iterable[Part]) -> list[str]:
-    """Return the keys of parts that are not inline; raise ValueError if one is no upload to that collection."""
-    keys = []
+def shared_folders(mutation: BringsParts) -> tuple[str, ...]:
+    """Return the other collections, sorted, to which parts of a new clone were uploaded; none of other mutations."""
+    if not isinstance(mutation, Clone):
+        return ()
+    found = (_UPLOAD.fullmatch(part.blob) for part in mutation.parts)
+    return tuple(sorted({each["collection"] for each in found if each is not None} - {mutation.collection}))
+
+
+def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] = ()) -> list[str]:
+    """Return the keys of parts that are not inline.
+
+    Raises:
+        ValueError: one is no upload to that collection, nor to one of folders.
+    """
+    keys, uploaded_to = [], (collection, *folders)
     for part in parts:
         if bool(part.blob) == bool(part.inline):
             raise ValueError(f"a part of collection {collection} has its bytes in no place or in two")
         if part.blob:
-            if not is_upload(part.blob, collection):
+            if not is_upload(part.blob, *uploaded_to):
                 raise ValueError(_no_upload(part.blob, collection))
             keys.append(part.blob)
     return keys
@@ -96,10 +111,13 @@ def is_immutable(key: str) -> bool:
     return key.startswith((PARTS, LISTS, STATES)) and _SHOWN.fullmatch(key) is None
 
 
-def is_upload(key: str, collection: str) -> bool:
-    """Tell whether key is the name of a part or part list of that collection, or of what goes with a published part."""
+def is_upload(key: str, *collections: str) -> bool:
+    """Tell whether key names a part or part list that was uploaded to one of these collections.
+
+    So does what goes with a published part.
+    """
     found = _UPLOAD.fullmatch(key)
-    return found is not None and found["collection"] == collection
+    return found is not None and found["collection"] in collections
 
 
 def is_shown(key: str, collection: str) -> bool:

@@ -117,6 +117,48 @@ class Create(CollectionMutation, frozen=True, tag="create"):
         return f"created {what}{self.name!r}"
 
 
+Numbers = tuple[int, ...]
+
+
+class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole consolidated contents as of one time: a run, its parts named by their numbers, in key order."""
+
+    as_of: int
+    parts: Numbers
+
+
+class Clone(CollectionMutation, frozen=True, tag="clone"):
+    """Make a collection that holds what another one, its source, holds as of a sealed time; since is that time.
+
+    It shares parts with the source: their blobs stay where they lie, in the folder of the source or of what that was
+    cloned from. Parts are numbered from 0 on, in the order in which they are listed.
+
+    Attributes:
+        source: the id of the collection that has all parts but those that were stored for this one.
+        schema, earlier: the newest version of the schema, as of the source, and those before it.
+        keyed, late_bound: as of the source, if that is keyed.
+        runs: the history, with all updates up to as_of; with a keyframe, those after it.
+        keyframe: as of a time up to as_of.
+    """
+
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    name: str
+    source: str
+    as_of: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+    schema: dict[str, Any]
+    earlier: tuple[dict[str, Any], ...] = ()
+    keyed: KeyedForm | None = None
+    late_bound: int | None = None
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    runs: tuple[Numbers, ...] = ()
+    keyframe: Keyframe | None = None
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"created {self.name!r} as a clone of a collection as of {time(self.as_of)}"
+
+
 class Append(CollectionMutation, frozen=True, tag="append"):
     """Add the updates of some parts, all at times beyond upper."""
 
@@ -130,16 +172,6 @@ class Append(CollectionMutation, frozen=True, tag="append"):
         at = f"time {time(first)}" if first == last else f"times {time(first)} to {time(last)}"
         inline = ", in the record itself" if all(part.inline for part in self.parts) else ""
         return f"wrote {_rows(self, 'update')} to {name} at {at} ({size:,} bytes{inline})"
-
-
-Numbers = tuple[int, ...]
-
-
-class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole consolidated contents as of one time: a run, its parts named by their numbers, in key order."""
-
-    as_of: int
-    parts: Numbers
 
 
 class Replace(CollectionMutation, frozen=True, tag="replace"):
@@ -606,7 +638,8 @@ class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
     in_words: ClassVar[str] = "described the location"
 
 
-BringsParts = Append | Replace | Pend | Resolve | Publish
+Makes = Create | Clone
+BringsParts = Clone | Append | Replace | Pend | Resolve | Publish
 LeavesUnused = Replace | Resolve | Publish | Unpublish
 # The table of all kinds, by their tags. What each does is among the rules of `persist.state`, under its class.
 KINDS: dict[str, type[_Kind]] = {

@@ -382,7 +382,9 @@ def _check(checkpoint: Checkpoint) -> None:
     for dropped in control.dropped:
         if not is_id(dropped.collection) or dropped.seqno > seqno:
             raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one")
-        if not all(is_upload(key, dropped.collection) for key in dropped.blobs):
+        if not all(map(is_id, dropped.folders)):
+            raise ValueError(f"{dropped.folders!r:.200} are not all ids of collections")
+        if not all(is_upload(key, dropped.collection, *dropped.folders) for key in dropped.blobs):
             raise ValueError(f"a dropped blob is no upload of collection {dropped.collection}")
     floors = (control.log_floor, control.upload_floor, control.erased)
     if not all(0 <= floor <= seqno + 1 for floor in floors):
@@ -427,7 +429,7 @@ def load_contents(blob: Blob, location: str, entry: CollectionEntry) -> Collecti
     for mutation in pending:
         if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
             try:
-                check_parts(entry.id, mutation.parts)
+                check_parts(entry.id, mutation.parts, entry.folders if isinstance(mutation, kinds.Clone) else ())
             except ValueError as error:
                 raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
     try:
@@ -464,7 +466,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
             as_time(f"the time of hold {name[:200]!r}", held.time)
         for name, time in contents.tags.items():
             as_time(f"the time of tag {name[:200]!r}", time)
-        check_parts(entry.id, contents.stored_parts)
+        check_parts(entry.id, contents.stored_parts, entry.folders)
         check_contents(contents)
     except ValueError as error:
         raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error
@@ -486,4 +488,4 @@ def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int
     contents = load_contents(blob, location, entry).contents
     assert contents is not None
     base = put_framed(blob, state_prefix(entry.id, seqno), StateObject(location=location, collection=contents))
-    return CollectionEntry(entry.id, entry.name, base, leased=entry.leased)
+    return replace(entry, base=base, pending=(), contents=None)

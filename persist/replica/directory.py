@@ -31,14 +31,17 @@ from persist.log import (
     BlobRef,
     BringsParts,
     Framed,
+    LeavesUnused,
     Seqno,
     as_stored,
     check_keys,
+    check_unused,
     directory_prefix,
     directory_seqno,
     encoded_object,
     get_framed,
     kinds,
+    shared_folders,
     state_collection,
 )
 from persist.names import check_name, is_id
@@ -57,6 +60,7 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     base: BlobRef | None = None
     pending: tuple[AnyCollectionMutation, ...] = ()
     leased: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
 
 
 class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
@@ -82,7 +86,9 @@ class Directory:
             _check_entry(each)
             if each.id in entries:
                 raise ValueError(f"it speaks twice of collection {each.id}")
-            entries[each.id] = CollectionEntry(each.id, each.name, each.base, each.pending, None, each.leased)
+            entries[each.id] = CollectionEntry(
+                each.id, each.name, each.base, each.pending, None, each.leased, each.folders
+            )
         for id_ in gone:
             if id_ in entries or id_ not in self.entries:
                 raise ValueError(f"the collection {id_[:200]!r} is gone, and is there, or never was")
@@ -199,7 +205,8 @@ def _since(levels: tuple[Level, ...], directory: Directory) -> tuple[tuple[Direc
 
 def _stored(entry: CollectionEntry) -> DirectoryEntry:
     assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored before"
-    return DirectoryEntry(entry.id, entry.name, entry.base, tuple(map(as_stored, entry.pending)), entry.leased)
+    pending = tuple(map(as_stored, entry.pending))
+    return DirectoryEntry(entry.id, entry.name, entry.base, pending, entry.leased, entry.folders)
 
 
 def _size(collections: tuple[DirectoryEntry, ...]) -> int:
@@ -233,7 +240,7 @@ def _check_entry(each: DirectoryEntry) -> None:
     if renames and renames[-1] != each.name:
         raise ValueError(f"collection {each.id} was renamed to another name than it has")
     for n, mutation in enumerate(each.pending):
-        makes = isinstance(mutation, kinds.Create) and (bool(renames) or mutation.name == each.name)
+        makes = isinstance(mutation, kinds.Makes) and (bool(renames) or mutation.name == each.name)
         if (
             mutation.collection != each.id
             or makes != (each.base is None and n == 0)
@@ -242,6 +249,12 @@ def _check_entry(each: DirectoryEntry) -> None:
             raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
         if isinstance(mutation, BringsParts):
             check_keys(mutation)
+            if not set(each.folders).issuperset(shared_folders(mutation)):
+                raise ValueError(f"the clone {each.id} has parts of collections that are not named with it")
+        if isinstance(mutation, LeavesUnused):
+            check_unused(mutation, each.folders)
+    if not all(map(is_id, each.folders)) or [*each.folders] != sorted({*each.folders} - {each.id}):
+        raise ValueError(f"the parts of collection {each.id} lie with what is no other collection, or not in order")
     if each.base is None and not each.pending:
         raise ValueError(f"nothing says what collection {each.id} holds")
     holds = [hold for hold, _ in each.leased]

@@ -47,6 +47,7 @@ from persist.state.contents import (
 )
 from persist.state.keyed_rules import (
     PlannedPend,
+    check_form,
     check_pending,
     created,
     pended,
@@ -113,9 +114,9 @@ def after_step(contents: CollectionState | None, step: CollectionStep) -> Collec
         InvalidUsage, Conflict: a rule does not allow it.
         ValueError: it is not one that a writer would make.
     """
-    if isinstance(step, kinds.Create):
+    if isinstance(step, kinds.Makes):
         CollectionSchema.from_json(step.schema)  # What raises here would raise with whoever reads the collection.
-        return created(step)
+        return created(step) if isinstance(step, kinds.Create) else cloned(step)
     if contents is None:
         raise ValueError(f"the first mutation of collection {step.collection} does not create it")
     try:
@@ -126,6 +127,36 @@ def after_step(contents: CollectionState | None, step: CollectionStep) -> Collec
 
 
 _change = msgspec.structs.replace
+
+
+def cloned(step: kinds.Clone) -> CollectionState:
+    """Return the contents of a new clone; raises ValueError if its parts do not make up what it says."""
+    end: Frontier = () if step.as_of == TIME_MAX else (step.as_of + 1,)
+    is_background = step.keyed is not None and step.keyed.resolve == "background"
+    contents = CollectionState(
+        step.collection,
+        step.name,
+        step.schema,
+        step.earlier,
+        since_times=(step.as_of,),
+        upper_times=end,
+        allowed_times=(step.as_of,),
+        numbered=dict(enumerate(step.parts)),
+        next_number=len(step.parts),
+        history=step.runs,
+        keyframes=() if step.keyframe is None else (step.keyframe,),
+        history_from=0 if step.keyframe is None else step.keyframe.as_of + 1,
+        inline_bytes=sum(len(part.inline) for part in step.parts),
+        keyed=step.keyed,
+        resolved_times=end if is_background else None,
+        late_bound=step.late_bound,
+    )
+    if any(part.time_max > step.as_of for part in step.parts):
+        raise ValueError(f"a part has times after {step.as_of}, of which the clone is")
+    if step.keyed is not None:
+        check_form(step.keyed, contents.schema)
+    check_contents(contents)
+    return contents
 
 
 def _appended(contents: CollectionState, step: kinds.Append) -> CollectionState:
@@ -317,8 +348,8 @@ def _check_hold(contents: CollectionState, step: kinds.SetHold) -> None:
         raise FrontierRegression(f"the hold {step.hold!r}", Antichain(step.time), Antichain(actual))
 
 
-# What each kind of mutation, and each step of a draft that stands for one, makes of contents. `Create` has none before
-# it, and `Destroy` leaves none.
+# What each kind of mutation, and each step of a draft that stands for one, makes of contents. `Create` and `Clone` have
+# none before them, and `Destroy` leaves none.
 RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     PlannedAppend: _append_planned,
     PlannedPend: _pend_planned,

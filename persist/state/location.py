@@ -7,7 +7,8 @@ Like the collections, this is a pure function of the log. Invariants:
 - the holds that live by a lease are noted with their collections (`CollectionEntry.leased`), not here;
 - of a collection that was destroyed, and of blobs that a compaction left unused, `dropped` says since when, and which
   leases with holds on the collection lived then: the blobs are deleted when a grace period has passed and each of those
-  leases is gone, or says that its holder reads from later states only;
+  leases is gone, or says that its holder reads from later states only. What another collection names stays: a clone,
+  what it was cloned from, or another clone of that;
 - before `erased`, the log may hold data that compaction has destroyed since;
 - `about` says of the location what people gave it to say;
 - the floors never go back. Below `log_floor` the log is not read any more. A blob whose name begins with a seqno below
@@ -61,7 +62,8 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was given up at seqno, and the leases of those who read the collection then.
 
-    The blobs named, which compaction left unused, or all of the collection if none are: it was destroyed.
+    The blobs named, which compaction left unused, or all of the collection if none are: it was destroyed. Blobs of a
+    clone may lie in the folders of other collections, too.
     """
 
     seqno: int
@@ -69,6 +71,7 @@ class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collection: str
     leases: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
     @property
     def is_destroyed(self) -> bool:
@@ -108,7 +111,7 @@ def check_uploaded(control: LocationState, append: BringsParts) -> None:
         ValueError: a name is not one that a writer would make.
     """
     keys = check_keys(append)
-    ours = (dropped.blobs for dropped in control.dropped if dropped.collection == append.collection)
+    ours = (each.blobs for each in control.dropped if append.collection in (each.collection, *each.folders))
     dropped = {key for blobs in ours for key in blobs} if keys else set()
     for key in keys:
         if (uploaded_seqno(key) or 0) < control.upload_floor or key in dropped:
@@ -227,10 +230,15 @@ LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] =
 
 
 def with_destroyed(
-    control: LocationState, collection: str, readers: tuple[str, ...], seqno: int, written_ms: int
+    control: LocationState,
+    collection: str,
+    readers: tuple[str, ...],
+    folders: tuple[str, ...],
+    seqno: int,
+    written_ms: int,
 ) -> LocationState:
     """Return control after a collection was destroyed: its blobs wait for the leases of those who read it."""
-    dropped = Dropped(seqno, written_ms, collection, readers)
+    dropped = Dropped(seqno, written_ms, collection, readers, folders=folders)
     return msgspec.structs.replace(control, dropped=(*control.dropped, dropped))
 
 
@@ -238,6 +246,7 @@ def with_unused(
     control: LocationState,
     mutation: LeavesUnused,
     readers: tuple[str, ...],
+    folders: tuple[str, ...],
     seqno: int,
     written_ms: int,
 ) -> LocationState:
@@ -246,7 +255,7 @@ def with_unused(
     erased = control.erased if is_kept else seqno
     dropped = control.dropped
     if mutation.unused:
-        dropped = (*dropped, Dropped(seqno, written_ms, mutation.collection, readers, mutation.unused))
+        dropped = (*dropped, Dropped(seqno, written_ms, mutation.collection, readers, mutation.unused, folders))
     return msgspec.structs.replace(control, dropped=dropped, erased=erased)
 
 

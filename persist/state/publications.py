@@ -22,7 +22,7 @@ import msgspec
 
 from persist.codecs import Part
 from persist.errors import AsOfNotSealed, Superseded
-from persist.log import Numbers, check_unused, kinds
+from persist.log import Numbers, kinds
 from persist.names import is_id
 from persist.state.contents import CollectionState, Publication, PublishedFile
 
@@ -89,7 +89,6 @@ def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionS
     known = contents.published.get(step.table)
     if known is None or known.version != step.version:
         raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now, or is gone")
-    check_unused(step)
     left = {table: publication for table, publication in contents.published.items() if table != step.table}
     return _checked(_with_published(contents, left, {}), contents, step)
 

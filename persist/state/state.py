@@ -17,6 +17,8 @@ Invariants, for every state reachable by `apply`:
 - a token is remembered as long as a write with its times could be applied once more;
 - names are unique among the collections that exist, ids for ever;
 - an entry's `leased` are those of the holds in its contents that live by a lease, and these leases exist;
+- an entry's blobs lie in its own folder and its `folders`. Those in the latter were named by the source of the clone
+  when the clone was made, so what no entry names will never be named again;
 - if `contents` is present, it equals the fold of `pending` over the base.
 
 What a commit may do to a collection is in `persist.state.collection_rules`, what its contents are in
@@ -30,7 +32,15 @@ from typing import Any
 from msgspec import UNSET
 
 from persist.codecs import Part
-from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, ColumnsNeeded, LeaseExpired
+from persist.errors import (
+    AsOfNotSealed,
+    CollectionExists,
+    CollectionNeeded,
+    CollectionNotFound,
+    ColumnsNeeded,
+    LeaseExpired,
+    Superseded,
+)
 from persist.log import (
     BlobRef,
     BringsParts,
@@ -39,7 +49,10 @@ from persist.log import (
     LocationMutation,
     Mutation,
     Record,
+    check_unused,
+    is_upload,
     kinds,
+    shared_folders,
 )
 from persist.names import INDEX_HOLD, VIEW_HOLD, check_name, is_id
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
@@ -66,6 +79,7 @@ class CollectionEntry:
     Attributes:
         leased: (hold, lease) of each hold that lives by a lease. It is kept here, and not with the leases, so that a
             client that reads thousands of collections has no list of them all in the location's own state.
+        folders: the other collections, sorted, in whose folders parts may lie: it is a clone, or was made of one.
     """
 
     id: str
@@ -74,6 +88,7 @@ class CollectionEntry:
     pending: tuple[CollectionMutation, ...] = ()
     contents: CollectionState | None = None
     leased: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -149,8 +164,6 @@ def apply(state: State, record: Record) -> State:
     check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
     after = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _extended)
     for mutation in record.mutations:
-        if isinstance(mutation, BringsParts):
-            check_uploaded(state.control, mutation)
         after.add(mutation, record.seqno, record.written_ms)
     entries, ids = state.entries.with_changes(after.entries), state.ids.with_changes(after.ids)
     return State(record.location, record.seqno, entries, ids, after.control, record.commit)
@@ -178,10 +191,13 @@ class Changing:
             if isinstance(step, kinds.EndLease) and step.lease in before.leases:
                 self._release_all(step.lease)
             return
+        if isinstance(step, BringsParts):
+            check_uploaded(self.control, step)
         entry = self.entry_for(step)
         if isinstance(step, kinds.Destroy):
             self._check_not_needed(entry)
-            self.control = with_destroyed(self.control, entry.id, entry.readers, seqno, written_ms)
+            control = with_destroyed(self.control, entry.id, entry.readers, entry.folders, seqno, written_ms)
+            self.control = control
             self.entries[entry.id] = None
             self.ids[entry.name] = None
             return
@@ -192,7 +208,8 @@ class Changing:
         elif isinstance(step, kinds.ReleaseHold):
             entry = _without_leased(entry, step.hold)
         elif isinstance(step, LeavesUnused):
-            self.control = with_unused(self.control, step, entry.readers, seqno, written_ms)
+            check_unused(step, entry.folders)
+            self.control = with_unused(self.control, step, entry.readers, entry.folders, seqno, written_ms)
         if isinstance(step, kinds.Rename):
             entry = self._renamed(entry, step.name)
         elif isinstance(step, kinds.Evolve | kinds.Redefine) and step.schema is not None:
@@ -246,7 +263,7 @@ class Changing:
     def entry_for(self, step: CollectionStep) -> CollectionEntry:
         """Return the entry that step is about, a new one for `Create`, if there may be one."""
         entry = self.entries.now(step.collection)
-        if isinstance(step, kinds.Create):
+        if isinstance(step, kinds.Makes):
             if not is_id(step.collection):
                 raise ValueError(f"{step.collection!r} is not the id of a collection: 32 hex digits")
             if any(dropped.collection == step.collection and dropped.is_destroyed for dropped in self.control.dropped):
@@ -254,10 +271,32 @@ class Changing:
             check_name(step.name)
             if self.ids.now(step.name) is not None or entry is not None:
                 raise CollectionExists(step.name)
+            if isinstance(step, kinds.Clone):
+                return CollectionEntry(step.collection, step.name, folders=self._checked_folders(step))
             return CollectionEntry(step.collection, step.name)
         if entry is None:
             raise CollectionNotFound(step.collection, "this location", tuple(n for n, _ in self.ids.each()))
         return entry
+
+    def _checked_folders(self, step: kinds.Clone) -> tuple[str, ...]:
+        """Return the folders of others in which the parts of a clone lie, after checking that its source has these.
+
+        So a blob that nothing names is never named again. Where the contents are not known, as `_check_not_needed`.
+        """
+        source, folders = self.entries.now(step.source), shared_folders(step)
+        if source is None:
+            raise CollectionNotFound(step.source, "this location", tuple(n for n, _ in self.ids.each()))
+        if not {source.id, *source.folders}.issuperset(folders):
+            raise ValueError(f"it names blobs of collections {folders}, and its source {source.id} has none there")
+        if source.contents is not None:
+            if source.contents.upper.has_beyond(step.as_of):
+                raise AsOfNotSealed(step.as_of, source.contents.upper, 0.0)
+            named = {part.blob for part in source.contents.parts}
+            if any(
+                part.blob not in named for part in step.parts if part.blob and not is_upload(part.blob, step.collection)
+            ):
+                raise Superseded("what was to be shared with a clone was replaced by a compaction meanwhile")
+        return folders
 
 
 def _with_leased(entry: CollectionEntry, hold: str, lease: str) -> CollectionEntry:
@@ -282,7 +321,7 @@ def _extended(entry: CollectionEntry, mutation: CollectionStep) -> CollectionEnt
         check_note(mutation)
         return entry  # It changes nothing, so it need not be kept to be replayed.
     contents = entry.contents
-    if contents is not None or isinstance(mutation, kinds.Create):
+    if contents is not None or isinstance(mutation, kinds.Makes):
         contents = after_step(contents, mutation)
     if contents is not None and len(entry.pending) >= PENDING_MAX:
         return replace(entry, base=contents, pending=(), contents=contents)

@@ -3,7 +3,7 @@
 | what | is deleted when |
 |---|---|
 | blobs of a destroyed collection, and those | `grace_s` has passed, and each lease that read the collection |
-| that compaction left unused | then has ended, or reads from later states only |
+| that compaction left unused | then has ended, or reads from later states only; and no clone has them |
 | uploads that no record names | a record has declared them void, `orphan_grace_s` after they began |
 | log records | they are older than the retention, or than `grace_s` where there are too many, or where they |
 | | may hold what compaction has destroyed since; and a checkpoint says that they are not needed |
@@ -15,6 +15,11 @@ A collector may stop anywhere for hours, while others commit, make checkpoints a
 listed long ago, so each of these is safe because it can never come to be needed again, not because of a delay:
 
 - *Parts*: what the log has dropped, and what a record has declared void, no later record can name (`apply` refuses it).
+  Clones name parts in the folders of others. What one collection has dropped, another may still name: it stays, and is
+  deleted when the last one has dropped it. The folder of a destroyed collection stays as far as clones name what is in
+  it. What a destroyed clone alone named in other folders is like an upload that no record names, once nobody reads the
+  clone any more. No later record can name what no collection names: a new clone names only what its source names when
+  the record is made.
 - *Records*: those below the floor of a checkpoint that has been read. Floors never go back, so every later checkpoint
   has that floor, too, and somebody who creates a record in such a slot finds out by it (`Follower.was_truncated`).
 - *Checkpoints*: those that two newer ones follow in a listing. So the newest one is never among them.
@@ -83,7 +88,7 @@ from persist.replica import (
 )
 from persist.settings import Settings
 from persist.shown import Shown, counted
-from persist.state import Dropped, State, is_waited_for
+from persist.state import CollectionEntry, Dropped, State, is_waited_for
 from persist.upkeep.names import OBJECTS, Names, object_seqno
 from persist.work import Done, task
 from persist.write import Committer
@@ -368,21 +373,29 @@ class _Round:
 
     def _collect_dropped(self) -> None:
         state, old = self._follower.state, self._seqno_before(self._settings.grace_s)
-        due = [
-            dropped
-            for dropped in state.control.dropped
-            if dropped.seqno <= old and not is_waited_for(state.control, dropped)
-        ]
+        due: list[Dropped] = []
+        waiting: list[Dropped] = []
+        for dropped in state.control.dropped:
+            is_due = dropped.seqno <= old and not is_waited_for(state.control, dropped)
+            (due if is_due else waiting).append(dropped)
+        kept = {folder for dropped in waiting for folder in _whole_folders(dropped)}
+        replaced = {key for dropped in waiting for key in dropped.blobs}
+        due = [dropped for dropped in due if not (dropped.is_destroyed and dropped.collection in kept)]
+        shares = _shares(state)
         for dropped in due:
             # Its part lists stay as long as the log records that name them, because following the log reads them; its
             # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
-            id_ = dropped.collection
-            listed, unused = self._blob.list(table_root(id_)), frozenset(dropped.blobs)
+            id_, unused = dropped.collection, frozenset(dropped.blobs) - replaced
             if dropped.is_destroyed:  # Its published tables go with it.
-                gone = (entry for entry in listed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
-            else:
-                gone = (entry for entry in listed if entry.key in unused)
-            self._delete("parts", gone)
+                named = replaced | (self._named_in(state, id_, shares) if id_ in shares else set())
+                unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
+                gone = (entry for entry in unnamed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
+                self._delete("parts", gone)
+                continue
+            for folder in {collection_part(key) for key in unused} - kept:
+                named = self._named_in(state, folder, shares) if folder in shares else set()
+                listed = self._blob.list(table_root(folder))
+                self._delete("parts", (entry for entry in listed if entry.key in unused and entry.key not in named))
         if due:
             self._with_room(lambda: self._forget(due))
             self._collections += self._is_dry * sum(dropped.is_destroyed for dropped in due)
@@ -416,20 +429,28 @@ class _Round:
 
     def _unnamed_in(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         assert state.location is not None
-        destroyed = {dropped.collection for dropped in state.control.dropped if dropped.is_destroyed}
+        waiting = {folder for dropped in state.control.dropped for folder in _whole_folders(dropped)}
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
+        shares = _shares(state)
         for collection, entries in groupby(self._blob.list(PARTS), lambda entry: collection_part(entry.key)):
-            known = state.entries.get(collection)
-            named: set[str] = set()
-            if known is not None:
-                contents = load_contents(self._blob, state.location, known).contents
-                named = contents.named_blobs if contents is not None else set()
-            elif collection in destroyed:
+            if collection in waiting:
                 continue
+            named = self._named_in(state, collection, shares)
             for entry in entries:
                 seqno = uploaded_seqno(entry.key)
                 if seqno is not None and entry.key not in replaced and self._is_unnamed(entry, named):
                     yield entry, seqno
+
+    def _named_in(self, state: State, folder: str, shares: dict[str, list[CollectionEntry]]) -> set[str]:
+        """Return the blobs in the folder of a collection that it names, or a clone. Memory: one part list of these."""
+        assert state.location is not None
+        owner = state.entries.get(folder)
+        named: set[str] = set()
+        for known in (*([] if owner is None else [owner]), *shares.get(folder, ())):
+            contents = load_contents(self._blob, state.location, known).contents
+            assert contents is not None
+            named.update(key for key in contents.named_blobs if collection_part(key) == folder)
+        return named
 
     def _truncate_with_room(self) -> None:
         if self._is_dry:
@@ -575,6 +596,20 @@ class _Round:
             self._counts[kind] = self._counts.get(kind, 0) + len(some)
             self._bytes += sum(entry.bytes for entry in some)
             self._done(len(some))
+
+
+def _shares(state: State) -> dict[str, list[CollectionEntry]]:
+    """Return by folder the other collections that may have parts in it: clones."""
+    shares: dict[str, list[CollectionEntry]] = {}
+    for _, entry in state.entries.each():
+        for folder in entry.folders:
+            shares.setdefault(folder, []).append(entry)
+    return shares
+
+
+def _whole_folders(dropped: Dropped) -> tuple[str, ...]:
+    """Return the folders in which a destroyed collection may have had parts; those that were dropped alone are told."""
+    return (dropped.collection, *dropped.folders) if dropped.is_destroyed else ()
 
 
 def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: float, grace_s: float) -> int:

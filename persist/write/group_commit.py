@@ -387,7 +387,7 @@ class GroupCommit:
     def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
         """Return a state with the contents of all collections concerned, and why some could not be read."""
         unreadable: dict[str, PersistError] = {}
-        wanted = {step.collection for operation in operations for step in operation.steps} - {""}
+        wanted = {id_ for operation in operations for step in operation.steps for id_ in _concerned(step)}
         while wanted:
             for id_ in wanted:
                 try:
@@ -427,6 +427,8 @@ class GroupCommit:
                 encoded, change.replaces = move(encoded), move(change.replaces)
                 change.resolves = move(change.resolves)
                 change.publishes = move(change.publishes)
+                if isinstance(change.create, kinds.Clone):
+                    (change.create,) = move([change.create])
             mutations += change.mutations(contents, encoded)
         return (*mutations, *last)
 
@@ -458,7 +460,7 @@ class GroupCommit:
         done: list[Operation] = []
         rejected: list[tuple[Operation, PersistError]] = []
         for operation in operations:
-            broken = [unreadable[step.collection] for step in operation.steps if step.collection in unreadable]
+            broken = [unreadable[id_] for step in operation.steps for id_ in _concerned(step) if id_ in unreadable]
             try:
                 if broken:
                     raise broken[0]
@@ -466,8 +468,6 @@ class GroupCommit:
                     # Here, where it costs its own operation only; `apply` would refuse the whole record.
                     if isinstance(step, Write) and isinstance(step.data, Future):
                         check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
-                    elif isinstance(step, kinds.Replace | kinds.Resolve | kinds.Publish):
-                        check_uploaded(state.control, step)
                 (accepted if draft.extend(operation.plan(times)) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
@@ -482,6 +482,11 @@ class GroupCommit:
         self._parts.discard(
             part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
         )
+
+
+def _concerned(step: Step) -> set[str]:
+    """Return the collections whose contents say whether a step is valid."""
+    return {step.collection, step.source if isinstance(step, kinds.Clone) else ""} - {""}
 
 
 def _upper_in(state: State, collection: str) -> Antichain:

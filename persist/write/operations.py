@@ -232,7 +232,7 @@ class Change:
     """The net effect of some operations on one collection."""
 
     id: str
-    create: kinds.Create | None = None
+    create: kinds.Makes | None = None
     writes: list[Write] = field(default_factory=list)
     resolves: list[kinds.Resolve] = field(default_factory=list)
     late_bounds: list[kinds.AdvanceLateBound] = field(default_factory=list)
@@ -255,7 +255,7 @@ class Change:
             end = times[step.collection] + 1
             if self.seal is None or (self.seal.upper and self.seal.upper[0] < end):
                 self.seal = kinds.Seal(step.collection, (end,))
-        elif isinstance(step, kinds.Create):
+        elif isinstance(step, kinds.Makes):
             self.create = step
         elif isinstance(step, kinds.Replace):
             self.replaces.append(step)

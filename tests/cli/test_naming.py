@@ -73,6 +73,15 @@ def test_a_collection_that_keeps_its_name_writes_no_record(place: str) -> None:
         assert (renamed.result(), back.result()) == (before + 1, before + 2)
 
 
+def test_a_clone_is_made_of_the_latest_time_or_of_another(place: str, capsys: Printed) -> None:
+    assert main(["clone", place, "orders", "trial"]) == 0
+    assert capsys.readouterr().out == "trial holds what orders held as of 5\n"
+    assert main(["clone", place, "orders", "early", "--as-of", "1", "--json"]) == 0
+    assert told(capsys) == {"collection": "early", "source": "orders", "as_of": 1}
+    assert main(["clone", place, "orders", "trial"]) == 3
+    assert "trial" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["events.csv", "events.jsonl"])
 def test_events_of_a_keyed_collection_come_from_a_file(tmp_path: Path, capsys: Printed, name: str) -> None:
     place = str(tmp_path / "new")

@@ -230,6 +230,26 @@ def write_evolved_keyed(client: Client) -> None:
     became.seal(2).result()  # What is at 2 stays, of the version before.
 
 
+def write_cloned(client: Client) -> None:
+    """Make clones of a collection that evolved, of one with events, and of a clone whose source is gone."""
+    source = client.create_or_load("to be cloned", key={"k": pa.int64()}, value={"v": pa.string()})
+    source.write([((k, "a"), 0, 1) for k in range(3)], seal=1).result()
+    source.compact()
+    source.write([((1, "a"), 1, -1), ((4, "b"), 1, 1)], seal=2).result()
+    source.compact()
+    source.evolve(add={"n": pa.int8()})
+    source = client.load("to be cloned")
+    source.write([((5, ("c", 1)), 2, 1)], seal=3).result()
+    source.write([((6, ("d", 2)), time, 1) for time in (3, 4)], seal=5).result()
+    client.clone("to be cloned", "clone", as_of=3)
+    client.clone("clone", "clone of a clone")
+    client.clone("clone", "clone that goes").drop().result()
+    client.drop("clone").result()
+    client.clone("keyed in the background", "keyed clone", as_of=2)
+    client.create_or_load("of one part", key=persist.Int64, value=None).write([((1, None), 0, 1)], seal=1).result()
+    client.clone("of one part", "clone of one part")
+
+
 def commit(client: Client, *mutations: LocationMutation) -> None:
     """Commit what else only leases and the collection of garbage commit, when time has passed."""
     client.engine.writer("a test").committer.submit(mutations, {}).result()

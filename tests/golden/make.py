@@ -25,6 +25,7 @@ from persist.write import PartWriter, group_commit
 from tests.golden.kinds import (
     SETTINGS,
     commit,
+    write_cloned,
     write_compacted,
     write_every_kind,
     write_evolved_keyed,
@@ -114,6 +115,7 @@ def main() -> None:
         with large.hold(0):
             write_compacted(client)
             write_published(client)
+            write_cloned(client)
             commit(client, kinds.TruncateLog(1))
             large.tag("beginning", 0)
             large.retain(1000).result()

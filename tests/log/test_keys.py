@@ -82,13 +82,24 @@ def test_what_brings_parts_may_name_uploads_of_its_own_collection_only() -> None
     mine, other = keys.part_key(ID, 7), keys.part_key("f" * 32, 7)
     listed = BlobRef(blob=keys.list_prefix(ID, 7) + f"{ID}.json", bytes=1, checksum="")
     assert keys.check_keys(kinds.Replace(ID, parts_in=listed, unused=(mine,))) == [listed.blob]
-    for wrong in (
-        kinds.Replace(ID, unused=(mine, other)),
-        kinds.Resolve(ID, (0,), (1,), unused=(other,)),
-        kinds.Append(ID, parts_in=msgspec.structs.replace(listed, blob=other)),
-    ):
+    with pytest.raises(ValueError, match="is not the name of an upload to collection 0123"):
+        keys.check_keys(kinds.Append(ID, parts_in=msgspec.structs.replace(listed, blob=other)))
+    keys.check_unused(kinds.Replace(ID, unused=(mine, other)), ("f" * 32,))
+    for wrong in (kinds.Replace(ID, unused=(mine, other)), kinds.Resolve(ID, (0,), (1,), unused=(other,))):
         with pytest.raises(ValueError, match="is not the name of an upload to collection 0123"):
-            keys.check_keys(wrong)
+            keys.check_unused(wrong, ("e" * 32,))
+
+
+def test_a_clone_names_parts_of_others_and_brings_its_own() -> None:
+    [(_, encoded)] = encode_parts(to_updates([((1, None), 0, 1)], INTS), INTS)
+    mine, other = (msgspec.structs.replace(encoded, blob=keys.part_key(id_, 7)) for id_ in (ID, "f" * 32))
+    clone = kinds.Clone(ID, "c", "f" * 32, 0, {}, parts=(other, mine))
+    assert keys.check_keys(clone) == [mine.blob]
+    assert keys.shared_folders(clone) == ("f" * 32,)
+    for wrong in ("part/../secret", "part", other.blob + "x"):
+        broken = msgspec.structs.replace(clone, parts=(msgspec.structs.replace(other, blob=wrong),))
+        with pytest.raises(ValueError, match="is not the name of an upload"):
+            keys.check_keys(broken)
 
 
 def test_a_part_has_its_bytes_in_one_place_which_is_its_collections() -> None:

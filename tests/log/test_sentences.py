@@ -19,6 +19,7 @@ FORM = kinds.KeyedForm(kinds.MachineForm("upsert", 1))
 SENTENCES: list[tuple[Any, str]] = [
     (kinds.Create(ID, "c", {}), "created 'c'"),
     (kinds.Create(ID, "c", {}, view={}), "created the view 'c'"),
+    (kinds.Clone(ID, "c", "b" * 32, 7, {}), "created 'c' as a clone of a collection as of t7"),
     (kinds.Append(ID, (PART,)), "wrote 2 updates to 'c' at time t3 (1,500 bytes, in the record itself)"),
     (kinds.Append(ID, (LATER,)), "wrote 1 update to 'c' at times t3 to t5 (1,500 bytes)"),
     (kinds.Append(ID, (PART, LATER)), "wrote 3 updates to 'c' at times t3 to t5 (3,000 bytes)"),

@@ -13,9 +13,9 @@ ALL = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 @ALL
 def test_every_kind_has_one_rule(kind: Any) -> None:
-    """`Create` and `Destroy` are about whether there are contents at all, and `State` sees to that."""
+    """`Create`, `Clone` and `Destroy` are about whether there are contents at all, and `State` sees to that."""
     rules = LOCATION_RULES if issubclass(kind, LocationMutation) else RULES
-    assert (kind in rules) != (kind in (kinds.Create, kinds.Destroy))
+    assert (kind in rules) != (kind in (kinds.Create, kinds.Clone, kinds.Destroy))
     assert (kind in RULES) + (kind in LOCATION_RULES) == (kind in rules)
 
 
