@@ -273,7 +273,7 @@ def _begun(collection: "persist.Collection", as_of: int | str | None, contents: 
 
 def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:
     if format == "json":
-        from persist.cli.rows_out import JsonLines
+        from persist.egress import JsonLines
 
         lines = JsonLines(sys.stdout.buffer)
         for batch in updates.to_batches():

@@ -4,14 +4,13 @@ A file appears under its name when it is whole: until then it has the suffix .pa
 or a device is already, that is written to.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -19,15 +18,10 @@ from persist.blob import InvalidUsage
 from persist.cli.rows_in import BY_SUFFIX, WRITTEN
 from persist.cli.table import print_table
 from persist.cli.text import cell, tell
+from persist.egress import row_writer
 from persist.work import watched
 
 SHOWN_MAX = 50  # Rows of a table on the screen, unless more are asked for.
-
-
-class _Writer(Protocol):
-    def write_batch(self, batch: pa.RecordBatch) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def format_of(asked: str | None, output: str | None, as_json: bool) -> str:
@@ -84,7 +78,7 @@ def _written(
         raise InvalidUsage(f"--format {format} is not for a terminal: say --output FILE, or pipe it into a program")
     rows = 0
     with _opened(output) as file:
-        writer = _writer(schema, format, file)
+        writer = row_writer(schema, format, file)
         try:
             for batch in _limited(batches, limit):
                 writer.write_batch(batch)
@@ -149,48 +143,3 @@ def _opened(output: str | None) -> Iterator[BinaryIO]:
         if os.path.exists(part):
             os.unlink(part)
         raise
-
-
-def _writer(schema: pa.Schema, format: str, file: BinaryIO) -> _Writer:
-    if format == "parquet":
-        import pyarrow.parquet as pq
-
-        return pq.ParquetWriter(file, schema, compression="zstd")  # type: ignore[no-any-return]
-    if format == "arrow":
-        return pa.ipc.new_stream(file, schema)  # type: ignore[no-any-return]
-    if format == "csv":
-        return _csv_writer(schema, file)
-    return JsonLines(file)
-
-
-def _csv_writer(schema: pa.Schema, file: BinaryIO) -> _Writer:
-    import pyarrow.csv as csv
-
-    try:
-        return csv.CSVWriter(file, schema)  # type: ignore[no-any-return]
-    except pa.ArrowException as error:
-        raise InvalidUsage(
-            f"CSV cannot hold a column of these: {error}. Use --format json, parquet or arrow"
-        ) from error
-
-
-class JsonLines:
-    """Writes each row as one JSON object on a line of its own; on a terminal nothing but ASCII."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._is_ascii = file.isatty()
-
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch."""
-        import msgspec
-
-        encode = msgspec.json.Encoder(enc_hook=str).encode
-        lines: Iterable[bytes] = map(encode, batch.to_pylist())
-        if self._is_ascii:
-            lines = (json.dumps(json.loads(line)).encode() for line in lines)
-        self._file.writelines(line + b"\n" for line in lines)
-
-    def close(self) -> None:
-        """Leave the file to whoever opened it."""
-        self._file.flush()

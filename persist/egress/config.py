@@ -27,4 +27,6 @@ def sink_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options:
         from persist.egress.postgres import PostgresConfig, PostgresSink
 
         return PostgresSink(checked(PostgresConfig, config, where, "sink"))
-    raise InvalidUsage(f"{where}: {url.partition(':')[0]!r} is no kind of sink: use postgres://")
+    from persist.egress.files import FilesConfig, FilesSink
+
+    return FilesSink(checked(FilesConfig, config, where, "sink"))

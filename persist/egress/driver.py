@@ -142,16 +142,17 @@ class _Egress:
 
     def _go_on(self) -> None:
         """Ask the target how far it has come."""
-        reached = self.sink.begin(_id_of(self.client), [feed.leaving for feed in self.feeds])
+        standing = self.sink.begin(_id_of(self.client), [feed.leaving for feed in self.feeds])
         for feed in self.feeds:
-            feed.go_on(reached.get(feed.leaving.id))
+            feed.go_on(standing.get(feed.leaving.id))
 
     def _take(self, step: Sequence[Piece]) -> None:
-        self.sink.take(step)
+        taken = self.sink.take(step)
         self._tries = None
-        by_id = {piece.leaving.id: piece.after for piece in step}
         for feed in self.feeds:
-            feed.reached = by_id.get(feed.leaving.id, feed.reached)
+            for piece in step:
+                if piece.leaving.id == feed.leaving.id:
+                    feed.passed(piece.after, is_taken=piece in taken)
         rows = sum(piece.count for piece in step)
         self.rows, self.commits = self.rows + rows, self.commits + bool(rows)
         now_s = self.client.engine.clock.monotonic_s()
@@ -171,6 +172,9 @@ class _Egress:
 
     def _steps(self) -> Iterator[list[Piece]]:
         """Yield steps; each is taken before the next one is asked for."""
+        promised = [piece for feed in self.feeds if (piece := feed.promised()) is not None]
+        if promised:
+            yield promised
         while not all(feed.reached is not None for feed in self.feeds):
             begun = [
                 piece for feed, contents in self._known() if feed.reached is None and (piece := feed.begun(contents))
@@ -193,7 +197,7 @@ class _Egress:
         while not self.stop.is_set():
             known = [(feed, contents) for feed, contents in self._known() if feed.has_more(contents)]
             if self.once:
-                known = [pair for pair in known if last[pair[0].leaving.id] > (pair[0].reached_upper or 0)]
+                known = [pair for pair in known if last[pair[0].leaving.id] > pair[0].seen]
             if known:
                 yield self._step(known)
             elif self.once or all(feed.is_finished for feed in self.feeds):

@@ -7,12 +7,13 @@ in no particular order, and slices are cut elsewhere after a compaction.
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema, KeyRange
 from persist.collection import Collection
-from persist.egress.sink import Leaving, Piece, Reached, Rows
+from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing
 from persist.engine import CollectionHandle, take_hold
 from persist.errors import HoldNotFound, InvalidUsage, LeaseExpired
 from persist.read import (
@@ -38,6 +39,7 @@ class Feed:
     Attributes:
         reached: how far the target has come; None if it has nothing.
         held: how far the hold knows that.
+        seen: up to which time it is known that nothing more has to be sent.
     """
 
     def __init__(self, collection: Collection, hold: str, rows: Rows | None) -> None:
@@ -53,6 +55,8 @@ class Feed:
             )
         self.leaving = Leaving(self._handle.id, collection.name, rows or ("keys" if schema.key_names else "multiset"))
         self.reached: Reached | None = None
+        self.seen = 0
+        self._promised: Reached | None = None
         self.held: Reached | None = None
 
     @property
@@ -65,7 +69,7 @@ class Feed:
         """Whether it is sent by key."""
         return self.leaving.rows == "keys"
 
-    def go_on(self, reached: Reached | None) -> None:
+    def go_on(self, standing: Standing | None) -> None:
         """Go on where the target is.
 
         Raises:
@@ -73,7 +77,10 @@ class Feed:
             InvalidUsage: the collection was put back to an earlier state.
         """
         self._let_go()
+        reached = None if standing is None else standing.reached
         self.reached = self.held = reached
+        self._promised = None if standing is None else standing.promised
+        self.seen = 0
         if reached is None:
             return
         if reached.upper is None and reached.stage == "following":
@@ -121,11 +128,7 @@ class Feed:
             schema = self._handle.reading_schema(at.schema)
             yield Piece(self.leaving, at, replace(at, stage="copied"), schema, schema)
             return
-        contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
-        schema = self._handle.schema_in(contents, at.schema)
-        scan = snapshot_scan(contents, schema, at.as_of, None)
-        scan = replace(scan, keys=KeyRange(None if at.below is None else [*at.below])).pruned()
-        scan.check_columns()
+        scan, schema, reading = self._contents_scan(at, None)
         slices = scan.slices_within(SLICE_BYTES) or [scan]
         for each in slices:
             before = self.reached
@@ -133,6 +136,35 @@ class Feed:
             below = each.keys.upper
             after = replace(before, stage="copied") if below is None else replace(before, below=tuple(below))
             yield Piece(self.leaving, before, after, schema, schema, self._rows(each, reading))
+
+    def promised(self) -> Piece | None:
+        """Return the step that the target has begun, once; None if there is none."""
+        at, after = self.reached, self._promised
+        if at is None or after is None:
+            return None
+        self._promised = None
+        if at.stage == "following":
+            return replace(self.changes(after.upper, schema=after.schema), after=after)
+        scan, schema, reading = self._contents_scan(at, after.below)
+        return Piece(self.leaving, at, after, schema, schema, self._rows(scan, reading))
+
+    def passed(self, after: Reached, *, is_taken: bool) -> None:
+        """Take note that a piece was taken, or that it has no rows."""
+        if is_taken:
+            self.reached = after
+        else:
+            assert after.upper is not None, "what ends all is taken"
+            self.seen = after.upper
+
+    def _contents_scan(self, at: Reached, below: tuple[Any, ...] | None) -> tuple[Scan, CollectionSchema, ClaimedRead]:
+        """Return the plan of the contents whose keys are not there yet, and are below a key."""
+        assert at.as_of is not None
+        contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
+        schema = self._handle.schema_in(contents, at.schema)
+        keys = KeyRange(*(None if each is None else [*each] for each in (at.below, below)))
+        scan = replace(snapshot_scan(contents, schema, at.as_of, None), keys=keys).pruned()
+        scan.check_columns()
+        return scan, schema, reading
 
     def shown(self) -> Piece:
         """Return what makes contents that were copied seen."""
@@ -182,7 +214,7 @@ class Feed:
     def has_more(self, contents: CollectionState) -> bool:
         """Return whether more is sealed than the target has."""
         at = self.reached
-        return at is not None and at.upper is not None and contents.upper > at.upper
+        return at is not None and at.upper is not None and contents.upper > max(at.upper, self.seen)
 
     def keep(self) -> None:
         """Let since follow what the target has. Cost: a commit, or nothing."""

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from persist.egress.pg_table import PgTable
-from persist.egress.sink import Leaving, Piece, Reached, Rows
+from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
 from persist.errors import InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 from persist.ingest import PgAddress, one_line
 
@@ -51,7 +51,7 @@ class PostgresSink:
         self._address = PgAddress(config.sink, "persist egress")
         self.config = config
         self.name = self._address.name
-        self.hold = config.name or f"egress-postgres-{_digest(self.name, config.schema)[:8]}"
+        self.hold = config.name or sink_name("postgres", self.name, config.schema)
         self.collections = config.collections
         self.rows = config.rows
         self.batch_rows = config.batch_rows
@@ -62,7 +62,7 @@ class PostgresSink:
         self._connection: Any = None
         self._location = ""
 
-    def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Reached]:
+    def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
         """Connect, and return what the positions say."""
         self.close()
         self._location = location
@@ -85,15 +85,16 @@ class PostgresSink:
                 (location, self.hold),
             )
             found = dict(cursor.fetchall())
-        return {each.id: Reached.of(found[each.id], self.name) for each in leaving if each.id in found}
+        return {each.id: Standing(Reached.of(found[each.id], self.name)) for each in leaving if each.id in found}
 
-    def take(self, step: Sequence[Piece]) -> None:
+    def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Apply a step, and move its positions, in one transaction."""
         with self._transaction(", ".join(piece.leaving.name for piece in step)) as cursor:
             for piece in step:
                 self._move(cursor, piece)
             for piece in step:
                 self._apply(cursor, piece)
+        return step
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
         """Delete the positions, and what copies have left."""
@@ -204,8 +205,5 @@ class PostgresSink:
 
     def _copy(self, leaving: Leaving) -> str:
         """Return the name of the table that contents are copied into."""
-        return f"persist_copy_{_digest(self._location, self.hold, leaving.id)}"
-
-
-def _digest(*texts: str) -> str:
-    return xxhash.xxh64("\n".join(texts).encode()).hexdigest()
+        where = f"{self._location} {self.hold} {leaving.id}".encode()
+        return f"persist_copy_{xxhash.xxh64(where).hexdigest()}"

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 import pyarrow as pa
+import xxhash
 
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
@@ -101,7 +102,19 @@ class Leaving:
     rows: Rows
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a target is with a collection.
+
+    Attributes:
+        promised: where a step leads that the target has begun, and that is to be taken once more.
+    """
+
+    reached: Reached
+    promised: Reached | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Piece:
     """What leads a target from where it is with one collection to where it will be.
 
@@ -158,16 +171,18 @@ class Sink(Protocol):
         """How many updates a step has at most, if they are of several times."""
         ...
 
-    def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Reached]:
-        """Open the target, anew if it is open; return how far it has come with collections, by id.
+    def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
+        """Open the target, anew if it is open; return where it is with collections, by id.
 
         Raises:
             TargetUnavailable: it does not answer.
         """
         ...
 
-    def take(self, step: Sequence[Piece]) -> None:
-        """Take a step as a whole, durably, or not at all.
+    def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
+        """Take a step as a whole, durably, or not at all; return its pieces, perhaps without some that have no rows.
+
+        What was left out is of the next step.
 
         Raises:
             SinkMoved: the target is not where the step begins.
@@ -183,3 +198,8 @@ class Sink(Protocol):
     def close(self) -> None:
         """Free what it has open."""
         ...
+
+
+def sink_name(kind: str, *where: str) -> str:
+    """Return the name of a sink that was not given one: the same whenever it goes to the same place."""
+    return f"egress-{kind}-{xxhash.xxh64(chr(10).join(where).encode()).hexdigest()[:8]}"

@@ -29,6 +29,7 @@ PAGES = [
     "how-to.md",
     "events.md",
     "ingest.md",
+    "egress.md",
     "dataflow.md",
     "views.md",
     "publish.md",

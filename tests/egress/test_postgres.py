@@ -4,6 +4,7 @@ import datetime
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.cli.main import main
+from persist.egress import Piece
 from persist.egress.postgres import PostgresConfig, PostgresSink
 from persist.errors import SinkMoved, TargetUnavailable
 from tests.egress.target import Target
@@ -154,7 +156,7 @@ def test_wherever_the_target_is_cut_off_it_goes_on_from_there(target: Target, ro
 
 def test_if_it_is_not_known_whether_a_commit_happened_the_target_tells(target: Target) -> None:
     class Unheard(PostgresSink):
-        def take(self, step: Any) -> None:
+        def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
             super().take(step)
             raise TargetUnavailable("the answer was lost")
 
@@ -174,11 +176,12 @@ def test_a_copy_goes_on_with_the_keys_that_are_not_there_yet(target: Target, mon
     class Slow(PostgresSink):
         left = 4
 
-        def take(self, step: Any) -> None:
-            super().take(step)
+        def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
+            taken = super().take(step)
             self.left -= 1
             if not self.left:
                 raise TargetUnavailable("enough")
+            return taken
 
     with persist.open(target.location) as client:
         orders = made(client)
@@ -352,9 +355,9 @@ def test_of_two_that_feed_one_target_one_is_told(target: Target) -> None:
         target.egress("orders", location=client)
 
         class Late(PostgresSink):
-            def take(self, step: Any) -> None:
+            def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
                 target.egress("orders", location=client)  # The other one.
-                super().take(step)
+                return super().take(step)
 
         upserted(orders, 1, k1="b")
         with pytest.raises(SinkMoved, match="another process sends 'orders' as 'warehouse', and was first"):

@@ -1,0 +1,212 @@
+"""Collections into files: each range of times is one file, which is never written twice, whoever dies when."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+import persist
+from persist.cli.main import main
+from persist.egress.files import FilesConfig, FilesSink
+from persist.errors import SinkMoved, TargetUnavailable
+
+ORDERS: dict[str, Any] = {"key": {"id": pa.int64()}, "value": {"status": pa.string()}}
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob()) as found:
+        yield found
+
+
+@pytest.fixture
+def orders(client: persist.Client) -> persist.Collection:
+    made = client.create_or_load("orders", **ORDERS, keyed=persist.Keyed())
+    made.upsert([(1, "new"), (2, "")], time=0, seal=1).result()
+    return made
+
+
+def config(folder: Path, *collections: str, **options: Any) -> dict[str, Any]:
+    return {"sink": str(folder / "out"), "collections": [*collections], "name": "files", **options}
+
+
+def sent(client: persist.Client, folder: Path, *collections: str, **options: Any) -> Any:
+    return persist.egress(client, config(folder, *collections, **options), once=True)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "out").rglob("*") if path.is_file() and path.suffix != ".json")
+
+
+def rows(folder: Path, name: str = "orders") -> Rows:
+    """Return all that the files of a collection say, in the order of their names, contents first."""
+    paths = sorted((folder / "out" / name).iterdir(), key=lambda path: (path.name[0] != "c", path.name))
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def applied(changes: Rows) -> dict[int, str]:
+    """Return the contents that changes by key come to."""
+    found: dict[int, str] = {}
+    for change in changes:
+        assert (change["_change"] == "insert") == (change["id"] not in found)
+        if change["_change"] == "delete":
+            del found[change["id"]]
+        else:
+            found[change["id"]] = change["status"]
+    return found
+
+
+def test_contents_and_then_each_range_of_times_are_files(
+    client: persist.Client, orders: persist.Collection, tmp_path: Path
+) -> None:
+    first = sent(client, tmp_path, "orders")
+    assert (first.rows, first.commits) == (2, 1)
+    orders.upsert([(1, "paid")], time=1, seal=2).result()
+    orders.upsert([(2, None), (3, "new")], time=2, seal=5).result()
+    assert sent(client, tmp_path, "orders").commits == 1
+    orders.seal(9).result()
+    assert sent(client, tmp_path, "orders").uppers == {"orders": 5}
+    orders.upsert([(3, None)], time=9, seal=10).result()
+    sent(client, tmp_path, "orders")
+    assert files(tmp_path) == [
+        "00000000000000000001-00000000000000000005.parquet",
+        "00000000000000000005-00000000000000000010.parquet",
+        "contents-00000000000000000000-000001.parquet",
+    ]
+    assert rows(tmp_path) == [
+        {"id": 1, "status": "new", "_time": 0, "_change": "insert"},
+        {"id": 2, "status": "", "_time": 0, "_change": "insert"},
+        {"id": 1, "status": "paid", "_time": 1, "_change": "update"},
+        {"id": 2, "status": None, "_time": 2, "_change": "delete"},
+        {"id": 3, "status": "new", "_time": 2, "_change": "insert"},
+        {"id": 3, "status": None, "_time": 9, "_change": "delete"},
+    ]
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_collection_without_a_key_is_sent_as_updates(client: persist.Client, tmp_path: Path, form: str) -> None:
+    lines = client.create_or_load("lines", key=None, value={"line": pa.string(), "n": pa.int64()})
+    lines.write([((None, ("x", None)), 0, 2), ((None, ("", 1)), 1, 1)], seal=2).result()
+    sent(client, tmp_path, "lines", format=form)
+    lines.write([((None, ("x", None)), 2, -1)], seal=3).result()
+    sent(client, tmp_path, "lines", format=form)
+    changes, contents = sorted((tmp_path / "out" / "lines").iterdir())
+    if form == "csv":
+        options = pa_csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
+        found = [pa_csv.read_csv(path, convert_options=options).to_pylist() for path in (contents, changes)]
+    else:
+        found = [[*map(json.loads, path.read_text().splitlines())] for path in (contents, changes)]
+    assert sorted(found[0], key=lambda row: str(row["line"])) == [
+        {"line": "", "n": 1, "_time": 1, "_diff": 1},
+        {"line": "x", "n": None, "_time": 1, "_diff": 2},
+    ]
+    assert found[1] == [{"line": "x", "n": None, "_time": 2, "_diff": -1}]
+
+
+class Dying(FilesSink):
+    """A sink that dies before one of its writes, or after it."""
+
+    left = 0
+
+    @property
+    def _blob(self) -> Any:
+        return _DyingBlob(self, super()._blob)
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise TargetUnavailable("it died")
+
+
+class _DyingBlob:
+    def __init__(self, sink: Dying, inner: Any) -> None:
+        self._sink = sink
+        self._inner = inner
+
+    def create(self, key: str, value: bytes) -> bool:
+        self._sink.count()
+        is_made: bool = self._inner.create(key, value)
+        self._sink.count()
+        return is_made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_whenever_it_dies_no_update_is_written_twice_or_left_out(
+    client: persist.Client, orders: persist.Collection, tmp_path: Path
+) -> None:
+    model = {1: "new", 2: ""}
+    time = deaths = 1
+    for _ in range(2):
+        for left in range(1, 30):
+            key = time % 5
+            orders.upsert([(key, None if key in model else str(time))], time=time, seal=time + 1).result()
+            model = {k: v for k, v in model.items() if k != key} if key in model else {**model, key: str(time)}
+            time += 1
+            sink = Dying(FilesConfig(**config(tmp_path, "orders")))
+            sink.left = left
+            try:
+                persist.egress(client, sink, once=True)
+                break
+            except TargetUnavailable:
+                deaths += 1
+    assert deaths > 10
+    assert applied(rows(tmp_path)) == model
+    assert len(files(tmp_path)) == len(set(files(tmp_path)))
+
+
+def test_of_two_that_write_one_folder_one_is_told(
+    client: persist.Client, orders: persist.Collection, tmp_path: Path
+) -> None:
+    sent(client, tmp_path, "orders")
+
+    class Late(FilesSink):
+        def take(self, step: Any) -> Any:
+            orders.upsert([(3, "c")], time=2, seal=3).result()
+            sent(client, tmp_path, "orders")  # The other one, which goes further.
+            return super().take(step)
+
+    orders.upsert([(3, "b")], time=1, seal=2).result()
+    with pytest.raises(SinkMoved, match="another process sends 'orders' as 'files', and was first"):
+        persist.egress(client, Late(FilesConfig(**config(tmp_path, "orders"))), once=True)
+    assert applied(rows(tmp_path)) == {1: "new", 2: "", 3: "c"}
+
+
+def test_a_folder_with_other_files_is_refused_and_one_begun_anew_must_be_empty(
+    client: persist.Client, orders: persist.Collection, tmp_path: Path
+) -> None:
+    (tmp_path / "out" / "orders").mkdir(parents=True)
+    (tmp_path / "out" / "orders" / "other.parquet").write_bytes(b"")
+    with pytest.raises(persist.InvalidUsage, match=r"has 'orders/other\.parquet', which this sink has not made"):
+        sent(client, tmp_path, "orders")
+    (tmp_path / "out" / "orders" / "other.parquet").unlink()
+    sent(client, tmp_path, "orders")
+    assert persist.egress(client, config(tmp_path, "orders"), drop=True).dropped == ("orders",)
+    with pytest.raises(persist.InvalidUsage, match=r"which this sink has not made"):
+        sent(client, tmp_path, "orders")
+
+
+def test_new_columns_are_in_the_files_that_follow(
+    client: persist.Client, orders: persist.Collection, tmp_path: Path
+) -> None:
+    sent(client, tmp_path, "orders")
+    orders.evolve(add={"n": pa.int64()})
+    orders.upsert([(1, ("paid", 7))], time=1, seal=2).result()
+    sent(client, tmp_path, "orders")
+    assert rows(tmp_path)[-1] == {"id": 1, "status": "paid", "n": 7, "_time": 1, "_change": "update"}
+
+
+def test_the_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.open(str(tmp_path / "location")) as client:
+        client.create_or_load("orders", **ORDERS).write([((1, "a"), 0, 1)], seal=1).result()
+    arguments = ["egress", str(tmp_path / "location"), str(tmp_path / "out"), "--collection", "orders", "--once"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"sent 1 row to {tmp_path / 'out'} in 1 transaction\n"
+    assert rows(tmp_path) == [{"id": 1, "status": "a", "_time": 0, "_change": "insert"}]
