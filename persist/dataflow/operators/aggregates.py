@@ -5,7 +5,7 @@ numbers. A record contributes to slots; each slot's sum is the sum of diffs of a
 the ordinary arrangement keeps it, and what was taken away leaves nothing behind.
 
     slot 0               the number of records: 1 for each
-    slot (a, count)      1 for each value of aggregate a that is not NULL
+    slot (a, nulls)      1 for each value of aggregate a that is NULL, because hardly any is
     slot (a, limb i)     the digits of the value at 2**(32 * i)
 
 Integers have two limbs. A float is a whole number of 2**-1074: it has digits in at most three of its limbs, and the sum
@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs import DiffOverflow, SchemaMismatch, whole_numbers
-from persist.dataflow.updates.batch import largest, mixed, products
+from persist.dataflow.updates.batch import NONE, largest, mixed, products
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL, Domain, is_narrow
 
 ACCUMULABLE = ("count", "sum", "mean", "wide_sum")
-COUNT, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
+NULLS, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
 SLOTS = 128  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
 _BITS = np.int64(32)
 _MASK = np.int64(0xFFFFFFFF)
@@ -189,17 +189,13 @@ FEW_GROUPS = 4  # If there are at least so many of them in the mean.
 
 def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
     """Return what values that are not NULL contribute: the row, the slot and the amount of each contribution."""
-    every = np.arange(len(words))
-    ones = (every, np.full(len(words), COUNT), np.ones(len(words), np.int64))
     if kind == "count":
-        return ones
+        return NONE, NONE, NONE
     if pat.is_floating(of):
-        value_slots = float_slots(domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False))
-    elif (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of):
-        value_slots = whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
-    else:
-        value_slots = integer_slots(words)
-    return tuple(np.concatenate(pair) for pair in zip(ones, value_slots, strict=True))  # type: ignore[return-value]
+        return float_slots(domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False))
+    if (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of):
+        return whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
+    return integer_slots(words)
 
 
 def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:
@@ -223,9 +219,17 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
     amounts = [np.ones(updates.shape[1], np.int64)]
     for at, (number, wanted) in enumerate(summed):
         words = updates[keys + at]
-        places = np.flatnonzero(words != NULL)
-        value_rows, into, amount = contributions(wanted.kind, words[places], wanted.of, domain)
-        rows.append(places[value_rows])
+        is_null = words == NULL
+        if is_null.any():
+            nulls, places = np.flatnonzero(is_null), np.flatnonzero(~is_null)
+            rows.append(nulls)
+            slots.append(np.full(len(nulls), NULLS + (1 + number * SLOTS)))
+            amounts.append(np.ones(len(nulls), np.int64))
+            value_rows, into, amount = contributions(wanted.kind, words[places], wanted.of, domain)
+            value_rows = places[value_rows]
+        else:
+            value_rows, into, amount = contributions(wanted.kind, words, wanted.of, domain)
+        rows.append(value_rows)
         slots.append(into + (1 + number * SLOTS))
         amounts.append(amount)
     every = np.concatenate(rows)
@@ -270,9 +274,11 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     columns = [(0, np.add.reduceat(diffs, firsts))]
     for at, (number, wanted) in enumerate(summed):
         words = sorted_[keys + at]
-        counts = np.where(words == NULL, 0, diffs)
+        is_null = words == NULL
+        counts = np.where(is_null, 0, diffs)
         base = 1 + number * SLOTS
-        columns.append((base + COUNT, np.add.reduceat(counts, firsts)))
+        if is_null.any():
+            columns.append((base + NULLS, np.add.reduceat(np.where(is_null, diffs, 0), firsts)))
         if wanted.kind != "count":
             is_small = (words >= -(2**31)) & (words < 2**31)
             low = np.where(is_small, words, words & np.int64(0xFFFFFFFF)) * counts

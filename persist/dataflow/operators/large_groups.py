@@ -20,7 +20,7 @@ from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, contributions
 from persist.dataflow.operators.logic import aggregate
 from persist.dataflow.state.ranked import Order, Ranked, Record, has_rank
-from persist.dataflow.updates.batch import products
+from persist.dataflow.updates.batch import check_sum, products
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain
 
@@ -87,7 +87,7 @@ class AggregatedGroup(Group):
     def __init__(self, aggregates: Sequence[Wanted], domain: Domain, records: Ints, diffs: Ints) -> None:
         self._aggregates = aggregates
         self._domain = domain
-        self._count = 0
+        self._counts = dict.fromkeys(range(len(aggregates)), 0)  # Of values that are not NULL.
         self._ranked: dict[int, Ranked] = {}
         self._sums: dict[int, dict[int, int]] = {}
         self._count = _exact_sum(diffs)
@@ -129,6 +129,8 @@ class AggregatedGroup(Group):
         if not len(words):
             return
         wanted, sums = self._aggregates[at], self._sums[at]
+        self._counts[at] += _exact_sum(diffs)
+        check_sum(self._counts[at])
         rows, slots, amounts = contributions(wanted.kind, words, wanted.of, self._domain)
         distinct_slots, numbers = np.unique(slots, return_inverse=True)
         parts = products(amounts, diffs.take(rows))
@@ -143,7 +145,8 @@ class AggregatedGroup(Group):
         if at in self._sums:
             slots = np.array(list(self._sums[at]), np.int64)
             sums = np.array(list(self._sums[at].values()), np.int64)
-            return int(aggregate(wanted, np.zeros(len(slots), np.int64), slots, sums, 1, self._domain)[0])
+            counts = np.array([self._counts[at]], np.int64)
+            return int(aggregate(wanted, counts, np.zeros(len(slots), np.int64), slots, sums, self._domain)[0])
         ranked = self._ranked[at]
         record = {"min": ranked.first, "max": ranked.last, "median": ranked.middle}[wanted.kind]()
         return NULL if record is None else record[0]

@@ -23,11 +23,11 @@ import pyarrow.types as pat
 from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import (
     ACCUMULABLE,
-    COUNT,
     FIRST_LIMB,
     INFINITE,
     MINUS_INFINITE,
     NAN,
+    NULLS,
     SLOTS,
     Wanted,
     check_int64,
@@ -37,7 +37,7 @@ from persist.dataflow.operators.aggregates import (
     to_float,
 )
 from persist.dataflow.operators.linear import Column, Frame, row_columns
-from persist.dataflow.updates.batch import products, summed
+from persist.dataflow.updates.batch import check_sum, largest, products, summed
 from persist.dataflow.updates.bulk import order_by
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, directed, ranks
@@ -104,7 +104,8 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
                 continue
             low = 1 + number * SLOTS
             mine = there & (slots >= low) & (slots < low + SLOTS)
-            columns.append(aggregate(wanted, at[mine], slots[mine] - low, diffs[mine], len(present), domain))
+            own, into, sums = at[mine], slots[mine] - low, diffs[mine]
+            columns.append(aggregate(wanted, _not_null(records, own, into, sums), own, into, sums, domain))
         return present, np.array(columns, np.int64).reshape(len(columns), len(present)), np.ones(len(present), np.int64)
 
     return logic
@@ -115,11 +116,22 @@ def _counted(wanted: Wanted, records: Ints) -> Ints:
     return records if constant == 1 else products(records, np.full(len(records), constant))
 
 
-def aggregate(wanted: Wanted, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
-    """Return the words of one aggregate of count groups, from the sums in its slots."""
-    counts = np.zeros(count, np.int64)
-    is_count = slots == COUNT
-    counts[groups[is_count]] = sums[is_count]
+def _not_null(records: Ints, groups: Ints, slots: Ints, sums: Ints) -> Ints:
+    """Return how many values groups have, of so many records, that are not NULL."""
+    is_null = slots == NULLS
+    if not is_null.any():
+        return records
+    nulls = np.zeros(len(records), np.int64)
+    nulls[groups[is_null]] = sums[is_null]
+    if largest(records) + largest(nulls) >= 2**63:
+        for count in records.astype(object) - nulls.astype(object):
+            check_sum(count)
+    return records - nulls
+
+
+def aggregate(wanted: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
+    """Return the words of one aggregate of groups that have so many values, from the sums in its slots."""
+    count = len(counts)
     if wanted.kind == "count":
         return counts
     if not pat.is_floating(wanted.result) and not pat.is_decimal(wanted.result):
@@ -206,9 +218,12 @@ def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count:
     if not is_value.all():
         words, numbers, diffs = words[is_value], numbers[is_value], diffs[is_value]
     if wanted.kind in ACCUMULABLE:
+        counts, firsts = np.zeros(count, np.int64), starts_of(numbers)
+        if len(firsts):
+            counts[numbers[firsts]] = summed(diffs, firsts)
         rows, slots, amounts = contributions(wanted.kind, words, wanted.of, domain)
         groups, slots, sums = _slot_sums(numbers[rows], slots, amounts, diffs[rows])
-        return aggregate(wanted, groups, slots, sums, count, domain)
+        return aggregate(wanted, counts, groups, slots, sums, domain)
     numbers, words, diffs = _by_value(numbers, words, wanted.of, diffs, domain)
     results = np.full(count, NULL, np.int64)
     firsts = starts_of(numbers)
