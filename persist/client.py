@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from persist import lineage
 from persist.blob import Clock, SystemClock
 from persist.closing import close_after
 from persist.collection import Collection
@@ -31,6 +30,7 @@ from persist.engine import (
 from persist.errors import InvalidUsage
 from persist.fsck import FsckReport, examine
 from persist.index import keep_indexes_current
+from persist.lineage import is_wanted, told_of
 from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
@@ -151,7 +151,7 @@ class Client(CreatingCalls, Described):
             weakref.finalize(self, listener.request_stop).atexit = False
             self._ends.append(listener.close)
             engine.count_also("notify", listener.counts)
-        self._lineage = lineage.told_of(engine) if engine.mode != "read" and lineage.is_wanted() else None
+        self._lineage = told_of(engine) if engine.mode != "read" and is_wanted() else None
 
     @property
     def url(self) -> str:

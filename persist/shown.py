@@ -23,6 +23,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {nouns}"
 
 
+def duration(seconds: float) -> str:
+    """Return how long something takes, as people say it: 350 ms, 12 s, 5 min, 3 h or 2 days."""
+    if seconds < 0.95:
+        return f"{max(0, round(seconds * 1000))} ms"
+    for least_s, length_s, unit in ((172_800, 86_400, "days"), (3600, 3600, "h"), (60, 60, "min")):
+        if seconds >= least_s:
+            return f"{round(seconds / length_s):,} {unit}"
+    return f"{round(seconds)} s"
+
+
 def text_width(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
     if text.isascii():

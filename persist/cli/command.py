@@ -26,7 +26,7 @@ else was first; 4 the store does not answer, or the disk; 130 interrupted."""
 # section names would not be found by a newcomer: a test holds the sections against all commands.
 SECTIONS = {
     "Write": ("create", "write", "upsert", "overwrite", "delete", "seal", "ingest", "egress"),
-    "Look": ("ls", "show", "read", "changes", "diff", "tail", "wait", "sql", "log", "ui"),
+    "Look": ("ls", "status", "show", "read", "changes", "diff", "tail", "wait", "sql", "log", "ui"),
     "Derive": ("view", "refresh", "apply"),
     "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
     "Change": ("evolve", "index", "rename", "clone", "revert", "drop"),

@@ -29,6 +29,7 @@ def print_table(
     right: Iterable[int] = (),
     texts: Iterable[int] = (),
     spare: Sequence[str] = (),
+    says_so: bool = True,
 ) -> None:
     """Print a table.
 
@@ -36,6 +37,7 @@ def print_table(
         right: the columns, by number, whose values are aligned at their right.
         texts: the columns whose values may be cut.
         spare: the columns, by name, that a narrow terminal does without, in the order in which they are left out.
+        says_so: say which ones were left out.
     """
     names, cells, to_right = [cell(name) for name in head], [[cell(value) for value in row] for row in rows], {*right}
     if not sys.stdout.isatty():
@@ -52,7 +54,7 @@ def print_table(
         return
     top, *lines = aligned([[_cut(c, w) for c, w in zip(row, widths, strict=True)] for row in (names, *cells)], to_right)
     print(top if os.environ.get("TERM") == "dumb" else f"\x1b[1m{top}\x1b[0m", *lines, sep="\n")
-    if left_out:
+    if left_out and says_so:
         tell(f"The terminal is too narrow for {', '.join(spare[:left_out])}: make it wider, or say --format csv.")
 
 

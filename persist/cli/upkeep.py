@@ -12,6 +12,8 @@ import typer
 import persist
 from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
+from persist.cli.reading import Format, Output
+from persist.cli.status import WAITING
 from persist.cli.table import print_table
 from persist.cli.text import print_json, say, tell, worded
 from persist.facts import time_of, times_of
@@ -123,12 +125,33 @@ def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
 def gc(
     at: Place,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be deleted.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Change nothing, list what waits, until when, and for what.")
+    ] = False,
+    format: Format = None,
+    output: Output = None,
 ) -> int:
     """Delete what nobody needs any more."""
+    if explain:
+        return _explained(at, format, output)
+    if format is not None or output is not None:
+        raise persist.InvalidUsage("--format and --output go with --explain: what was deleted is one line")
     with at.writing() as client:
         report = client.gc(dry_run=dry_run)
         did = "would delete" if dry_run else "deleted"
         tell_done(at, {"dry_run": dry_run, **asdict(report)}, report.sentence(did))
+    return OK
+
+
+def _explained(at: Place, format: str | None, output: str | None) -> int:
+    from persist.facts import waiting_blobs
+
+    with at.reading() as client:
+        waiting = [asdict(each) for each in waiting_blobs(client, time.time())]
+    if waiting or at.as_json or format not in (None, "table") or output is not None:
+        WAITING.write(at, waiting, format, output)
+    else:
+        say("nothing waits: whatever is stored is in use, or was never part of a collection")
     return OK
 
 

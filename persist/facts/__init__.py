@@ -9,6 +9,7 @@ from persist.facts.times import time_of, times_of, written_time_of
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
+    from persist.facts.health import Health, health_of, waiting_blobs
     from persist.facts.surveys import (
         GETS_1000,
         Facts,
@@ -21,4 +22,5 @@ if TYPE_CHECKING:
     )
 
 _SURVEYS = ("GETS_1000", "Facts", "Portrait", "hold_for_people", "monthly_dollars", "names_by_id")
-__getattr__ = late_names(__name__, {"surveys": [*_SURVEYS, "portrait", "survey"]})
+_HEALTH = ("Health", "health_of", "waiting_blobs")
+__getattr__ = late_names(__name__, {"surveys": [*_SURVEYS, "portrait", "survey"], "health": _HEALTH})

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from persist.ingest.config import checked, described
     from persist.ingest.driver import Ingested, ingest
     from persist.ingest.pg_address import PgAddress, one_line
-    from persist.ingest.source import Batch, Change, Run, Source, SourceMoved, Target, without_secrets
+    from persist.ingest.source import SOURCE, Batch, Change, Run, Source, SourceMoved, Target, without_secrets
 
-_SOURCE = ("Batch", "Change", "Run", "Source", "SourceMoved", "Target", "without_secrets")
+_SOURCE = ("SOURCE", "Batch", "Change", "Run", "Source", "SourceMoved", "Target", "without_secrets")
 _PG_ADDRESS = ("PgAddress", "one_line")
 __all__ = ["Ingested", "PgAddress", "checked", "described", "ingest", "one_line", *_SOURCE]
 __getattr__ = late_names(

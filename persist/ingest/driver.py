@@ -21,7 +21,7 @@ from persist.engine import MOMENTS
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpperMismatch
 from persist.ingest.config import source_of
 from persist.ingest.moments import Moments, moments_target
-from persist.ingest.source import Batch, Run, Source, SourceMoved, Target
+from persist.ingest.source import SOURCE, Batch, Run, Source, SourceMoved, Target
 from persist.settings import Location
 from persist.upsert import Keyed
 from persist.work import task
@@ -73,16 +73,16 @@ def ingest(
 
 def _collections(client: Client, source: Source) -> dict[str, Collection]:
     """Return the collections of a source, which are made if they are not there."""
-    targets, moments = source.targets(client), source.moments
+    targets, moments, filled = source.targets(client), source.moments, {SOURCE: source.name}
     if moments is None:
-        return {target.name: _collection(client, target, {}) for target in targets}
+        return {target.name: _collection(client, target, filled) for target in targets}
     if moments in {target.name for target in targets}:
         raise InvalidUsage(
             f"{source.name}: the collection {moments!r} is to hold moments, and something else gets "
             "that name, too: choose another prefix"
         )
-    map_ = _collection(client, moments_target(moments, source.name), {})
-    named = {MOMENTS: map_.handle.id}
+    map_ = _collection(client, moments_target(moments, source.name), filled)
+    named = {**filled, MOMENTS: map_.handle.id}
     return {**{target.name: _collection(client, target, named) for target in targets}, moments: map_}
 
 
@@ -97,10 +97,10 @@ def _collection(client: Client, target: Target, properties: Mapping[str, str]) -
             keyed=Keyed() if target.keyed else None,
         )
     collection = client.load(target.name)
-    wanted = {**target.properties, **properties}
-    if collection.upper.time == 0 and (target.comment is not None or wanted):
-        about = collection.about
-        if about.comment != (target.comment or "") or not wanted.items() <= about.properties.items():
+    wanted, about = {**target.properties, **properties}, collection.about
+    if collection.upper.time == 0 or SOURCE not in about.properties:
+        says_so = target.comment in (None, about.comment)
+        if not (says_so and wanted.items() <= about.properties.items()):
             collection.describe(target.comment, properties=wanted).result()
     is_keyed = collection.handle.keyed is not None
     if is_keyed != target.keyed:

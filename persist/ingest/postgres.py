@@ -26,10 +26,9 @@ from persist.ingest.pg_database import Database, PostgresConfig, Published
 from persist.ingest.pg_stream import CLOCK_US, COLUMNS, SlotInUse, Stream
 from persist.ingest.pg_types import typed
 from persist.ingest.pgoutput import lsn_of
-from persist.ingest.source import Batch, Change, Run, Target
+from persist.ingest.source import SOURCE, Batch, Change, Run, Target
 
 logger = logging.getLogger(__name__)
-SOURCE = "ingest.source"  # A property of collections: what fills them.
 RETRY_S = 600.0
 COPY_BYTES = 8 << 20
 SLOT_CHARS_MAX = 63

@@ -23,6 +23,9 @@ class SourceMoved(InvalidUsage):
     """What is read changed meanwhile. The batch is given up, and read again later."""
 
 
+SOURCE = "ingest.source"  # A property of collections: what fills them.
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A collection that a source fills.

@@ -27,16 +27,18 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"}),
     "bench": ([], {"rows", "commits"}),
     "changes": ([Collection.changes], LIMITED),
+    "clone": ([Client.clone], {"name"}),  # Its `target`.
     "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
     "create": ([Client.create_or_load, persist.Keyed], {"format"}),
     "delete": ([Collection.delete], {"format", "ignore"}),
     "diff": ([Collection.diff], LIMITED),
     "drop": ([Collection.drop], {"yes"}),
+    "egress": ([persist.egress], set()),
     "evolve": ([Collection.evolve, persist.Keyed], set()),
     "index": ([Collection.index, Collection.drop_index], {"drop"}),
     "export": ([Collection.snapshot], {"target", "to"}),
     "fsck": ([Client.fsck], {"shallow"}),  # Its `deep=False`.
-    "gc": ([Client.gc], set()),
+    "gc": ([Client.gc], {"explain"} | ROWS_OUT),
     "hold": ([Collection.hold], set()),
     "holds": ([], {"collections", "watch"} | ROWS_OUT),
     "import": ([Collection.import_parquet], {"from_"}),
@@ -53,6 +55,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "seal": ([Collection.seal], {"for_ever"}),
     "serve": ([Client.serve], {"metrics", "sql_memory"}),  # Its `sql_memory_bytes`, in MB.
     "show": ([], set()),
+    "status": ([], {"format", "watch"}),
     "sql": ([Client.sql], LIMITED),
     "tag": ([Collection.tag], set()),
     "tags": ([], ROWS_OUT),

@@ -1,0 +1,146 @@
+"""How a location fares, on one screen: status; and what waits for the collector: gc --explain."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+import persist
+from persist.cli.command import OK, command
+from persist.cli.listing import Listing, Watch, column, watch_screen
+from persist.cli.place import Place
+from persist.cli.table import print_table
+from persist.cli.text import print_json, say
+from persist.shown import counted, duration
+
+if TYPE_CHECKING:
+    from persist.facts import Health
+
+T = TypeVar("T")
+SHOWN_MAX = 8  # Of each kind: a screen has so much room.
+
+WAITING = Listing(
+    kinds={
+        "collection": "string", "why": "string", "blobs": "int64", "bytes": "int64", "given_up_at": "string",
+        "until": "string", "waits_for": "string",
+    },
+    shown={name: column(name) for name in ("collection", "why", "blobs", "bytes", "until", "waits_for")},
+    right=["blobs", "bytes"],
+    texts=["waits_for"],
+    spare=("blobs", "why"),
+)  # fmt: skip
+
+
+@command
+def status(
+    at: Place,
+    format: Annotated[str, typer.Option("--format", "-f", help="table, or json for all of it.")] = "table",
+    watch: Watch = False,
+) -> int:
+    """Show how a location fares: what lags, who keeps history back, what waits to be deleted, and what is due."""
+    from persist.facts import health_of
+
+    if format not in ("table", "json"):
+        raise persist.InvalidUsage(f"--format {format!r} is none of a status: use table, or json for all of it")
+    is_json = at.as_json or format == "json"
+    if watch and is_json:
+        raise persist.InvalidUsage("--watch shows a screen, again and again: leave JSON out")
+    with at.reading() as client:
+        if watch:
+            watch_screen(client, lambda: health_of(client), print_health)
+        elif is_json:
+            print_json(health_of(client).as_json())
+        else:
+            print_health(health_of(client))
+    return OK
+
+
+def print_health(health: "Health") -> None:
+    """Print how a location fares, on a screen."""
+    made = "which is gone" if health.written_at is None else f"of {health.written_at}"
+    say(f"{health.location} at record {health.seqno:,} {made}; the log has {counted(health.records, 'record')}")
+    waiting = "more than was counted" if health.waiting_bytes is None else f"{health.waiting_bytes:,}"
+    live, history = f"{health.live_bytes:,}", f"{health.history_bytes:,}"
+    say(f"bytes: {live} live, {history} of earlier times, {waiting} waiting to be deleted")
+    if health.keeps_all:
+        say(f"{counted(health.keeps_all, 'collection')} of which nobody gave up any history: retain() bounds it")
+    _section(
+        "collections",
+        health.collections,
+        ("upper", "behind", "unsealed"),
+        lambda lag: (lag.collection, _time(lag.upper, lag.upper_moment), _ago(lag.behind_s), lag.unsealed or "-"),
+        right=(1, 2, 3),
+        spare=("unsealed",),
+    )
+    _section(
+        "views",
+        health.views,
+        ("upper", "behind", "its input"),
+        lambda v: (
+            v.view, _time(v.upper, v.upper_moment),
+            "-" if not v.is_due else duration(v.behind_s) if v.behind_s is not None else "yes", v.input or "-",
+        ),
+        right=(1, 2),
+        spare=("its input",),
+    )  # fmt: skip
+    _section(
+        "sources",
+        health.sources,
+        ("collections", "behind"),
+        lambda s: (s.source, len(s.collections), _ago(s.behind_s)),
+        right=(1, 2),
+    )
+    _section(
+        "history kept back of",
+        health.kept_back,
+        ("by", "since", "else"),
+        lambda k: (
+            k.collection, k.hold if k.holder is None else f"{k.hold} of {k.holder}", _time(k.since, k.since_moment),
+            _time(k.allowed, k.allowed_moment),
+        ),
+        right=(2, 3),
+        spare=("else",),
+    )  # fmt: skip
+    _section(
+        "waits to be deleted",
+        health.waiting,
+        ("bytes", "until", "for"),
+        lambda w: (w.collection, "?" if w.bytes is None else f"{w.bytes:,}", w.until, w.waits_for),
+        right=(1,),
+    )
+    _section(
+        "due",
+        health.due,
+        ("command", "of", "such as"),
+        lambda d: (d.work, d.command, d.count, ", ".join(d.examples)),
+        right=(2,),
+        spare=("such as",),
+    )
+    _section("clients", [*health.clients.items()], ("",), lambda client: client)
+
+
+def _section(
+    title: str,
+    facts: Sequence[T],
+    head: tuple[str, ...],
+    cells: Callable[[T], Sequence[object]],
+    *,
+    right: tuple[int, ...] = (),
+    spare: tuple[str, ...] = (),
+) -> None:
+    """Print some of a kind as a table whose last column may be cut, and how many more there are."""
+    if not facts:
+        return
+    say("")
+    rows = map(cells, facts[:SHOWN_MAX])
+    print_table((title, *head), rows, right=right, texts=[len(head)], spare=spare, says_so=False)
+    if len(facts) > SHOWN_MAX:
+        say(f"… and {len(facts) - SHOWN_MAX:,} more: --format json has them")
+
+
+def _time(time: int | None, moment: str | None) -> str:
+    return "for ever" if time is None else (moment if time else None) or f"{time:,}"
+
+
+def _ago(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds) if seconds > 0 else "ahead"

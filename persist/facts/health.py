@@ -1,0 +1,341 @@
+"""How a location fares: what lags, who keeps history back, what waits to be deleted, and what is due.
+
+All of it comes from one look at the log: the state at one seqno, the states of collections (`survey`), and its newest
+record. Bytes of what waits for the collector are not in the log, so those of up to `LISTED_MAX` collections are listed.
+Nothing is written, and no data is read.
+
+- A *lag* is how far an upper is behind the clock, in seconds; only moments have one. A view is *behind* if its upper is
+  before the least upper of its inputs.
+- *Live* bytes are those which reading the latest contents takes: the newest keyframe, and the history after it. The
+  others are history, which stays as long as `since` is before its times.
+- What *keeps history back* is the least hold or tag of a collection whose `since` would have passed it by now.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import persist
+from persist.codecs import TIME_MAX
+from persist.compact import must_destroy, next_work
+from persist.facts.surveys import THREADS, Facts, hold_for_people, names_by_id, survey
+from persist.ingest import SOURCE
+from persist.log import read_record, table_root
+from persist.state import CollectionState, Dropped, LocationState, is_waited_for
+from persist.state import due as events_due
+
+LISTED_MAX = 64
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far one collection has come; `behind_s` is from its upper to the clock, None if times are no moments."""
+
+    collection: str
+    upper: int | None
+    upper_moment: str | None
+    behind_s: float | None
+    unsealed: int
+
+
+@dataclass(frozen=True)
+class ViewLag:
+    """How far a view has come, and the input that has come least far.
+
+    Attributes:
+        behind_s: how far it is behind that input; None if times are no moments, or nothing is sealed.
+        is_due: a refresh would bring it further.
+    """
+
+    view: str
+    upper: int | None
+    upper_moment: str | None
+    input: str | None
+    input_upper: int | None
+    input_upper_moment: str | None
+    behind_s: float | None
+    is_due: bool
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A source, and the collections that it fills; `behind_s` as of `Lag`, of the one that lags most."""
+
+    source: str
+    collections: tuple[str, ...]
+    behind_s: float | None
+
+
+@dataclass(frozen=True)
+class KeptBack:
+    """What keeps the history of a collection: since would be `allowed` without it."""
+
+    collection: str
+    hold: str
+    holder: str | None
+    since: int
+    since_moment: str | None
+    allowed: int | None
+    allowed_moment: str | None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Blobs that nothing refers to any more, and until when they stay.
+
+    Attributes:
+        why: "dropped", or "replaced" by compaction.
+        blobs, bytes: None if they were not listed; see `LISTED_MAX`.
+        given_up_at, until: moments, ISO 8601. It is about then: the collector goes by the store's own clock.
+        waits_for: "the grace period", a lease with its holder, or "the next gc".
+    """
+
+    collection: str
+    why: str
+    blobs: int | None
+    bytes: int | None
+    given_up_at: str
+    until: str
+    waits_for: str
+
+
+@dataclass(frozen=True)
+class Due:
+    """Maintenance that is due, the command that does it, and for what."""
+
+    work: str
+    command: str
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Health:
+    """All of it, as of one seqno.
+
+    Attributes:
+        written_at: when its newest record was made, by the clock of its writer; None if that record is gone.
+        format: with which number of the format the newest record was written.
+        clients: who reads or writes: leases and the exclusive writer, by holder, and the writer of the newest record.
+        live_bytes, history_bytes: see the module; waiting_bytes is None if not all of it was listed.
+    """
+
+    location: str
+    seqno: int
+    records: int
+    written_at: str | None
+    format: int | None
+    live_bytes: int
+    history_bytes: int
+    waiting_bytes: int | None
+    keeps_all: int
+    collections: tuple[Lag, ...]
+    views: tuple[ViewLag, ...]
+    sources: tuple[Filled, ...]
+    kept_back: tuple[KeptBack, ...]
+    waiting: tuple[Waiting, ...]
+    due: tuple[Due, ...]
+    clients: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it for programs."""
+        return asdict(self)
+
+
+def health_of(client: "persist.Client", now_s: float | None = None) -> Health:
+    """Return how a location fares. Cost: that of `survey` of all collections, a GET, and the listings."""
+    now_s = time.time() if now_s is None else now_s
+    state = client.engine.follower.refresh()
+    all_facts = [*survey(client, state.names())]
+    names, by_id = names_by_id(client), {facts.contents.id: facts for facts in all_facts}
+    record = read_record(client.engine.blob, state.seqno)
+    shown = [facts for facts in all_facts if not facts.name.startswith(".")]
+    waiting = waiting_blobs(client, now_s)
+    views = [_view_lag(facts, by_id) for facts in shown if facts.contents.view is not None]
+    live = sum(map(_live_bytes, all_facts))
+    sizes = [each.bytes for each in waiting]
+    return Health(
+        location=client.url,
+        seqno=state.seqno,
+        records=state.seqno + 1 - state.control.log_floor,
+        written_at=None if record is None else _moment(record.written_ms / 1000),
+        format=None if record is None else record.format,
+        live_bytes=live,
+        history_bytes=sum(facts.bytes for facts in all_facts) - live,
+        waiting_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+        keeps_all=sum(facts.contents.allowed_times == (0,) for facts in shown),
+        collections=tuple(sorted(map(_lagging(now_s), shown), key=lambda lag: -(lag.behind_s or 0.0))),
+        views=tuple(sorted(views, key=lambda view: not view.is_due)),
+        sources=_sources(shown, now_s),
+        kept_back=tuple(each for facts in all_facts for each in _kept_back(facts, names, state.control)),
+        waiting=tuple(waiting),
+        due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
+        clients=_clients(state.control, None if record is None else record.writer),
+    )
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _lagging(now_s: float) -> Callable[[Facts], Lag]:
+    def lag(facts: Facts) -> Lag:
+        hidden = facts.unsealed
+        unsealed = 0 if hidden is None else hidden.updates
+        return Lag(facts.name, facts.upper, facts.moment(facts.upper), facts.lag_s(now_s), unsealed)
+
+    return lag
+
+
+def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
+    assert facts.contents.view is not None
+    inputs = [by_id[id_] for id_ in facts.contents.view["inputs"] if id_ in by_id]
+    least = min(inputs, key=lambda each: TIME_MAX + 1 if each.upper is None else each.upper, default=None)
+    is_due = least is not None and not least.contents.upper <= facts.contents.upper
+    own_s, its_s = facts.lag_s(0.0), None if least is None else least.lag_s(0.0)
+    return ViewLag(
+        facts.name,
+        facts.upper,
+        facts.moment(facts.upper),
+        None if least is None else least.name,
+        None if least is None else least.upper,
+        None if least is None else least.moment(least.upper),
+        None if own_s is None or its_s is None else max(0.0, own_s - its_s),
+        is_due,
+    )
+
+
+def _sources(all_facts: Sequence[Facts], now_s: float) -> tuple[Filled, ...]:
+    filled = defaultdict[str, list[Facts]](list)
+    for facts in all_facts:
+        if (source := facts.contents.about.properties.get(SOURCE)) is not None:
+            filled[source].append(facts)
+    return tuple(
+        Filled(
+            source,
+            tuple(facts.name for facts in some),
+            max((lag for facts in some if (lag := facts.lag_s(now_s)) is not None), default=None),
+        )
+        for source, some in sorted(filled.items())
+    )
+
+
+def _kept_back(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
+    contents, since = facts.contents, facts.since
+    allowed = contents.allowed_times
+    if since is None or (allowed and allowed[0] <= since):
+        return []
+    holders = [
+        (
+            hold_for_people(None if held.lease else hold, names),
+            None if held.lease is None else _holder(control, held.lease),
+        )
+        for hold, held in contents.holds.items()
+        if held.time <= since
+    ]
+    holders += [(f"tag {tag!r}", None) for tag, at in contents.tags.items() if at <= since]
+    then = allowed[0] if allowed else None
+    return [
+        KeptBack(facts.name, hold, holder, since, facts.moment(since), then, facts.moment(then))
+        for hold, holder in holders
+    ]
+
+
+def _holder(control: LocationState, lease: str) -> str | None:
+    return control.leases[lease].holder if lease in control.leases else None
+
+
+def _live_bytes(facts: Facts) -> int:
+    contents = facts.contents
+    newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of, default=None)
+    kept = () if newest is None else contents.parts_of(newest.parts)
+    after = [part for part in contents.history_parts if newest is None or part.time_max > newest.as_of]
+    return sum(part.bytes for part in (*kept, *after, *contents.pending.values()))
+
+
+def waiting_blobs(client: "persist.Client", now_s: float) -> list[Waiting]:
+    """Return what waits for the collector, the oldest first. Cost: a LIST for each collection, `LISTED_MAX` at most."""
+    engine, state = client.engine, client.engine.follower.state
+    dropped, names = state.control.dropped, names_by_id(client)
+    ids = [*dict.fromkeys(each.collection for each in dropped)][:LISTED_MAX]
+
+    def list_sizes(id_: str) -> dict[str, int]:
+        return {entry.key: entry.bytes for entry in engine.blob.list(table_root(id_))}
+
+    with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
+        sizes = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
+    return [
+        _waiting(each, names.get(each.collection), sizes.get(each.collection), state.control, engine.settings, now_s)
+        for each in dropped
+    ]
+
+
+def _waiting(
+    dropped: Dropped,
+    name: str | None,
+    sizes: Mapping[str, int] | None,
+    control: LocationState,
+    settings: "persist.Settings",
+    now_s: float,
+) -> Waiting:
+    keys = [] if sizes is None else [*sizes] if dropped.is_destroyed else [k for k in dropped.blobs if k in sizes]
+    until_s, waits_for = dropped.written_ms / 1000 + settings.grace_s, "the grace period"
+    if until_s <= now_s:
+        waits_for = "the next gc"
+    if is_waited_for(control, dropped):
+        lease = max(
+            (control.leases[id_] for id_ in dropped.leases if id_ in control.leases), key=lambda lease: lease.expires_ms
+        )
+        until_s = max(until_s, lease.expires_ms / 1000 + settings.clock_skew_s)
+        waits_for = f"the lease of {lease.holder}"
+    return Waiting(
+        name or f"one that is gone ({dropped.collection[:8]})",
+        "dropped" if dropped.is_destroyed else "replaced",
+        None if sizes is None else len(keys),
+        None if sizes is None else sum(sizes[key] for key in keys),
+        _moment(dropped.written_ms / 1000),
+        _moment(until_s),
+        waits_for,
+    )
+
+
+def _due(
+    client: "persist.Client",
+    all_facts: Sequence[Facts],
+    views: Sequence[ViewLag],
+    waiting: Sequence[Waiting],
+    control: LocationState,
+    now_s: float,
+) -> list[Due]:
+    tuning, settings = client.engine.settings.tuning, client.engine.settings
+    work = {
+        ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
+        ("resolve events", "persist compact"): [f.name for f in all_facts if _is_unresolved(f.contents)],
+        ("compact", "persist compact --only-due"): [f.name for f in all_facts if next_work(f.contents, tuning)],
+        ("destroy what was retracted", "persist compact"): [
+            f.name for f in all_facts if must_destroy(f.contents) is not None
+        ],
+        ("delete blobs", "persist gc"): [w.collection for w in waiting if w.waits_for == "the next gc"],
+        ("end leases that ran out", "persist gc"): [
+            lease.holder for lease in control.leases.values() if lease.expires_ms / 1000 + settings.clock_skew_s < now_s
+        ],
+    }
+    return [Due(*what, len(names), tuple(names[:3])) for what, names in work.items() if names]
+
+
+def _is_unresolved(contents: CollectionState) -> bool:
+    return contents.keyed is not None and bool(events_due(contents, contents.upper_times))
+
+
+def _clients(control: LocationState, newest_writer: str | None) -> dict[str, str]:
+    leases = Counter(lease.holder for lease in control.leases.values())
+    clients = dict.fromkeys(leases, "reads")
+    if newest_writer is not None:
+        clients[newest_writer] = "wrote last" + (", and reads" if newest_writer in leases else "")
+    if control.writer is not None:
+        clients[control.writer.holder] = "writes exclusively"
+    return clients
