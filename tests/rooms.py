@@ -18,7 +18,7 @@ FOLDERS = {"blob": "persist.blob", "codecs": "persist.codecs", "persist": "persi
 # From the lowest to the highest. Rooms that stand side by side do not import each other.
 LADDER: list[tuple[str, ...]] = [
     ("blob",), ("codecs",), ("log",), ("words",), ("expression",), ("state",), ("upsert",), ("replica",), ("write",),
-    ("hold",), ("read",), ("compact",), ("upkeep",), ("engine", "fsck"), ("notify",), ("index",),
+    ("hold",), ("read",), ("compact",), ("upkeep",), ("engine", "fsck"), ("notify", "backup"), ("index",),
     ("source", "sink", "query", "publish"), ("dataflow",),
     ("sql",), ("spark", "face"), ("ingest",), ("egress",), ("public",), ("facts",), ("web",), ("cli",),
 ]  # fmt: skip

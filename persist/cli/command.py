@@ -31,6 +31,7 @@ SECTIONS = {
     "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
     "Change": ("evolve", "index", "rename", "clone", "revert", "drop"),
     "Exchange": ("export", "import", "publish", "unpublish", "serve"),
+    "Copy": ("backup", "restore", "copy", "verify"),
     "Maintain": ("compact", "gc", "fsck", "bench"),
 }
 

@@ -56,7 +56,7 @@ of this location. What else lies there, such as another location below this one,
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
@@ -381,19 +381,19 @@ class _Round:
         kept = {folder for dropped in waiting for folder in _whole_folders(dropped)}
         replaced = {key for dropped in waiting for key in dropped.blobs}
         due = [dropped for dropped in due if not (dropped.is_destroyed and dropped.collection in kept)]
-        shares = _shares(state)
+        shares = sharers(state)
         for dropped in due:
             # Its part lists stay as long as the log records that name them, because following the log reads them; its
             # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
             id_, unused = dropped.collection, frozenset(dropped.blobs) - replaced
             if dropped.is_destroyed:  # Its published tables go with it.
-                named = replaced | (self._named_in(state, id_, shares) if id_ in shares else set())
+                named = replaced | (named_in(self._blob, state, id_, shares) if id_ in shares else set())
                 unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
                 gone = (entry for entry in unnamed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
                 self._delete("parts", gone)
                 continue
             for folder in {collection_part(key) for key in unused} - kept:
-                named = self._named_in(state, folder, shares) if folder in shares else set()
+                named = named_in(self._blob, state, folder, shares) if folder in shares else set()
                 listed = self._blob.list(table_root(folder))
                 self._delete("parts", (entry for entry in listed if entry.key in unused and entry.key not in named))
         if due:
@@ -431,26 +431,15 @@ class _Round:
         assert state.location is not None
         waiting = {folder for dropped in state.control.dropped for folder in _whole_folders(dropped)}
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
-        shares = _shares(state)
+        shares = sharers(state)
         for collection, entries in groupby(self._blob.list(PARTS), lambda entry: collection_part(entry.key)):
             if collection in waiting:
                 continue
-            named = self._named_in(state, collection, shares)
+            named = named_in(self._blob, state, collection, shares)
             for entry in entries:
                 seqno = uploaded_seqno(entry.key)
                 if seqno is not None and entry.key not in replaced and self._is_unnamed(entry, named):
                     yield entry, seqno
-
-    def _named_in(self, state: State, folder: str, shares: dict[str, list[CollectionEntry]]) -> set[str]:
-        """Return the blobs in the folder of a collection that it names, or a clone. Memory: one part list of these."""
-        assert state.location is not None
-        owner = state.entries.get(folder)
-        named: set[str] = set()
-        for known in (*([] if owner is None else [owner]), *shares.get(folder, ())):
-            contents = load_contents(self._blob, state.location, known).contents
-            assert contents is not None
-            named.update(key for key in contents.named_blobs if collection_part(key) == folder)
-        return named
 
     def _truncate_with_room(self) -> None:
         if self._is_dry:
@@ -598,13 +587,29 @@ class _Round:
             self._done(len(some))
 
 
-def _shares(state: State) -> dict[str, list[CollectionEntry]]:
+def sharers(state: State) -> dict[str, list[CollectionEntry]]:
     """Return by folder the other collections that may have parts in it: clones."""
     shares: dict[str, list[CollectionEntry]] = {}
     for _, entry in state.entries.each():
         for folder in entry.folders:
             shares.setdefault(folder, []).append(entry)
     return shares
+
+
+def named_in(blob: Blob, state: State, folder: str, shares: Mapping[str, Sequence[CollectionEntry]]) -> set[str]:
+    """Return the blobs in the folder of a collection that it names, or a clone. Memory: one part list of these.
+
+    Args:
+        shares: of `sharers`.
+    """
+    assert state.location is not None
+    owner = state.entries.get(folder)
+    named: set[str] = set()
+    for known in (*([] if owner is None else [owner]), *shares.get(folder, ())):
+        contents = load_contents(blob, state.location, known).contents
+        assert contents is not None
+        named.update(key for key in contents.named_blobs if collection_part(key) == folder)
+    return named
 
 
 def _whole_folders(dropped: Dropped) -> tuple[str, ...]:

@@ -1,0 +1,99 @@
+"""Commands that copy a location elsewhere and prove copies: backup, copy, restore, verify."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from persist.backup import Copied
+from persist.cli.command import OK, PROBLEMS, command
+from persist.cli.place import Place, storage_options, tell_done
+from persist.cli.text import print_json, say, worded
+
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="A folder or URL of another place.")]
+TargetOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target-option",
+        metavar="NAME=VALUE",
+        help="For the store of TARGET; may be repeated. Without any, those of LOCATION if both are of one kind.",
+    ),
+]
+TargetFile = Annotated[
+    str | None,
+    typer.Option("--target-options-file", metavar="FILE", help="A JSON object of such options, as for LOCATION."),
+]
+
+
+@command
+def backup(
+    at: Place, target: Target, target_option: TargetOptions = None, target_options_file: TargetFile = None
+) -> int:
+    """Make TARGET a copy of the location as it is now, again and again: only what is new is copied."""
+    from persist.backup import backup
+
+    options = _target_options(at, target, target_option, target_options_file)
+    return _told(
+        at,
+        target,
+        backup(at.location, target, storage_options=at.options, target_options=options, settings=at.settings()),
+    )
+
+
+@command
+def copy(at: Place, target: Target, target_option: TargetOptions = None, target_options_file: TargetFile = None) -> int:
+    """Copy a location to where nothing is yet, as to move it to another store; call it again if it is interrupted."""
+    return _copied(at, target, target_option, target_options_file)
+
+
+@command
+def restore(
+    at: Place, target: Target, target_option: TargetOptions = None, target_options_file: TargetFile = None
+) -> int:
+    """Copy a backup, which is given first, to where nothing is yet; all is read again before anybody can write."""
+    return _copied(at, target, target_option, target_options_file)
+
+
+@command
+def verify(
+    at: Place,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Compare what collections hold with this location.")
+    ] = None,
+    target_option: TargetOptions = None,
+    target_options_file: TargetFile = None,
+) -> int:
+    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong."""
+    from persist.backup import verify
+
+    options = _target_options(at, against or "", target_option, target_options_file)
+    proof = verify(at.location, against, storage_options=at.options, against_options=options, settings=at.settings())
+    if proof.seqno < 0:
+        raise at.nothing(at.location)
+    if at.as_json:
+        print_json({**asdict(proof), "is_whole": proof.is_whole})
+    else:
+        say(worded(str(proof)))
+    return OK if proof.is_whole else PROBLEMS
+
+
+def _copied(at: Place, target: str, option: list[str] | None, file: str | None) -> int:
+    from persist.backup import copy
+
+    options = _target_options(at, target, option, file)
+    return _told(
+        at,
+        target,
+        copy(at.location, target, storage_options=at.options, target_options=options, settings=at.settings()),
+    )
+
+
+def _target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
+    if given or file:
+        return storage_options(given or (), file)
+    return at.options if target.partition("://")[0] == at.location.partition("://")[0] and "://" in target else {}
+
+
+def _told(at: Place, target: str, done: Copied) -> int:
+    tell_done(at, {"target": target, **asdict(done)}, f"{target} has {done}")
+    return PROBLEMS if done.damaged else OK
