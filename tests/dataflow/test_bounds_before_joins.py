@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.dataflow import Program, col
+from persist.dataflow import Program, Stream, col
 from persist.dataflow.plan.optimise import optimised
-from persist.dataflow.plan.plan import Join
+from persist.dataflow.plan.plan import Capture, Join
 from tests.tiers import examples
 
 UPDATES = st.lists(
@@ -41,6 +41,29 @@ def test_bounds_move_to_the_inputs_whose_columns_they_read() -> None:
     assert "output: [temporal_filter(None, (a + b))]" in shown["of both together"]
     assert "input 1: [temporal_filter(None, (b + 2))]" in shown["upper alone"]
     assert "input 0: [temporal_filter(k, (k + 4))]" in shown["of the key"]
+
+
+def test_bounds_pass_columns_that_are_renamed_and_not_those_that_are_computed() -> None:
+    pairs = joined(col("a"), col("a") + 3)
+    a, b = (Stream(pairs, number) for number in (1, 2))
+    made = a.join(b, "k")
+    shown = {
+        "renamed": made.map(k=col("k"), since=col("a")).temporal_filter(col("since"), col("since") + 3),
+        "beside": made.extend(both=col("a") + col("b")).filter(col("k") > 0).temporal_filter(None, col("b")),
+        "computed": made.extend(until=col("a") + 3).temporal_filter(None, col("until")),
+    }
+    text = {name: optimised_join(stream) for name, stream in shown.items()}
+    assert "input 0: [temporal_filter(a, (a + 3))]" in text["renamed"]
+    assert "input 1: [temporal_filter(None, b)]" in text["beside"]
+    assert "temporal_filter(None, until)" in text["computed"].split("output:")[1]
+
+
+def optimised_join(stream: Stream) -> str:
+    """Return the join that a stream is made of, as it is run."""
+    plan = stream.program.plan.copy()
+    plan.nodes = {number: node for number, node in plan.nodes.items() if not isinstance(node.operator, Capture)}
+    plan.add(Capture("capture"), (stream.number,), stream.schema)
+    return next(line for line in str(optimised(plan)).splitlines() if " join[" in line)
 
 
 def test_an_index_that_others_may_read_keeps_everything() -> None:

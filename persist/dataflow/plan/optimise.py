@@ -1,6 +1,7 @@
 """Rewriting of plans: the same results, with less work. Each rewriting is local, and all are done until none applies.
 
-- Linear operators that follow each other become one; maps of maps become one map.
+- Linear operators that follow each other become one; maps of maps become one map; conditions and bounds in time come
+  before a map that does not compute what they read.
 - Linear operators before a join or a reduction become part of how it arranges its input, those after it of how it gives
   its output, unless somebody else reads them too.
 - A condition after a join that reads one input only, and never raises, moves before it. So does a bound in time: the
@@ -43,16 +44,33 @@ def optimised(plan: Plan) -> Plan:
 
 
 def simplified(stages: Sequence[Stage]) -> Stages:
-    """Return stages with maps of maps as one, and maps that change nothing left out where that can be told."""
+    """Return stages with maps of maps as one, and conditions and bounds before maps that only rename what they read."""
     simpler_stages: list[Stage] = []
     for stage in stages:
         last = simpler_stages[-1] if simpler_stages else None
         if isinstance(stage, Map) and isinstance(last, Map) and _is_cheap(last, stage):
             by = dict(last.outputs)
             simpler_stages[-1] = Map(tuple((name, replaced_columns(term, by)) for name, term in stage.outputs))
+        elif isinstance(last, Map) and (earlier := _before(last, stage)) is not None:
+            simpler_stages[-1:] = [earlier, last]
         else:
             simpler_stages.append(stage)
     return tuple(simpler_stages)
+
+
+def _before(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
+    """Return what stands before a map for a condition or bounds behind it; None if these read what it computes."""
+    by = dict(made.outputs)
+    if not isinstance(stage, Filter | TemporalFilter) or TIME in by:
+        return None
+    terms = [stage.condition] if isinstance(stage, Filter) else [stage.lower, stage.upper]
+    read = set[str]().union(*(columns_of(term) for term in terms if term is not None)) - {TIME}
+    if not all(isinstance(by[name], Col | Lit) for name in read):
+        return None
+    moved = [None if term is None else replaced_columns(term, by) for term in terms]
+    if isinstance(stage, TemporalFilter):
+        return replace(stage, lower=moved[0], upper=moved[1])
+    return None if moved[0] is None else Filter(moved[0])
 
 
 def _is_cheap(inner: Map, outer: Map) -> bool:
