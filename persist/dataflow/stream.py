@@ -38,6 +38,7 @@ from persist.dataflow.plan.plan import (
     Threshold,
     TopK,
     UserReduce,
+    Folded,
     Windowed,
     WindowFunction,
 )
@@ -509,6 +510,12 @@ class Grouped:
         added = [pa.field(call.name, call.result) for call in calls]
         columns = pa.schema([*pick(mapped.schema, values), *added])
         return self._reduce(mapped, values, Windowed(tuple(calls)), columns)
+
+    def fold(self, calls: Sequence[WindowFunction]) -> Stream:
+        """Return a record per key with aggregates of its records in an order."""
+        mapped, values = self._whole()
+        columns = pa.schema([pa.field(call.name, call.result) for call in calls])
+        return self._reduce(mapped, values, Folded(tuple(calls)), columns)
 
     def reduce(self, function: Function, *, schema: Columns) -> Stream:
         """Return what a function makes of each group that is not empty.

@@ -49,9 +49,19 @@ COMPARISONS = {
 }  # fmt: skip
 AGGREGATES = {
     "count_star": "count_star", "count": "count", "sum": "sum", "sum_no_overflow": "sum", "avg": "avg", "mean": "avg",
-    "min": "min", "max": "max", "bool_and": "bool_and", "bool_or": "bool_or", "first": "any", "any_value": "any",
-    "arbitrary": "any", "count_if": "count_if", "countif": "count_if", "arg_min": "arg_min", "argmin": "arg_min",
-    "min_by": "arg_min", "arg_max": "arg_max", "argmax": "arg_max", "max_by": "arg_max",
+    "min": "min", "max": "max", "bool_and": "bool_and", "bool_or": "bool_or", "first": "first", "any_value": "any",
+    "arbitrary": "first", "last": "last", "count_if": "count_if", "countif": "count_if", "arg_min": "arg_min",
+    "argmin": "arg_min", "min_by": "arg_min", "arg_max": "arg_max", "argmax": "arg_max", "max_by": "arg_max",
+    "fsum": "sum", "sumkahan": "sum", "kahan_sum": "sum", "favg": "avg", "bit_and": "bit_and", "bit_or": "bit_or",
+    "bit_xor": "bit_xor", "mode": "mode", "mad": "mad", "median": "quantile", "quantile": "quantile",
+    "quantile_disc": "quantile", "quantile_cont": "quantile", "list": "list", "array_agg": "list",
+    "string_agg": "string_agg", "group_concat": "string_agg", "listagg": "string_agg", "histogram": "histogram",
+    "stddev": "stddev_samp", "variance": "var_samp", "stddev_samp": "stddev_samp", "var_samp": "var_samp",
+    "stddev_pop": "stddev_pop", "var_pop": "var_pop", "sem": "sem", "skewness": "skewness", "kurtosis": "kurtosis",
+    "kurtosis_pop": "kurtosis_pop", "covar_pop": "covar_pop", "covar_samp": "covar_samp", "corr": "corr",
+    "regr_avgx": "regr_avgx", "regr_avgy": "regr_avgy", "regr_count": "regr_count", "regr_intercept": "regr_intercept",
+    "regr_r2": "regr_r2", "regr_slope": "regr_slope", "regr_sxx": "regr_sxx", "regr_sxy": "regr_sxy",
+    "regr_syy": "regr_syy",
 }  # fmt: skip
 WINDOWS = {
     "WINDOW_ROW_NUMBER": "row_number", "WINDOW_RANK": "rank", "WINDOW_RANK_DENSE": "dense_rank",
@@ -59,7 +69,8 @@ WINDOWS = {
     "WINDOW_LAG": "lag", "WINDOW_LEAD": "lead", "WINDOW_FIRST_VALUE": "first_value", "WINDOW_LAST_VALUE": "last_value",
     "WINDOW_NTH_VALUE": "nth_value", "WINDOW_AGGREGATE": "aggregate",
 }  # fmt: skip
-_NOT_OVER_WINDOWS = ("any", "count_if", "arg_min", "arg_max")
+_BETWEEN = ("DOUBLE", "FLOAT", "DECIMAL", "TIME")  # What medians are of that may lie between two values.
+_EXCLUDED = {"NO_OTHER": "", "CURRENT_ROW": "current row", "GROUP": "group", "TIES": "ties"}
 _NOT_DEFINITE = (
     *("random", "now", "current_timestamp", "current_date", "current_time", "today", "uuid", "gen_random_uuid"),
     *("get_current_timestamp", "current_localtimestamp", "current_localtime", "transaction_timestamp", "nextval"),
@@ -74,6 +85,9 @@ _KNOWN = (
     *("partitions", "sql_range_order_type", "start", "start_expr", "arg_orders", "distinct", "ignore_nulls"),
     *("filter_expr", "order_bys", "input", "lower", "upper", "lower_inclusive", "upper_inclusive", "try_cast"),
     "positional_arguments",  # How many of the children are; the others, which have names, are in a member of their own.
+    # As start_expr and end_expr say, and the casts in the order.
+    *("sql_range_start", "sql_range_end", "sql_range_start_boundary", "sql_range_end_boundary"),
+    *("sql_range_order_casts", "filters"),
 )
 
 
@@ -101,11 +115,10 @@ class Expressions:
 
     def check(self, node: Json) -> None:
         """Refuse an expression that says something that is not understood here."""
-        if (node.get("return_type") or {}).get("id") in ("STRUCT", "TUPLE"):
+        if (node.get("return_type") or {}).get("id") == "TUPLE":
             self.refuse(
-                "a struct is not supported in a view, neither {'name': value} nor row(a, b), (a, b) or the name of a "
-                "table as a value. Select its fields as columns of their own: value AS name, or t.* in place of t; and "
-                "compare them each: a = 1 AND b = 2",
+                "a struct whose fields have no names, row(a, b) or (a, b), is not supported in a view: write "
+                "{'a': a, 'b': b}, or compare its fields each: a = 1 AND b = 2",
                 node,
             )
         try:
@@ -217,15 +230,33 @@ class Expressions:
         name = _name(node)
         if name not in AGGREGATES:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
-        if node.get("order_bys", {}).get("orders"):
-            self.refuse(f"ORDER BY inside of {name}() is not supported in a view", node)
         self._refuse_interval(node, name)
-        where = self.one(node["filter"]) if node.get("filter") else None
-        arguments = self.every(node.get("children"))
-        distinct = node.get("aggregate_type") == "DISTINCT"
+        order = tuple(map(self.order, node.get("order_bys", {}).get("orders") or ()))
         return Aggregation(
-            AGGREGATES[name], self.type_of(node["return_type"], node), arguments, distinct=distinct, where=where
+            AGGREGATES[name],
+            self.type_of(node["return_type"], node),
+            self._aggregated(node, name),
+            node.get("aggregate_type") == "DISTINCT",
+            self.one(node["filter"]) if node.get("filter") else None,
+            order,
         )
+
+    def _aggregated(self, node: Json, name: str) -> tuple[Term, ...]:
+        """Return the arguments of an aggregate. What its other ones come to, which are constants, stands at the end:
+        of quantiles, whether a value may lie between two, whether the order is descending, and the shares."""
+        function, data = AGGREGATES[name], node.get("function_data") or {}
+        arguments = self.every(node.get("children", ())[: 1 if function == "quantile" else None])
+        if function == "quantile":
+            is_median = name == "median" and node["return_type"]["id"].startswith(_BETWEEN)
+            is_between = name == "quantile_cont" or is_median
+            flags = (pa.scalar(is_between), pa.scalar(bool(data.get("desc"))))
+            shares = [self._constant({"value": share}) for share in data["quantiles"]]
+            return (arguments[0], *map(Lit, flags), *shares)
+        if function == "string_agg":
+            return (arguments[0], Lit(pa.scalar(str(data.get("separator", ",")))))
+        if len(arguments) > (2 if function.startswith(("arg_", "covar_", "corr", "regr_")) else 1):
+            self.refuse(f"{name}() of several rows at once is not supported in a view: use list(), and a part of it", node)
+        return arguments
 
     def _refuse_interval(self, node: Json, name: str) -> None:
         if self.type_of(node["return_type"], node) == "interval":
@@ -237,38 +268,49 @@ class Expressions:
         function = WINDOWS.get(node["type"])
         if function is None:
             self.refuse(f"window function {node['type']} is not supported in a view", node)
+        arguments: tuple[Term, ...] = ()
         if function == "aggregate":
             name = _name(node)
-            if AGGREGATES.get(name, "any") in _NOT_OVER_WINDOWS:
+            if name not in AGGREGATES:
                 self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
             function = AGGREGATES[name] if node.get("children") else "count_star"
-        if node.get("exclude_clause", "NO_OTHER") != "NO_OTHER" or node.get("distinct") or node.get("ignore_nulls"):
-            self.refuse("EXCLUDE, DISTINCT and IGNORE NULLS over a window are not supported in a view", node)
-        if node.get("arg_orders"):
-            self.refuse("ORDER BY inside of a window function is not supported in a view", node)
+            arguments = self._aggregated(node, name)
+        else:
+            arguments = self.every(node.get("children"))
         self._refuse_interval(node, function)
-        frame = Frame(self._bound(node, "start"), self._bound(node, "end"))
+        start, start_at = self._bound(node, "start")
+        end, end_at = self._bound(node, "end")
+        exclude: Any = _EXCLUDED[node.get("exclude_clause", "NO_OTHER")]
+        within = tuple(map(self.order, node.get("arg_orders") or ()))
+        condition = node.get("filters") or node.get("filter_expr")
+        if within and node["type"] != "WINDOW_AGGREGATE":
+            self.refuse(f"ORDER BY inside of {function}() is not supported in a view: order the window", node)
         return WindowCall(
             function,
             self.type_of(node["return_type"], node),
-            self.every(node.get("children")),
+            arguments,
             self.every(node.get("partitions")),
             tuple(map(self.order, node.get("orders") or ())),
-            frame,
-            self.one(node["filter_expr"]) if node.get("filter_expr") else None,
+            Frame(start, end, start_at, end_at, exclude),
+            self.one(condition) if condition else None,
+            within,
+            bool(node.get("distinct")),
+            bool(node.get("ignore_nulls")),
         )
 
-    def _bound(self, node: Json, which: str) -> Any:
+    def _bound(self, node: Json, which: str) -> tuple[Any, Term | None]:
         mode = node[which]
         if mode.startswith("UNBOUNDED"):
-            return None
-        kind = "range" if mode.endswith("RANGE") else "rows"
+            return None, None
         if mode.startswith("CURRENT_ROW"):
-            return (kind, 0)
-        if not mode.endswith("ROWS"):
-            self.refuse("a frame of RANGE or GROUPS with an offset is not supported in a view: use ROWS", node)
-        offset = self.whole(node[f"{which}_expr"], "an offset of a frame")
-        return ("rows", -offset if "PRECEDING" in mode else offset)
+            return ("rows" if mode.endswith("ROWS") else "range", 0), None
+        expression = node[f"{which}_expr"]
+        if mode.endswith("RANGE"):
+            return ("value", 0), self.one(expression)
+        offset = self.whole(expression, "an offset of a frame")
+        if offset < 0:
+            self.refuse("an offset of a frame is not negative", expression)
+        return ("rows" if mode.endswith("ROWS") else "groups", -offset if "PRECEDING" in mode else offset), None
 
     def whole(self, node: Json, what: str) -> int:
         """Return a constant whole number."""

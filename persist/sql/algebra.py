@@ -29,27 +29,35 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Aggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One value for a group of rows; where is the condition of its FILTER."""
+    """One value for a group of rows; where is the condition of its FILTER, and order that of its own ORDER BY."""
 
     function: str
     type: str
     arguments: tuple[Term, ...] = ()
     distinct: bool = False
     where: Term | None = None
+    order: tuple[Order, ...] = ()
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which rows of a partition a window function sees from a row: from start to end, both inclusive.
 
-    A bound is (mode, offset): mode "rows" counts rows, "range" peers; None is the end of the partition.
+    A bound is (mode, offset): mode "rows" counts rows, "groups" rows that agree in the order, "range" is 0, for all of
+    those of the row, and "value" is up to the value of start_at or end_at; None is the end of the partition.
+
+    Attributes:
+        exclude: which rows are left out: "current row", "group", "ties".
     """
 
-    start: tuple[Literal["rows", "range"], int] | None = None
-    end: tuple[Literal["rows", "range"], int] | None = None
+    start: tuple[Literal["rows", "range", "groups", "value"], int] | None = None
+    end: tuple[Literal["rows", "range", "groups", "value"], int] | None = None
+    start_at: Term | None = None
+    end_at: Term | None = None
+    exclude: Literal["", "current row", "group", "ties"] = ""
 
 
 class WindowCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One column that a window function adds."""
+    """One column that a window function adds; within is the order of the rows that an aggregate takes."""
 
     function: str
     type: str
@@ -58,6 +66,9 @@ class WindowCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     order: tuple[Order, ...] = ()
     frame: Frame = Frame()
     where: Term | None = None
+    within: tuple[Order, ...] = ()
+    distinct: bool = False
+    ignore_nulls: bool = False
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):

@@ -10,7 +10,7 @@ from persist.expression import Call, Place, Term
 from persist.sql.adapt import Adapter
 from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of
 from persist.sql.duck import Columns, bound, names_column, place, tables_of
-from persist.sql.prune import width_of
+from persist.sql.prune import types_of
 from persist.sql.temporal import MARK
 from persist.sql.types import Unreadable, of_arrow
 
@@ -87,8 +87,7 @@ def _planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, l
     plan = Adapter(sql, tables, unit).adapted(bound_query.plan)
     if _levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
-    columns = bound_query.columns()
-    assert width_of(plan) == len(columns), columns
+    columns = bound_query.columns(types_of(plan))
     return plan, columns
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persist.errors import InvalidUsage
 from persist.query import quoted
-from persist.sql.types import Unreadable, of_name, to_duckdb
+from persist.sql.types import Unreadable, is_nested, of_name, to_duckdb
 
 Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
 SUPPORTED = (2, 0)  # The names of nodes in its plans change from one minor version to the next.
@@ -27,13 +27,14 @@ class Bound:
     plan: dict[str, Any]
     described: tuple[tuple[str, str], ...]
 
-    def columns(self) -> list[tuple[str, str]]:
-        """Return the columns of the query, with their types.
+    def columns(self, kinds: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the columns of the query, with their types; kinds are those that its plan gives.
 
         Raises:
             InvalidUsage: one is of a type that is not supported.
         """
-        return [(name, _kind(name, kind)) for name, kind in self.described]
+        described = zip(self.described, kinds, strict=True)
+        return [(name, _kind(name, shown, kind)) for (name, shown), kind in described]
 
 
 def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
@@ -138,11 +139,11 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
         _collect(child, tables, own, sql)
 
 
-def _kind(name: str, kind: str) -> str:
+def _kind(name: str, shown: str, kind: str) -> str:
     try:
-        return of_name(kind)
+        return kind if is_nested(kind) else of_name(shown)
     except KeyError:
-        raise InvalidUsage(f"column {name!r} of the query is of type {kind}, which is not supported: cast it") from None
+        raise InvalidUsage(f"column {name!r} of the query is of type {shown}, which is not supported: cast it") from None
 
 
 _PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true)"

@@ -1,6 +1,7 @@
 """From our plan to a dataflow: each relation becomes a stream with the columns c0, c1, …; and queries in programs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from persist.sql.algebra import (
     WindowCall,
 )
 from persist.sql.compile import check_columns, mentioned, planned
-from persist.sql.lower_aggregate import aggregated, kept_where
+from persist.sql.lower_aggregate import aggregated, fold_of, kept_where, split, summable
 from persist.sql.lower_join import column, joined, lowered, numbered
 from persist.sql.order import NOTHING, Known
 from persist.sql.prune import is_empty_without
@@ -227,29 +228,62 @@ def _windowed(stream: Stream, calls: tuple[WindowCall, ...]) -> Stream:
     return stream.project(*(column(at) for at in range(width + len(calls))))
 
 
+# Aggregates of which that of a frame is made of running ones, and to which NULL is nothing.
+_RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool_or")
+
+
 def _window_function(
     stream: Stream, call: WindowCall, name: str, at: int, keys: set[str]
 ) -> tuple[Stream, WindowFunction]:
-    arguments, number, function = list(call.arguments), 1, call.function
+    given, constants = split(call.function, call.arguments)
+    arguments, number, function = list(given), 1, "sum" if call.function == "count_if" else call.function
     if function in ("lag", "lead", "nth_value") and len(arguments) > 1:
         number = _whole(arguments.pop(1), function)
     if function == "ntile":
         number = _whole(arguments.pop(0), function)
     values = [lowered(argument) for argument in arguments]
-    if call.where is not None:
-        if not values:
-            values, function = [Lit(pa.scalar(True))], "count"
-        values = [kept_where(call.where, value, type_of(value, stream.schema, "map")) for value in values]
+    if function in ("sum", "avg"):
+        values = [summable(values[0], stream, function)]
     if function in ("lag", "lead") and len(values) > 1:
         values[1] = sql_call("cast", to_arrow(call.type), values[1])
     extended = {f"a{at}_{n}": value for n, value in enumerate(values)}
     orders = {f"o{at}_{n}": lowered(sort_key.by) for n, sort_key in enumerate(call.order)}
-    stream = stream.extend(**extended, **orders) if extended or orders else stream
-    by = tuple(
-        (key, sort_key.descending, sort_key.nulls_first) for key, sort_key in zip(orders, call.order, strict=True)
-    )
+    within = {f"i{at}_{n}": lowered(sort_key.by) for n, sort_key in enumerate(call.within)}
     frame = call.frame
-    made = WindowFunction(name, function, to_arrow(call.type), tuple(extended), number, by, frame.start, frame.end)
+    others = {} if call.where is None else {f"w{at}": lowered(call.where)}
+    if call.where is not None and function in _RUNNING and not (call.distinct or frame.exclude):
+        if function == "count_star":
+            function, extended = "count", {f"a{at}_0": Lit(pa.scalar(True))}
+        extended = {
+            column_name: kept_where(call.where, value, type_of(value, stream.schema, "map"))
+            for column_name, value in extended.items()
+        }
+        others = {}
+    named = ((f"s{at}", frame.start_at), (f"e{at}", frame.end_at))
+    bounds = {bound_name: lowered(bound) for bound_name, bound in named if bound is not None}
+    computed = extended | orders | within | others | bounds
+    stream = stream.extend(**computed) if computed else stream
+    by, inner = (
+        tuple((key, sort_key.descending, sort_key.nulls_first) for key, sort_key in zip(names, keys, strict=True))
+        for names, keys in ((orders, call.order), (within, call.within))
+    )
+    kinds = [stream.schema.field(argument).type for argument in extended]
+    made = replace(
+        fold_of(function, name, to_arrow(call.type), constants, kinds),
+        function=function,
+        arguments=tuple(extended),
+        number=number,
+        by=by,
+        start=frame.start,
+        end=frame.end,
+        start_at=f"s{at}" if frame.start_at is not None else "",
+        end_at=f"e{at}" if frame.end_at is not None else "",
+        exclude=frame.exclude,
+        within=inner,
+        where=f"w{at}" if others else "",
+        is_distinct=call.distinct,
+        ignores_nulls=call.ignore_nulls,
+    )
     return stream, made
 
 

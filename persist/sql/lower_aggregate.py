@@ -1,19 +1,21 @@
 """GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a group of nothing.
 
-Aggregates that are sums cost what a change touches; minima and maxima cost their group. `arg_min` and `arg_max` are the
-first record of their group in an order, and joined to the others like what is distinct. An aggregate over distinct
-values is one over a distinct collection, and is joined to the others by the key, where NULL equals NULL. A query
-without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group there.
+Aggregates that are sums cost what a change touches; minima and maxima cost their group. What needs the records of a
+group in an order is a fold of them (`FOLDED`). An aggregate over distinct values is one over a distinct collection.
+These are joined to the others by the key, where NULL equals NULL. A query without keys has one row even of nothing: a
+row of NULLs, which counts for nothing, keeps its group there.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.dataflow import Program, Stream
+from persist.dataflow import Program, Stream, WindowFunction
 from persist.expression import Aggregate as Summary
 from persist.expression import Col, Lit, Term, columns_of, sql_call, type_of
 from persist.sql.algebra import Aggregate, Aggregation
@@ -28,12 +30,12 @@ def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     node = msgspec.structs.replace(node, aggregates=tuple(map(_without_count_if, node.aggregates)))
     keys: dict[str, Any] = {f"k{at}": lowered(key) for at, key in enumerate(node.keys)}
     kinds = {name: type_of(key, stream.schema, "map") for name, key in keys.items()}
-    values: dict[str, Any] = {f"v{at}": _value(aggregation, stream) for at, aggregation in enumerate(node.aggregates)}
-    values |= {
-        f"o{at}": lowered(aggregation.arguments[1])
-        for at, aggregation in enumerate(node.aggregates)
-        if _is_picked(aggregation)
-    }
+    values: dict[str, Any] = {}
+    for at, aggregation in enumerate(node.aggregates):
+        if is_folded(aggregation):
+            values |= _folded_columns(aggregation, at)
+        else:
+            values[f"v{at}"] = _value(aggregation, stream)
     rows = stream.map(**keys, **values, there=True)
     union = None
     for grouping_set in node.sets:
@@ -41,6 +43,49 @@ def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
         union = made if union is None else union + made
     assert union is not None
     return union
+
+
+def is_folded(aggregation: Aggregation) -> bool:
+    """Return whether an aggregate takes the records of a group in an order, or all at once."""
+    function, order = aggregation.function, aggregation.order
+    return function in FOLDED or (bool(order) and function in _OF_ORDER)
+
+
+def _folded_columns(aggregation: Aggregation, at: int) -> dict[str, Any]:
+    """Return the columns that a fold needs: its arguments, what it is in the order of, and the condition of FILTER."""
+    arguments, _ = split(aggregation.function, aggregation.arguments)
+    columns: dict[str, Any] = {f"v{at}_{number}": lowered(argument) for number, argument in enumerate(arguments)}
+    columns |= {f"o{at}_{number}": lowered(key.by) for number, key in enumerate(aggregation.order)}
+    return columns if aggregation.where is None else columns | {f"w{at}": lowered(aggregation.where)}
+
+
+def split(function: str, arguments: Sequence[Term]) -> tuple[Sequence[Term], tuple[Any, ...]]:
+    """Return the arguments of a fold that are columns, and its constants."""
+    if function == "string_agg":
+        [value, separator] = arguments
+        return [value], (_constant(separator),)
+    if function == "quantile":
+        value, *rest = arguments
+        return [value], tuple(map(_constant, rest))
+    return arguments, ()
+
+
+def _constant(term: Term) -> Any:
+    """Return the value of a constant; a decimal as a pair of whole numbers, whose quotient it is."""
+    assert isinstance(term, Lit)
+    value = term.value.as_py()
+    return (int(value.scaleb(term.value.type.scale)), 10**term.value.type.scale) if isinstance(value, Decimal) else value
+
+
+def fold_of(
+    function: str, name: str, result: pa.DataType, constants: tuple[Any, ...], kinds: Sequence[pa.DataType]
+) -> WindowFunction:
+    """Return a fold with its constants as `operators.folds` has them."""
+    if function == "quantile":
+        is_between, down, *shares = constants
+        is_list = pat.is_list(result) and (is_between or result != kinds[0])
+        constants = (is_between, is_list, down, *shares)
+    return WindowFunction(name, function, result, constants=constants)
 
 
 def _without_count_if(aggregation: Aggregation) -> Aggregation:
@@ -51,14 +96,20 @@ def _without_count_if(aggregation: Aggregation) -> Aggregation:
 def _value(aggregation: Aggregation, stream: Stream) -> Term:
     """Return what is aggregated: NULL where the condition of its FILTER does not hold."""
     value = lowered(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
+    if aggregation.function in ("sum", "avg"):
+        value = summable(value, stream, aggregation.function)
     kind = type_of(value, stream.schema, "map")
-    if aggregation.function in ("sum", "avg") and (pat.is_boolean(kind) or pat.is_uint64(kind)):
-        kind = pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0)
-        value = sql_call("cast", kind, value)
-    if aggregation.function == "sum" and pat.is_float32(kind):
-        kind = pa.float64()
-        value = sql_call("cast", kind, value)
     return value if aggregation.where is None else kept_where(aggregation.where, value, kind)
+
+
+def summable(value: Term, stream: Stream, function: str) -> Term:
+    """Return a value of a type that sums are made of."""
+    kind = type_of(value, stream.schema, "map")
+    if pat.is_boolean(kind) or pat.is_uint64(kind):
+        return sql_call("cast", pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0), value)
+    if function == "sum" and pat.is_float32(kind):
+        return sql_call("cast", pa.float64(), value)
+    return value
 
 
 def kept_where(condition: Term, value: Term, kind: pa.DataType) -> Term:
@@ -95,21 +146,44 @@ def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
     apart = {
         f"v{at}": aggregation
         for at, aggregation in enumerate(node.aggregates)
-        if _is_distinct(aggregation) or _is_picked(aggregation)
+        if _is_distinct(aggregation)
     }
-    plain = {f"v{at}": aggregation for at, aggregation in enumerate(node.aggregates) if f"v{at}" not in apart}
+    folded = {f"v{at}": aggregation for at, aggregation in enumerate(node.aggregates) if is_folded(aggregation)}
+    plain = {
+        f"v{at}": aggregation
+        for at, aggregation in enumerate(node.aggregates)
+        if f"v{at}" not in apart and f"v{at}" not in folded
+    }
     is_global = not keys
-    groups = _aggregated(plain, rows, keys, is_global=is_global) if plain else None
+    parts = [_aggregated(plain, rows, keys, is_global=is_global)] if plain else []
+    parts += [_folded(folded, rows, keys)] if folded else []
     for name, aggregation in apart.items():
         # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
-        if _is_picked(aggregation):
-            one = _picked(name, aggregation, rows, keys)
-        else:
-            one = _aggregated({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True)
-        if groups is not None:
-            one = groups.join(one, keys, null_equals=True) if keys else groups.cross(one)
-        groups = one
-    return rows.project(*keys).distinct() if groups is None else groups
+        parts.append(_aggregated({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True))
+    if not parts:
+        return rows.project(*keys).distinct()
+    groups, *others = parts
+    for part in others:
+        groups = groups.join(part, keys, null_equals=True) if keys else groups.cross(part)
+    return groups
+
+
+def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
+    """Return a row per key with aggregates of its records in an order."""
+    calls, needed = [], set[str]()
+    for name, aggregation in wanted.items():
+        number = name[1:]
+        columns, constants = split(aggregation.function, aggregation.arguments)
+        arguments = tuple(f"v{number}_{at}" for at in range(len(columns)))
+        within = tuple((f"o{number}_{at}", key.descending, key.nulls_first) for at, key in enumerate(aggregation.order))
+        # The row of NULLs that keeps a group of nothing is no row of it.
+        where = f"w{number}" if aggregation.where is not None else "" if keys else "there"
+        kinds = [rows.schema.field(argument).type for argument in arguments]
+        call = fold_of(aggregation.function, name, to_arrow(aggregation.type), constants, kinds)
+        call = replace(call, arguments=arguments, within=within, where=where, is_distinct=aggregation.distinct)
+        calls.append(call)
+        needed |= {*arguments, *(column for column, *_ in within), *([where] if where else [])}
+    return rows.project(*keys, *sorted(needed)).group_by(*keys).fold(calls)
 
 
 def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
@@ -140,24 +214,16 @@ def _read(made: dict[str, Summary]) -> list[str]:
     return sorted(set().union(*(columns_of(summary.of) for summary in made.values())))
 
 
-def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
-    """Return of each key the value where what it goes by is least or greatest; of several such, the least value."""
-    by = name.replace("v", "o")
-    kinds = {column: rows.schema.field(column).type for column in (name, by)}
-    both = sql_call("and", pa.bool_(), *(sql_call("is_not_null", pa.bool_(), Col(column)) for column in kinds))
-    columns: dict[str, Any] = {key: Col(key) for key in keys}
-    columns |= {column: sql_call("case", kind, both, Col(column), null_of(kind)) for column, kind in kinds.items()}
-    is_greatest = aggregation.function == "arg_max"
-    first = rows.map(**columns).group_by(*keys).top_k(1, [by, name], descending=[is_greatest, False])
-    return first.project(*keys, name)
-
-
-def _is_picked(aggregation: Aggregation) -> bool:
-    return aggregation.function in ("arg_min", "arg_max")
-
-
 def _is_distinct(aggregation: Aggregation) -> bool:
     return aggregation.distinct and aggregation.function in ("count", "sum", "avg")
+
+
+FOLDED = frozenset(
+    "arg_min arg_max bit_and bit_or bit_xor mode list string_agg histogram quantile mad stddev_samp stddev_pop var_samp "
+    "var_pop sem skewness kurtosis kurtosis_pop covar_pop covar_samp corr regr_avgx regr_avgy regr_count "
+    "regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy".split()
+)
+_OF_ORDER = ("first", "last", "any")  # Without an ORDER BY, these are the least or the greatest value.
 
 
 def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> Summary:
@@ -169,4 +235,8 @@ def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: 
     return Summary(_SUMMARIES.get(function, "min"), value)
 
 
-_SUMMARIES = {"count_star": "count", "count": "count", "sum": "sum", "avg": "mean", "max": "max", "bool_or": "max"}
+_SUMMARIES = {
+    **dict.fromkeys(("count_star", "count"), "count"),
+    **dict.fromkeys(("max", "bool_or", "last"), "max"),
+    **{"sum": "sum", "avg": "mean"},
+}

@@ -3,10 +3,14 @@
     boolean int8 … int64 uint8 … uint64 hugeint decimal(p,s) float double text blob
     date time timestamp timestamp_s timestamp_ms timestamp_ns timestamptz interval
 
+    list(type) map(type,type) struct("name" type,…)
+
 `hugeint`, which is what DuckDB adds integers up to, is decimal(38,0) in Arrow. A value beyond its 38 digits raises.
 """
 
+import json
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import cache
@@ -18,6 +22,7 @@ import pyarrow.types as pat
 from persist.dataflow import is_read_as
 from persist.errors import InvalidUsage
 from persist.expression import Call, Lit, Term, of_text
+from persist.query import quoted
 
 _SIMPLE = {
     "boolean": pa.bool_(),
@@ -61,13 +66,61 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 def to_arrow(kind: str) -> pa.DataType:
     """Return the Arrow type of a type."""
     match = _DECIMAL.fullmatch(kind)
-    return pa.decimal128(int(match[1]), int(match[2])) if match else _SIMPLE[kind]
+    if match:
+        return pa.decimal128(int(match[1]), int(match[2]))
+    form, parts = _parts(kind)
+    if form == "list":
+        return pa.list_(to_arrow(parts[0][1]))
+    if form == "map":
+        return pa.map_(*(to_arrow(part) for _, part in parts))
+    if form == "struct":
+        return pa.struct([(name, to_arrow(part)) for name, part in parts])
+    return _SIMPLE[kind]
+
+
+@cache
+def _parts(kind: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return what a nested type is, and the names and types of its parts; of another type, nothing.
+
+    They are written as list(int32), map(text,list(int32)) and struct("a" int32,"b" text), with names as in JSON.
+    """
+    form, opening, rest = kind.partition("(")
+    if form not in ("list", "map", "struct") or not opening:
+        return "", []
+    parts, depth, first, in_name, is_escaped = [], 0, 0, False, False
+    for at, sign in enumerate(rest):
+        if in_name:
+            in_name = is_escaped or sign != '"'
+            is_escaped = sign == "\\" and not is_escaped
+            continue
+        in_name = sign == '"'
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0 or (sign == "," and not depth):
+            parts.append(rest[first:at])
+            first = at + 1
+    if form != "struct":
+        return form, [("", part) for part in parts]
+    decoder = json.JSONDecoder()
+    return form, [(name, part[end + 1 :]) for part in parts for name, end in [decoder.raw_decode(part)]]
+
+
+def is_nested(kind: str) -> bool:
+    """Return whether a type is of lists, maps or structs."""
+    return bool(_parts(kind)[0])
+
+
+def _nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
+    named = form == "struct"
+    return f"{form}({','.join(f'{json.dumps(name)} {kind}' if named else kind for name, kind in parts)})"
 
 
 def of_arrow(kind: pa.DataType) -> str | None:
     """Return the type that queries read a column of a collection as; None if they cannot."""
     if pat.is_decimal128(kind) and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
+    nested = _nested_of(kind, of_arrow)
+    if nested is not None:
+        return nested
     same = next((name for name in ("text", "blob") if is_read_as(kind, _SIMPLE[name])), None)
     if same is not None:
         return same
@@ -78,12 +131,28 @@ def of_arrow(kind: pa.DataType) -> str | None:
     )
 
 
+def _nested_of(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> str | None:
+    """Return the type of an Arrow type that is nested; None if it is not, or if one of its parts has none."""
+    if pat.is_list(kind):
+        form, fields = "list", [("", kind.value_type)]
+    elif pat.is_map(kind):
+        form, fields = "map", [("", kind.key_type), ("", kind.item_type)]
+    elif pat.is_struct(kind):
+        form, fields = "struct", [(field.name, field.type) for field in kind]
+    else:
+        return None
+    parts = [(name, of(part)) for name, part in fields]
+    named = [(name, part) for name, part in parts if part is not None]
+    return _nested(form, named) if len(named) == len(parts) and parts else None
+
+
 @cache
 def kind_of(kind: pa.DataType) -> str:
     """Return what plans call the Arrow type of one of their types; of two types that are one in Arrow, the first."""
     if pat.is_decimal128(kind):
         return f"decimal({kind.precision},{kind.scale})"
-    return next(name for name, other in _SIMPLE.items() if other == kind)
+    nested = _nested_of(kind, kind_of)
+    return nested or next(name for name, other in _SIMPLE.items() if other == kind)
 
 
 def kind_in(term: Term) -> pa.DataType:
@@ -161,7 +230,16 @@ class Unreadable:
 def to_duckdb(kind: str) -> str:
     """Return what DuckDB calls a type."""
     match = _DECIMAL.fullmatch(kind)
-    return f"DECIMAL({match[1]},{match[2]})" if match else _DUCKDB[kind]
+    if match:
+        return f"DECIMAL({match[1]},{match[2]})"
+    form, parts = _parts(kind)
+    if form == "list":
+        return f"{to_duckdb(parts[0][1])}[]"
+    if form == "map":
+        return f"MAP({', '.join(to_duckdb(part) for _, part in parts)})"
+    if form == "struct":
+        return f"STRUCT({', '.join(f'{quoted(name)} {to_duckdb(part)}' for name, part in parts)})"
+    return _DUCKDB[kind]
 
 
 def of_name(name: str) -> str:
@@ -188,6 +266,13 @@ def of_duckdb(kind: dict[str, Any]) -> str:
         raise InvalidUsage(f"collation {kind['type_info']['collation']!r}: texts are compared by their bytes only")
     if name in _NAMES:
         return _NAMES[name]
+    info = kind.get("type_info") or {}
+    if name == "LIST":
+        return _nested("list", [("", of_duckdb(info["child_type"]))])
+    if name == "MAP":
+        return _nested("map", [("", of_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]])
+    if name == "STRUCT":
+        return _nested("struct", [(part["first"], of_duckdb(part["second"])) for part in info["child_types"]])
     known = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32"}
     if name in known:
         return known[name]

@@ -75,6 +75,10 @@ def comparable(value: Any) -> Any:
         return "NaN" if value != value else float(f"{value:.9g}") + 0.0
     if isinstance(value, int | decimal.Decimal):
         return decimal.Context(prec=76).normalize(decimal.Decimal(value)) or decimal.Decimal(0)
+    if isinstance(value, list):
+        return tuple(map(comparable, value))
+    if isinstance(value, dict):
+        return tuple((key, comparable(each)) for key, each in value.items())
     return value
 
 

@@ -222,7 +222,7 @@ def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count:
         if len(firsts):
             counts[numbers[firsts]] = summed(diffs, firsts)
         rows, slots, amounts = contributions(wanted.kind, words, wanted.of, domain)
-        groups, slots, sums = _slot_sums(numbers[rows], slots, amounts, diffs[rows])
+        groups, slots, sums = slot_sums(numbers[rows], slots, amounts, diffs[rows])
         return aggregate(wanted, counts, groups, slots, sums, domain)
     numbers, words, diffs = _by_value(numbers, words, wanted.of, diffs, domain)
     results = np.full(count, NULL, np.int64)
@@ -240,7 +240,8 @@ def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count:
     return results
 
 
-def _slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
+def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the sums of amounts times diffs for each slot of each group, in that order."""
     order = np.lexsort((slots, groups))
     groups, slots, sums = groups[order], slots[order], products(amounts, diffs)[order]
     if not len(groups):

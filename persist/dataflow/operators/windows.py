@@ -4,12 +4,12 @@ A partition is the group of a reduction. It is put in the order that a function 
 columns of the record decide, so the result depends on the partition's contents alone. Copies of a record are as many
 rows. A frame is a range of rows from a row on; `peers` are the rows that agree in the order.
 
-Cost: of a change, its whole partition, and for minima, maxima and sums of floats the sizes of its distinct frames.
+Cost: of a change, its whole partition. Sums and counts of frames are differences of running ones; minima, maxima, and
+the aggregates of `operators.folds`, cost the sizes of the distinct frames.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Context
 from typing import Any
 
@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs import DiffOverflow
+from persist.dataflow.operators.aggregates import to_float
+from persist.dataflow.operators.folds import Rows, folded, framed
 from persist.dataflow.plan.plan import WindowFunction
-from persist.dataflow.updates.times import Ints
+from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, directed, ranks
 
 
@@ -56,16 +58,79 @@ def _column(
     rows = [(schema.get_field_index(name), down, first) for name, down, first in call.by]
     keys = [directed(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
     order = np.lexsort((*ranked[::-1], *keys[::-1], groups))
-    places = _places(call, groups.take(order), [key.take(order) for key in keys])
-    arguments = [values[schema.get_field_index(name)].take(order) for name in call.arguments]
+    sorted_ = values.take(order, axis=1)
+    bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
+    places = _places(call, groups.take(order), [key.take(order) for key in keys], bounds)
+    arguments = [sorted_[schema.get_field_index(name)] for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
-    made = _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
+    is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
+    if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
+        made = _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
+    else:
+        made = _folded(call, places, sorted_, arguments, kinds, schema, domain)
     column = np.empty(len(groups), np.int64)
     column[order] = made
     return column
 
 
-def _places(call: WindowFunction, groups: Ints, keys: list[Ints]) -> Places:
+def _folded(
+    call: WindowFunction,
+    p: Places,
+    values: Ints,
+    arguments: list[Ints],
+    kinds: list[pa.DataType],
+    schema: pa.Schema,
+    domain: Domain,
+) -> Ints:
+    """Return what an aggregate makes of the frames, each of which is looked at as a whole."""
+    call = replace(call, function=_FOLDS.get(call.function, call.function))
+    low, high, back = p.low, p.high, None
+    if not call.exclude:  # Rows of one frame have one value.
+        frames, back = np.unique(np.stack((low, high)), axis=1, return_inverse=True)
+        low, high = frames
+    made = np.empty(len(low), np.int64)
+    for part, owners, at in framed(low, high):
+        if call.exclude:
+            keep = _is_left(call.exclude, p, owners + part.start, at)
+            owners, at = owners[keep], at[keep]
+        rows = Rows(owners, [words.take(at) for words in arguments], kinds, part.stop - part.start, domain)
+        made[part] = folded(call, rows, values, schema, at, is_ordered=True)
+    return made if back is None else made.take(back.reshape(-1))
+
+
+def _is_left(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
+    """Return which rows of frames are not left out."""
+    if exclude == "current row":
+        return at != rows
+    is_peer = (at >= p.peers_begin.take(rows)) & (at < p.peers_end.take(rows))
+    return ~is_peer if exclude == "group" else ~is_peer | (at == rows)
+
+
+class _Bounds:
+    """Where the frames begin and end whose bounds are values of the column that the partition is ordered by."""
+
+    def __init__(self, call: WindowFunction, groups: Ints, values: Ints, schema: pa.Schema, domain: Domain) -> None:
+        self._call = call
+        self._groups = groups
+        self._values = values
+        self._schema = schema
+        self._domain = domain
+
+    def places(self, column: str, *, is_end: bool) -> Ints:
+        """Return for each row how many rows stand before its bound; with is_end, those that agree with it, too."""
+        name, down, first = self._call.by[0]
+        row, bound = self._schema.get_field_index(name), self._schema.get_field_index(column)
+        words = np.concatenate((self._values[row], self._values[bound]))
+        keys = directed(self._domain, words, self._schema.field(row).type, down, first)
+        count = len(self._groups)
+        kinds = np.repeat([1, 2 if is_end else 0], count)
+        order = np.lexsort((kinds, keys, np.concatenate((self._groups, self._groups))))
+        places = np.empty(2 * count, np.int64)
+        places[order] = (order < count).cumsum()
+        return places[count:]
+
+
+def _places(call: WindowFunction, groups: Ints, keys: list[Ints], bounds: _Bounds) -> Places:
     rows = len(groups)
     at = np.arange(rows)
     begins, ends = _runs(groups)
@@ -76,12 +141,41 @@ def _places(call: WindowFunction, groups: Ints, keys: list[Ints]) -> Places:
         for key in keys:
             marks[1:] |= key[1:] != key[:-1]
         peers_begin, peers_end = _runs(marks.cumsum())
+    p = Places(at, begins, ends, peers_begin, peers_end, begins, ends)
     low, high = begins, ends
-    if call.start is not None:
-        low = peers_begin if call.start[0] == "range" else np.clip(at + call.start[1], begins, ends)
-    if call.end is not None:
-        high = peers_end if call.end[0] == "range" else np.clip(at + call.end[1] + 1, begins, ends)
-    return Places(at, begins, ends, peers_begin, peers_end, low, np.maximum(low, high))
+    match call.start:
+        case ("range", _):
+            low = peers_begin
+        case ("rows", offset):
+            low = np.clip(at + offset, begins, ends)
+        case ("groups", offset):
+            low = _of_groups(p, offset, is_end=False)
+        case ("value", _):
+            low = bounds.places(call.start_at, is_end=False)
+    match call.end:
+        case ("range", _):
+            high = peers_end
+        case ("rows", offset):
+            high = np.clip(at + offset + 1, begins, ends)
+        case ("groups", offset):
+            high = _of_groups(p, offset, is_end=True)
+        case ("value", _):
+            high = bounds.places(call.end_at, is_end=True)
+    return replace(p, low=low, high=np.maximum(low, high))
+
+
+def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
+    """Return where the rows that agree in the order begin or end, so many groups of such rows further on."""
+    if not len(p.at):
+        return p.at
+    firsts = (p.peers_begin == p.at).nonzero()[0]
+    numbers = (p.peers_begin == p.at).cumsum() - 1
+    target = numbers + offset
+    first, last = numbers.take(p.begins), numbers.take(p.ends - 1)
+    inside = firsts.take(np.clip(target, first, last))
+    if is_end:
+        return np.where(target < first, p.begins, p.peers_end.take(inside))
+    return np.where(target > last, p.ends, inside)
 
 
 def _runs(words: Ints) -> tuple[Ints, Ints]:
@@ -130,12 +224,26 @@ def _ntile(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 def _shifted(sign: int) -> Function:
     def shift(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
-        target = p.at + sign * call.number
-        inside = (target >= p.begins) & (target < p.ends)
+        by = sign * call.number
         other = arguments[1] if len(arguments) > 1 else np.full(len(p.at), NULL, np.int64)
+        target = p.at + by
+        inside = (target >= p.begins) & (target < p.ends)
+        if call.ignores_nulls and by:
+            target, inside = _past_nulls(p, arguments[0] != NULL, by)
         return np.where(inside, arguments[0].take(np.where(inside, target, 0)), other)
 
     return shift
+
+
+def _past_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
+    """Return where the row is that stands so many rows with a value further on, and whether there is one."""
+    valued = is_value.nonzero()[0]
+    before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
+    number = before.take(p.at) + by if by < 0 else before.take(p.at + 1) + by - 1
+    inside = (number >= before.take(p.begins)) & (number < before.take(p.ends))
+    if not len(valued):
+        return number, inside
+    return valued.take(np.clip(number, 0, len(valued) - 1)), inside
 
 
 def _nth(place: Callable[[WindowFunction, Places], Ints]) -> Function:
@@ -191,7 +299,8 @@ def _by_frame(p: Places, of: Callable[[int, int], Any]) -> Any:
 def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
     totals, counts = _totals(p, arguments[0], kinds[0], domain)
     if pat.is_floating(call.result):
-        return domain.encode(pa.array([t if n else None for t, n in zip(totals, counts, strict=True)], pa.float64()))
+        sums = [to_float(total) if n else None for total, n in zip(totals, counts, strict=True)]
+        return _with_others(domain.encode(pa.array(sums, pa.float64())), p, arguments[0], kinds[0], domain)
     if pat.is_decimal(call.result):
         context, limit = Context(prec=76), 10**call.result.precision
         if any(abs(total) >= limit for total in totals):
@@ -203,32 +312,52 @@ def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
 
 def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
     totals, counts = _totals(p, arguments[0], kinds[0], domain)
+    if pat.is_floating(kinds[0]):
+        made = [to_float(total, n) if n else None for total, n in zip(totals, counts, strict=True)]
+        return _with_others(domain.encode(pa.array(made, pa.float64())), p, arguments[0], kinds[0], domain)
     scale = 10 ** kinds[0].scale if pat.is_decimal(kinds[0]) else 1
     made = [total / (n * scale) if n else None for total, n in zip(totals, counts, strict=True)]
     return domain.encode(pa.array(made, pa.float64()))
 
 
 def _totals(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[list[Any], list[int]]:
-    """Return the sum of each frame, whole numbers exactly, and of how many values it is."""
+    """Return the sum of each frame, as whole numbers, and of how many values it is; of floats in 2**-1074."""
     running = np.concatenate(([0], (words != NULL).cumsum()))
     counts = (running.take(p.high) - running.take(p.low)).tolist()
     if pat.is_floating(kind):
-        values = [0.0 if value is None else value for value in domain.decode(words, kind).to_pylist()]
-        return _by_frame(p, lambda low, high: _float_sum(values[low:high])), counts
-    if pat.is_decimal(kind):
+        wholes = _wholes(domain.decode(words, kind))
+    elif pat.is_decimal(kind):
         scale = kind.scale
-        wholes = [0 if value is None else int(value.scaleb(scale)) for value in domain.decode(words, kind).to_pylist()]
+        values = domain.decode(words, kind).to_pylist()
+        wholes = np.array([0 if value is None else int(value.scaleb(scale)) for value in values], object)
+    elif pat.is_uint64(kind):
+        wholes = np.array([value or 0 for value in domain.decode(words, kind).to_pylist()], object)
     else:
-        wholes = [0 if value is None else int(value) for value in domain.decode(words, kind).to_pylist()]
-    sums = np.concatenate((np.zeros(1, object), np.cumsum(np.array(wholes, object)))) if wholes else np.zeros(1, object)
+        wholes = np.where(words == NULL, 0, words).astype(object)
+    sums = np.concatenate((np.zeros(1, object), wholes.cumsum())) if len(wholes) else np.zeros(1, object)
     return (sums.take(p.high) - sums.take(p.low)).tolist(), counts
 
 
-def _float_sum(values: list[float]) -> float:
-    try:
-        return math.fsum(values)
-    except (OverflowError, ValueError):
-        return sum(values)
+def _wholes(values: pa.Array) -> Any:
+    """Return floats as whole numbers of 2**-1074; 0 for NULL, NaN and infinities."""
+    floats = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    mantissas, exponents = np.frexp(np.where(np.isfinite(floats), floats, 0.0))
+    whole = np.ldexp(mantissas, 53).astype(np.int64)
+    places = exponents.astype(np.int64) - 53 + 1074
+    return (whole >> np.maximum(-places, 0)).astype(object) << np.maximum(places, 0).astype(object)
+
+
+def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> Ints:
+    """Return sums with those of frames that have a NaN or an infinity put right."""
+    floats = domain.decode(words, kind).cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    if np.isfinite(floats).all():
+        return sums
+    has = []
+    for others in (np.isnan(floats), floats == np.inf, floats == -np.inf):
+        running = np.concatenate(([0], others.cumsum()))
+        has.append(running.take(p.high) > running.take(p.low))
+    special = np.where(has[0] | (has[1] & has[2]), np.nan, np.where(has[1], np.inf, -np.inf))
+    return np.where(np.logical_or.reduce(has), domain.encode(pa.array(special)), sums)
 
 
 _FUNCTIONS: dict[str, Function] = {
@@ -252,3 +381,5 @@ _FUNCTIONS: dict[str, Function] = {
     "bool_and": _extreme(False),
     "bool_or": _extreme(True),
 }
+# What functions of rows are called as folds.
+_FOLDS = {"first_value": "first", "last_value": "last", "nth_value": "nth"}

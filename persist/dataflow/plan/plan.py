@@ -138,14 +138,23 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class WindowFunction:
-    """One column that a window function adds.
+    """One column that a window function adds, or an aggregate of a key's records in an order.
 
     Attributes:
         name, result: of the column.
         arguments: columns.
         number: of rows or tiles, where the function has one.
-        by: the order: columns, whether each is descending, and whether NULL comes first.
-        start, end: of the frame, both inclusive: (mode, offset), mode "rows" or "range"; None is the partition's.
+        by: the order of the partition: columns, whether each is descending, and whether NULL comes first.
+        start, end: of the frame, both inclusive: (mode, offset), mode "rows" counts rows, "groups" rows that agree in
+            the order, "range" is 0, for all of those of the row, and "value" is up to what a column of the row says;
+            None is the partition's.
+        start_at, end_at: that column, of the type of the only column of the order.
+        exclude: which rows of the frame are left out: "current row", "group", "ties"; empty for none.
+        within: the order of the rows of a frame, where it is not that of the partition; as `by`.
+        where: a boolean column; rows of which it is not true are left out.
+        is_distinct: rows that agree in the arguments are one.
+        ignores_nulls: rows with an argument that is NULL are left out.
+        constants: what else the function needs.
     """
 
     name: str
@@ -156,11 +165,26 @@ class WindowFunction:
     by: tuple[tuple[str, bool, bool], ...] = ()
     start: Bound = None
     end: Bound = None
+    start_at: str = ""
+    end_at: str = ""
+    exclude: str = ""
+    within: tuple[tuple[str, bool, bool], ...] = ()
+    where: str = ""
+    is_distinct: bool = False
+    ignores_nulls: bool = False
+    constants: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Windowed:
     """Each record, with what window functions say of it among those of its key; see `operators.windows`."""
+
+    calls: tuple[WindowFunction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """One record per key, with what aggregates make of its records in an order; see `operators.folds`."""
 
     calls: tuple[WindowFunction, ...]
 
@@ -173,7 +197,7 @@ class UserReduce:
     columns: pa.Schema
 
 
-Logic = Distinct | Threshold | Aggregates | TopK | Windowed | UserReduce
+Logic = Distinct | Threshold | Aggregates | TopK | Windowed | Folded | UserReduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,4 +497,6 @@ def _logic(logic: Logic) -> str:
             return f"top {count}{after} by {', '.join(name + ' desc' * down for name, down in by)}"
         case Windowed(calls):
             return f"window {', '.join(call.function for call in calls)}"
+        case Folded(calls):
+            return f"fold {', '.join(f'{call.name}={call.function}' for call in calls)}"
     return "distinct"

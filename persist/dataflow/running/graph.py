@@ -16,6 +16,7 @@ from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
 from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.join import JoinOperator, JoinPaths
+from persist.dataflow.operators.folds import folds
 from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
 from persist.dataflow.operators.linear import Shape, compiled, traced
 from persist.dataflow.operators.logic import (
@@ -73,6 +74,7 @@ from persist.dataflow.plan.plan import (
     Upper,
     UserReduce,
     Variable,
+    Folded,
     Windowed,
 )
 from persist.dataflow.plan.stages import Map, ident, move_times, through
@@ -384,6 +386,8 @@ class Builder:
                 return top_k(count, _order(reduce.logic, values), values.types, self.domain, skip=skip)
             case Windowed(calls):
                 return windows(calls, values, self.domain)
+            case Folded(calls):
+                return folds(calls, values, self.domain)
             case UserReduce(function, columns):
                 keys = _picked(given, reduce.keys)
                 return user_function(function, keys, values, columns, self.domain, node.title)
@@ -430,6 +434,8 @@ def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
         case Windowed(calls):
             every = [given.field(name) for name in reduce.values]
             return [*every, *(pa.field(call.name, call.result) for call in calls)]
+        case Folded(calls):
+            return [pa.field(call.name, call.result) for call in calls]
         case UserReduce(_, columns):
             return list(columns)
     return []

@@ -1,0 +1,374 @@
+"""Folds: what an aggregate makes of the rows of frames, in an order. Groups and window frames are both frames.
+
+A fold sees many frames at once. All arrays belong together by position, and are sorted by frame; within a frame rows are
+in the order that the call asks for, and where that leaves something open, in the order of what is aggregated. So what a
+fold gives depends on the contents of its frame alone, and is an answer that SQL allows.
+
+`GROUP BY` has one frame for each group (`folds`), and windows one for each row (`operators.windows`). Either way a row
+in a frame is one place in arrays: nothing is done row by row in Python.
+
+Cost: of a change of a group, the rows of the group; of windows, the rows of all frames, `CELLS_MAX` of them at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Context, Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.dataflow.operators.aggregates import Wanted, contributions
+from persist.dataflow.operators.logic import aggregate, slot_sums, starts_of
+from persist.dataflow.operators.moments import STATISTICS, statistics
+from persist.dataflow.plan.plan import WindowFunction
+from persist.dataflow.updates.times import Flags, Ints
+from persist.dataflow.updates.words import NULL, Domain, directed, ranks
+
+CELLS_MAX = 1 << 21  # Rows of frames that are looked at together, if no frame has more.
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of frames.
+
+    Attributes:
+        owners: the frame of each row, ascending.
+        arguments: the words of each argument.
+        kinds: the types of the arguments.
+        count: how many frames there are.
+    """
+
+    owners: Ints
+    arguments: list[Ints]
+    kinds: list[pa.DataType]
+    count: int
+    domain: Domain
+
+    def where(self, keep: Flags) -> "Rows":
+        if keep.all():
+            return self
+        return self.take(keep.nonzero()[0])
+
+    def take(self, at: Ints) -> "Rows":
+        return replace(self, owners=self.owners.take(at), arguments=[words.take(at) for words in self.arguments])
+
+    def first_ranks(self) -> Ints:
+        """Return numbers in the order of the values of the first argument."""
+        return ranks(self.domain, self.arguments[0], self.kinds[0])
+
+    def placed(self, places: Ints, words: Ints) -> Ints:
+        """Return the words of all frames: those given for the frames of rows at places, and NULL for the others."""
+        made = np.full(self.count, NULL, np.int64)
+        made[self.owners.take(places)] = words
+        return made
+
+    def firsts(self) -> tuple[Ints, Ints]:
+        """Return where the frames that have rows begin and end."""
+        firsts = starts_of(self.owners)
+        return firsts, np.append(firsts[1:], len(self.owners))[: len(firsts)]
+
+
+def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
+    """Return the logic of a reduction that gives one record for each group, with a column for each call."""
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
+        rows = np.arange(len(groups)).repeat(np.maximum(diffs, 0))
+        groups, values = groups.take(rows), values.take(rows, axis=1)
+        firsts = starts_of(groups)
+        owners = np.arange(len(firsts)).repeat(np.diff(np.append(firsts, len(groups))))
+        columns = []
+        for call in calls:
+            at = [schema.get_field_index(name) for name in call.arguments]
+            given = Rows(
+                owners, [values[row] for row in at], [schema.field(row).type for row in at], len(firsts), domain
+            )
+            columns.append(folded(call, given, values, schema, np.arange(len(owners))))
+        made = np.array(columns, np.int64).reshape(len(columns), len(firsts))
+        return groups.take(firsts), made, np.ones(len(firsts), np.int64)
+
+    return logic
+
+
+def folded(
+    call: WindowFunction, rows: Rows, values: Ints, schema: pa.Schema, at: Ints, *, is_ordered: bool = False
+) -> Ints:
+    """Return what a call makes of each frame.
+
+    Args:
+        values: the words of all columns of records.
+        at: of which record each row is.
+        is_ordered: the rows of each frame are in an order already, which the call may have instead.
+    """
+    if call.where:
+        keep = values[schema.get_field_index(call.where)].take(at) == 1
+        rows, at = rows.where(keep), at[keep]
+    if call.ignores_nulls or call.function in _WITHOUT_NULLS:
+        keep = np.logical_and.reduce([words != NULL for words in rows.arguments], axis=0)
+        rows, at = rows.where(keep), at[keep]
+    if call.function in _ORDERED and (call.within or not is_ordered):
+        keys = []
+        for name, down, first in call.within:
+            row = schema.get_field_index(name)
+            keys.append(directed(rows.domain, values[row].take(at), schema.field(row).type, down, first))
+        ties = [ranks(rows.domain, words, kind) for words, kind in zip(rows.arguments, rows.kinds, strict=True)]
+        rows = rows.take(np.lexsort((*ties[::-1], *keys[::-1], rows.owners)))
+    if call.is_distinct:
+        rows = rows.take(_distinct(rows))
+    return FOLDS[call.function](call, rows)
+
+
+def _distinct(rows: Rows) -> Ints:
+    """Return the first of the rows of each frame that agree in the arguments."""
+    order = np.lexsort((*rows.arguments, rows.owners))
+    marks = np.ones(len(order), np.bool_)
+    columns = [rows.owners.take(order), *(words.take(order) for words in rows.arguments)]
+    marks[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    kept = order[marks]  # The sort is stable, so these are the first ones.
+    kept.sort()
+    return kept
+
+
+def framed(low: Ints, high: Ints) -> Iterator[tuple[slice, Ints, Ints]]:
+    """Yield frames [low, high) some at a time: which ones, and of each of their rows the frame (from 0) and the place.
+
+    Frames that are larger than CELLS_MAX come alone.
+    """
+    ends = (high - low).cumsum()
+    first = 0
+    while first < len(low):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(ends.searchsorted(before + CELLS_MAX, side="right")))
+        sizes = high[first:last] - low[first:last]
+        owners = np.arange(last - first).repeat(sizes)
+        places = np.arange(len(owners)) + (low[first:last] - (ends[first:last] - sizes - before)).repeat(sizes)
+        yield slice(first, last), owners, places
+        first = last
+
+
+Fold = Callable[[WindowFunction, Rows], Ints]
+
+
+def _first(call: WindowFunction, rows: Rows) -> Ints:
+    firsts, _ = rows.firsts()
+    return rows.placed(firsts, rows.arguments[0].take(firsts))
+
+
+def _last(call: WindowFunction, rows: Rows) -> Ints:
+    _, ends = rows.firsts()
+    return rows.placed(ends - 1, rows.arguments[0].take(ends - 1))
+
+
+def _nth(call: WindowFunction, rows: Rows) -> Ints:
+    firsts, ends = rows.firsts()
+    places = firsts + call.number - 1
+    places = places[(places >= firsts) & (places < ends)]
+    return rows.placed(places, rows.arguments[0].take(places))
+
+
+def _extreme(is_max: bool) -> Fold:
+    def extreme(call: WindowFunction, rows: Rows) -> Ints:
+        order = np.lexsort((rows.first_ranks(), rows.owners))
+        firsts, ends = rows.firsts()
+        places = order.take(ends - 1 if is_max else firsts)
+        return rows.placed(places, rows.arguments[0].take(places))
+
+    return extreme
+
+
+def _extreme_by(is_max: bool) -> Fold:
+    """Return what is where the second argument is least or greatest; of several such, the least value."""
+
+    def extreme(call: WindowFunction, rows: Rows) -> Ints:
+        by = ranks(rows.domain, rows.arguments[1], rows.kinds[1])
+        order = np.lexsort((rows.first_ranks(), ~by if is_max else by, rows.owners))
+        places = order.take(rows.firsts()[0])
+        return rows.placed(places, rows.arguments[0].take(places))
+
+    return extreme
+
+
+def _count(call: WindowFunction, rows: Rows) -> Ints:
+    return np.bincount(rows.owners, minlength=rows.count).astype(np.int64)
+
+
+def _summed(kind: str) -> Fold:
+    def total(call: WindowFunction, rows: Rows) -> Ints:
+        of = rows.kinds[0]
+        wanted = Wanted(call.name, kind, of, call.result)
+        at, slots, amounts = contributions(kind, rows.arguments[0], of, rows.domain)
+        groups, slots, sums = slot_sums(rows.owners.take(at), slots, amounts, np.ones(len(at), np.int64))
+        return aggregate(wanted, groups, slots, sums, rows.count, rows.domain)
+
+    return total
+
+
+def _bits(function: Any) -> Fold:
+    def combined(call: WindowFunction, rows: Rows) -> Ints:
+        firsts, _ = rows.firsts()
+        if not len(firsts):
+            return rows.placed(firsts, firsts)
+        return rows.placed(firsts, function.reduceat(rows.arguments[0], firsts))
+
+    return combined
+
+
+def _mode(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the value that comes most often; of several such, the least."""
+    order = np.lexsort((rows.first_ranks(), rows.owners))
+    owners, words = rows.owners, rows.arguments[0].take(order)
+    if not len(words):
+        return rows.placed(order, order)
+    starts = np.concatenate(([0], np.flatnonzero((owners[1:] != owners[:-1]) | (words[1:] != words[:-1])) + 1))
+    counts = np.diff(np.append(starts, len(words)))
+    best = np.lexsort((np.arange(len(starts)), -counts, owners.take(starts)))
+    places = starts.take(best.take(starts_of(owners.take(starts).take(best))))
+    return rows.placed(places, words.take(places))
+
+
+def _list(call: WindowFunction, rows: Rows) -> Ints:
+    return rows.domain.encode(_lists(call.result, rows))
+
+
+def _lists(kind: pa.DataType, rows: Rows) -> pa.Array:
+    """Return the values of each frame as a list; NULL if there are none."""
+    sizes = np.bincount(rows.owners, minlength=rows.count)
+    offsets = np.concatenate(([0], sizes.cumsum()))
+    values = rows.domain.decode(rows.arguments[0], rows.kinds[0])
+    made = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=pa.array(sizes == 0))
+    return made.cast(kind)
+
+
+def _joined_texts(call: WindowFunction, rows: Rows) -> Ints:
+    return rows.domain.encode(pc.binary_join(_lists(pa.list_(rows.kinds[0]), rows), call.constants[0]))
+
+
+def _histogram(call: WindowFunction, rows: Rows) -> Ints:
+    order = np.lexsort((rows.first_ranks(), rows.owners))
+    owners, words = rows.owners, rows.arguments[0].take(order)
+    marks = np.ones(len(words), np.bool_)
+    marks[1:] = (owners[1:] != owners[:-1]) | (words[1:] != words[:-1])
+    starts = marks.nonzero()[0]
+    counts = np.diff(np.append(starts, len(words)))
+    sizes = np.bincount(owners.take(starts), minlength=rows.count)
+    offsets = pa.array(np.concatenate(([0], sizes.cumsum())), pa.int32(), mask=None)
+    keys = rows.domain.decode(words.take(starts), rows.kinds[0])
+    made = pa.MapArray.from_arrays(offsets, keys, pa.array(counts, pa.uint64())).cast(call.result)
+    return rows.domain.encode(pc.if_else(pa.array(sizes == 0), pa.scalar(None, call.result), made))
+
+
+def _quantile(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the value at a share of the rows, in the order of values: one that is there, or between two of them."""
+    is_between, is_list, down, *shares = call.constants
+    rows = rows.take(np.lexsort((rows.first_ranks(), rows.owners)))
+    kind = call.result.value_type if is_list else call.result
+    if is_between and kind != rows.kinds[0]:
+        words = rows.domain.encode(rows.domain.decode(rows.arguments[0], rows.kinds[0]).cast(kind))
+        rows = replace(rows, arguments=[words], kinds=[kind])
+    firsts, ends = rows.firsts()
+    columns = []
+    for share in shares:
+        made = _between(rows, firsts, ends, share, down) if is_between else _at_share(rows, firsts, ends, share, down)
+        columns.append(made)
+    if not is_list:
+        return rows.placed(firsts, columns[0])
+    every = np.array(columns, np.int64).reshape(len(columns), len(firsts)).T.reshape(-1)
+    owners = rows.owners.take(firsts).repeat(len(columns))
+    return rows.domain.encode(_lists(call.result, replace(rows, owners=owners, arguments=[every])))
+
+
+def _at_share(rows: Rows, firsts: Ints, ends: Ints, share: Any, down: bool) -> Ints:
+    """Return the value at the least place that at least a share of the rows is at or before."""
+    sizes = ends - firsts
+    if isinstance(share, tuple):  # A whole number over another: exact.
+        part, whole = share
+        places = np.array([size - (size * whole - size * part) // whole for size in sizes.tolist()], np.int64)
+    else:
+        places = sizes - np.floor(sizes - sizes * share).astype(np.int64)
+    places = np.maximum(places, 1) - 1
+    return rows.arguments[0].take(ends - 1 - places if down else firsts + places)
+
+
+def _between(rows: Rows, firsts: Ints, ends: Ints, share: Any, down: bool) -> Ints:
+    part = share[0] / share[1] if isinstance(share, tuple) else share
+    exact = (ends - firsts - 1) * part
+    low, high = np.floor(exact).astype(np.int64), np.ceil(exact).astype(np.int64)
+    one = rows.arguments[0].take(ends - 1 - low if down else firsts + low)
+    other = rows.arguments[0].take(ends - 1 - high if down else firsts + high)
+    return np.where(low == high, one, _interpolated(one, other, exact - low, rows.kinds[0], rows.domain))
+
+
+def _interpolated(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain: Domain) -> Ints:
+    if pat.is_floating(kind):
+        decoded = (domain.decode(words, kind).cast(pa.float64()) for words in (one, other))
+        low, high = (values.to_numpy(zero_copy_only=False) for values in decoded)
+        with np.errstate(all="ignore"):
+            made = low + (high - low) * share
+        return domain.encode(pa.array(made).cast(kind))
+    if pat.is_decimal(kind) and kind.precision > 18:
+        lows, highs = ([int(v.scaleb(kind.scale)) for v in domain.decode(w, kind).to_pylist()] for w in (one, other))
+    else:
+        lows, highs = one.tolist(), other.tolist()
+    # As DuckDB, towards zero; but of the exact value between them.
+    made = [int(low + (high - low) * Fraction(part)) for low, high, part in zip(lows, highs, share, strict=True)]
+    if pat.is_decimal(kind) and kind.precision > 18:
+        context = Context(prec=76)
+        return domain.encode(pa.array([context.scaleb(Decimal(whole), -kind.scale) for whole in made], kind))
+    return np.array(made, np.int64)
+
+
+def _mad(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the median of the distances from the median."""
+    median = replace(call, constants=(True, False, False, (1, 2)))
+    middles = _quantile(median, rows)
+    kind, domain = call.result, rows.domain
+    values, centers = (domain.decode(words, of) for words, of in ((rows.arguments[0], rows.kinds[0]), (middles, kind)))
+    values = values if values.type == kind else values.cast(kind)
+    distances = pc.abs(pc.subtract(values, centers.take(pa.array(rows.owners))))
+    distances = distances if distances.type == kind else distances.cast(kind)
+    return _quantile(median, replace(rows, arguments=[domain.encode(distances)], kinds=[kind]))
+
+
+def _statistic(name: str) -> Fold:
+    def statistic(call: WindowFunction, rows: Rows) -> Ints:
+        values = [
+            rows.domain.decode(words, kind).to_numpy(zero_copy_only=False)
+            for words, kind in zip(rows.arguments, rows.kinds, strict=True)
+        ]
+        return rows.domain.encode(pa.array(statistics(name, rows.owners, values, rows.count), pa.float64()))
+
+    return statistic
+
+
+FOLDS: dict[str, Fold] = {
+    "first": _first,
+    "any": _first,
+    "last": _last,
+    "nth": _nth,
+    "min": _extreme(False),
+    "max": _extreme(True),
+    "bool_and": _extreme(False),
+    "bool_or": _extreme(True),
+    "arg_min": _extreme_by(False),
+    "arg_max": _extreme_by(True),
+    "count_star": _count,
+    "count": _count,
+    "regr_count": _count,
+    "sum": _summed("sum"),
+    "avg": _summed("mean"),
+    "bit_and": _bits(np.bitwise_and),
+    "bit_or": _bits(np.bitwise_or),
+    "bit_xor": _bits(np.bitwise_xor),
+    "mode": _mode,
+    "list": _list,
+    "string_agg": _joined_texts,
+    "histogram": _histogram,
+    "quantile": _quantile,
+    "mad": _mad,
+    **{name: _statistic(name) for name in STATISTICS},
+}
+_WITHOUT_NULLS = frozenset(FOLDS) - {"first", "last", "nth", "list", "count_star"}
+_ORDERED = ("first", "any", "last", "nth", "list", "string_agg")
