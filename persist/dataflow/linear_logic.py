@@ -29,6 +29,7 @@ from persist.dataflow.plan.stages import (
     Negate,
     Stage,
     TemporalFilter,
+    Unnest,
     check_function,
     record_schema,
 )
@@ -128,6 +129,16 @@ class LinearMethods(ABC, Generic[Made]):
                 "explode(function, schema={…}) needs the columns of the records that the function returns"
             )
         return self._always("explode", FlatMap(by, record_schema(schema, "explode"), "diffs"))
+
+    def unnest(self, **lists: Expression | Term) -> Made:
+        """Return each record as often as a list of it has elements, with the element: `unnest(word=col("words"))`.
+
+        Of several lists, records have the elements of the same place, and NULL beyond the end of the shorter one. A
+        record whose lists are NULL or empty is left out.
+        """
+        if not lists:
+            raise InvalidUsage('unnest() needs a list, and a name for its elements: unnest(word=col("words"))')
+        return self._always("unnest", Unnest(tuple((name, term_of(term)) for name, term in lists.items())))
 
     def join_function(self, function: Function, *, schema: Columns) -> Made:
         """Return the updates (record, time, diff) that a function returns for each record.

@@ -26,6 +26,7 @@ from persist.dataflow.plan.plan import (
     Consolidate,
     Distinct,
     Enter,
+    Folded,
     Inspect,
     Join,
     Linear,
@@ -38,7 +39,6 @@ from persist.dataflow.plan.plan import (
     Threshold,
     TopK,
     UserReduce,
-    Folded,
     Windowed,
     WindowFunction,
 )

@@ -351,7 +351,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
 
 _MAY_RAISE = (
     *("divide_whole", "remainder", "error", "date_part", "date_trunc", "date_diff", "make_date", "chr", "repeat"),
-    *("lpad", "rpad", "sqrt", "ln", "log", "log2", "log10", "asin", "acos"),
+    *("lpad", "rpad", "sqrt", "ln", "log", "log2", "log10", "asin", "acos", "duckdb"),
 )
 _WITH_UNIT = ("date_part", "date_trunc")  # By a constant unit, these have a value for every time.
 _TOTAL = (

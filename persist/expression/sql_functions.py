@@ -18,6 +18,7 @@ from persist.expression import sql_intervals as intervals
 from persist.expression import sql_numbers as numbers
 from persist.expression import sql_times as times
 from persist.expression.sql_casts import cast, ordered, try_cast
+from persist.expression.sql_duckdb import computed_by_duckdb
 from persist.expression.sql_texts import PATTERNS, TEXTS, check_constants
 
 Array = Any
@@ -280,6 +281,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "strftime": lambda pattern, value, kind: times.formatted(value, pattern, kind),
     "make_date": times.made_date,
     "time_bucket": intervals.bucketed,
+    "duckdb": computed_by_duckdb,
     **{f"to_{unit}": intervals.of_units(unit) for unit in intervals.UNITS},
 }
 
@@ -288,6 +290,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
 _CONSTANT = {
     **dict.fromkeys(("date_part", "date_trunc", "date_diff", "time_from", "time_after"), "unit"),
     "strftime": "format",
+    "duckdb": "expression",
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 SQL = "sql."
+DUCKDB = (2, 0)  # Its functions, and the names of nodes in its plans, change from one minor version to the next.
 
 
 class Term:

@@ -28,16 +28,19 @@ from persist.sql.algebra import (
     SetOperation,
     Temporal,
     TopK,
+    Unnest,
     Values,
     Window,
     every,
     terms_of,
 )
+from persist.sql.by_duckdb import name_of
 from persist.sql.duck import Columns
 from persist.sql.prune import types_of, width_of
 from persist.sql.temporal import bounded, check_without_now, reads_now
 from persist.sql.types import Unreadable
 
+_SERIES = ("unnest", "range", "generate_series")
 _ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
 _HOW = {
     "INNER": "inner", "LEFT": "left", "RIGHT": "right", "OUTER": "full", "FULL": "full", "SEMI": "semi",
@@ -52,7 +55,6 @@ _COMPARED = {
 
 _INSTEAD_OF_ALL = "write it as joins, groups and set operations"
 _INSTEAD = {
-    "UNNEST": "it makes rows of a list, also for UNPIVOT. Write a SELECT for each column, and UNION ALL",
     "SAMPLE": "what it takes is another part each time. Write a condition on a column, such as id % 10 = 0",
     "ASOF JOIN": "write a LATERAL subquery with ORDER BY … DESC LIMIT 1",
     "POSITIONAL JOIN": "rows of collections are in no order. Join by a column",
@@ -80,7 +82,7 @@ class Adapter:
         if adapter is None:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
-        if plan["type"] == "LOGICAL_GET":
+        if plan["type"] == "LOGICAL_GET" and name_of(plan) not in _SERIES:
             self._check_table(plan)
         check_members(plan, _MEMBERS[plan["type"]].split(), plan["type"])
         node: Node = adapter(self, plan)
@@ -97,6 +99,8 @@ class Adapter:
             raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
 
     def scan(self, plan: Json) -> Node:
+        if name_of(plan) in _SERIES:
+            return self._series(plan)
         table = plan["function_data"]["table"]
         columns = self._tables[table]
         numbers = [column_index["index"] for column_index in plan.get("column_indexes", ())]
@@ -109,8 +113,23 @@ class Adapter:
         node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
         return node if asked else Project(node, (TRUE,))
 
+    def _series(self, plan: Json) -> Node:
+        """Return rows that a function makes of each row: the columns that are asked for, and those that pass."""
+        rows = self._child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
+        width = width_of(rows)
+        made = Unnest(rows, tuple(self._of.series(plan)))
+        asked = [width + column["index"] for column in plan.get("column_indexes", ()) if column["index"] < _ROW_ID]
+        return Project(made, tuple(map(Place, [*asked, *plan.get("projected_input", ())])) or (TRUE,))
+
+    def unnest(self, plan: Json) -> Node:
+        return Unnest(self._child(plan), self._of.every(node["child"] for node in plan["expressions"]))
+
     def project(self, plan: Json) -> Node:
-        return Project(self._child(plan), self._of.every(plan["expressions"]))
+        child = self._child(plan)
+        self._of.table = plan["children"][0].get("table_index")
+        outputs = self._of.every(plan["expressions"])
+        self._of.table = None
+        return Project(child, outputs)
 
     def filter(self, plan: Json) -> Node:
         node = self._child(plan)
@@ -288,6 +307,7 @@ _ADAPTED: dict[str, Any] = {
     "LOGICAL_RECURSIVE_CTE": Adapter.recursive,
     "LOGICAL_DUMMY_SCAN": Adapter.dummy,
     "LOGICAL_EXPRESSION_GET": Adapter.expressions,
+    "LOGICAL_UNNEST": Adapter.unnest,
     "LOGICAL_EMPTY_RESULT": Adapter.empty,
 }
 
@@ -300,7 +320,8 @@ _JOIN = (
 )
 _MEMBERS = {
     "LOGICAL_GET": f"{_RUNS} column_indexes extra_info function_data has_serialize names positional_arguments qname "
-    "returned_types source_ordinality table_filters_by_projection",
+    "returned_types source_ordinality table_filters_by_projection arguments parameters input_table_types "
+    "input_table_names projected_input ordinality_idx",
     "LOGICAL_PROJECTION": f"{_RUNS} expressions",
     "LOGICAL_FILTER": f"{_RUNS} expressions projection_map",
     "LOGICAL_CROSS_PRODUCT": _RUNS,
@@ -320,6 +341,7 @@ _MEMBERS = {
     "LOGICAL_RECURSIVE_CTE": f"{_RUNS} ctename internal_types union_all key_targets payload_aggregates",
     "LOGICAL_DUMMY_SCAN": _RUNS,
     "LOGICAL_EXPRESSION_GET": f"{_RUNS} expr_types expressions",
+    "LOGICAL_UNNEST": f"{_RUNS} expressions unnest_index",
     "LOGICAL_EMPTY_RESULT": f"{_RUNS} return_types bindings",
 }
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from persist.errors import InvalidUsage
 from persist.expression import Call, Lit, Place, Term, calls, sql_call, why_not_cast
 from persist.sql.algebra import Aggregation, Frame, Order, WindowCall
+from persist.sql.by_duckdb import Text, is_json, is_nested, name_of, shown_type
 from persist.sql.duck import place
 from persist.sql.types import constant, of_duckdb, to_arrow
 
@@ -87,7 +88,7 @@ _KNOWN = (
     "positional_arguments",  # How many of the children are; the others, which have names, are in a member of their own.
     # As start_expr and end_expr say, and the casts in the order.
     *("sql_range_start", "sql_range_end", "sql_range_start_boundary", "sql_range_end_boundary"),
-    *("sql_range_order_casts", "filters"),
+    *("sql_range_order_casts", "filters", "named_arguments", "binding", "depth"),
 )
 
 
@@ -103,10 +104,14 @@ class Expressions:
 
     Args:
         sql: its text, for messages.
+
+    Attributes:
+        table: what DuckDB numbers the relation below, of which an expression may name the columns so.
     """
 
     def __init__(self, sql: str) -> None:
         self.sql = sql
+        self.table: int | None = None
 
     def refuse(self, what: str, node: Json) -> NoReturn:
         """Raise InvalidUsage that says what is not supported, and where."""
@@ -141,6 +146,8 @@ class Expressions:
         match node.get("expression_class"):
             case "BOUND_REF":
                 return Place(node["index"])
+            case "BOUND_COLUMN_REF" if node["binding"]["table_index"] == self.table and not node.get("depth"):
+                return Place(node["binding"]["column_index"])
             case "BOUND_CONSTANT":
                 return self._constant(node)
             case "BOUND_CASE":
@@ -179,29 +186,43 @@ class Expressions:
         high = "less_equal" if node.get("upper_inclusive", True) else "less"
         return _between(low, high, *self.every([node[name] for name in ("input", "lower", "upper")]), at=self._at(node))
 
+    def _is_by_duckdb(self, node: Json) -> bool:
+        """Return whether DuckDB computes a call itself: what views have no function for, and what is of lists, structs
+        and maps, or casts JSON."""
+        kind, given = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
+        if kind == "OPERATOR_CAST":
+            both = (node["return_type"], node["arguments"][0])
+            if any(is_nested(one) or is_json(one) for one in both):
+                return True
+            one, other = (self.type_of(kind, node) for kind in both)
+            return other != "null" and why_not_cast(to_arrow(other), to_arrow(one)) is not None
+        if kind in COMPARISONS:
+            return kind not in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL") and any(map(is_nested, given))
+        return kind == "BOUND_FUNCTION" and (name_of(node) not in FUNCTIONS or any(map(is_nested, given)))
+
+    def _by_duckdb(self, node: Json) -> Term:
+        text = Text(self.one, self.refuse, self._is_by_duckdb)
+        kind = to_arrow(self.type_of(node["return_type"], node))
+        return sql_call("duckdb", kind, Lit(pa.scalar(text.of(node))), *text.columns, at=self._at(node))
+
+    def series(self, plan: Json) -> list[Term]:
+        """Return the lists of which a table function gives the elements, as columns that may be numbered."""
+        name, kinds = name_of(plan), plan["input_table_types"]
+        text = Text(self.one, self.refuse, self._is_by_duckdb)
+        given = plan.get("parameters") or []
+        if given:
+            shown = [text.constant(value) for value in given]
+        else:
+            shown = [f'CAST("${at + 1}" AS {shown_type(kind)})' for at, kind in enumerate(kinds)]
+        whole = shown[0] if name == "unnest" else f"{name}({', '.join(shown)})"
+        columns = text.columns if given else list(map(Place, range(len(kinds))))
+        element = self.type_of(plan["returned_types"][0], plan)
+        lists = sql_call("duckdb", pa.list_(to_arrow(element)), Lit(pa.scalar(whole)), *columns)
+        counted = f"range(1, len({whole}) + 1)"
+        return [lists, sql_call("duckdb", pa.list_(pa.int64()), Lit(pa.scalar(counted)), *columns)]
+
     def _call(self, node: Json) -> Term:
-        kind = self.type_of(node.get("return_type", {"id": "BOOLEAN"}), node)
-        arguments = self.every(node.get("children"))
-        type_, at = node["type"], self._at(node)
-        if type_ == "OPERATOR_CAST":
-            tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
-            given = self.type_of(node["arguments"][0], node)
-            if given == "null" and isinstance(arguments[0], Lit | Place):
-                return constant(kind, None)
-            why = None if given == "null" else why_not_cast(to_arrow(given), to_arrow(kind))
-            if why is not None:
-                self.refuse(f"values of {given} are not cast to {kind} in a view: {why}", node)
-            if kind == "hugeint" and given in ("float", "double"):  # Decimals, which these are here, round otherwise.
-                arguments = (sql_call("round_even", to_arrow(given), *arguments, at=at),)
-            [argument] = arguments
-            if isinstance(argument, Lit) and argument.value.type == to_arrow(kind):
-                return argument  # DuckDB 2.0.1 casts a text to the type that it has.
-            return sql_call("try_cast" if tries else "cast", to_arrow(kind), *arguments, at=at)
-        if type_ == "COMPARE_BETWEEN":
-            return _between("greater_equal", "less_equal", *arguments, at=at)
-        if type_ in COMPARISONS:
-            return sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
-        name = _name(node)
+        name = name_of(node)
         if name in _NOT_DEFINITE:
             self.refuse(
                 f"{name}() gives something else each time, and a view is the same whenever it is computed: keep the "
@@ -212,6 +233,26 @@ class Expressions:
             self.refuse(
                 "intervals are not compared, ordered or grouped in a view: add them to a moment, and compare that", node
             )
+        if self._is_by_duckdb(node):
+            return self._by_duckdb(node)
+        kind = self.type_of(node.get("return_type", {"id": "BOOLEAN"}), node)
+        arguments = self.every(node.get("children"))
+        type_, at = node["type"], self._at(node)
+        if type_ == "OPERATOR_CAST":
+            tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
+            given = self.type_of(node["arguments"][0], node)
+            if given == "null" and isinstance(arguments[0], Lit | Place):
+                return constant(kind, None)
+            if kind == "hugeint" and given in ("float", "double"):  # Decimals, which these are here, round otherwise.
+                arguments = (sql_call("round_even", to_arrow(given), *arguments, at=at),)
+            [argument] = arguments
+            if isinstance(argument, Lit) and argument.value.type == to_arrow(kind):
+                return argument  # DuckDB 2.0.1 casts a text to the type that it has.
+            return sql_call("try_cast" if tries else "cast", to_arrow(kind), *arguments, at=at)
+        if type_ == "COMPARE_BETWEEN":
+            return _between("greater_equal", "less_equal", *arguments, at=at)
+        if type_ in COMPARISONS:
+            return sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
         if type_ != "BOUND_FUNCTION" or name not in FUNCTIONS:
             self.refuse(f"function {name or type_}() is not supported in a view", node)
         if name.endswith("like_escape") and arguments[2:] != (constant("text", "\\"),):
@@ -227,7 +268,7 @@ class Expressions:
     def aggregation(self, node: Json) -> Aggregation:
         """Return one aggregate."""
         self.check(node)
-        name = _name(node)
+        name = name_of(node)
         if name not in AGGREGATES:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
         self._refuse_interval(node, name)
@@ -255,7 +296,9 @@ class Expressions:
         if function == "string_agg":
             return (arguments[0], Lit(pa.scalar(str(data.get("separator", ",")))))
         if len(arguments) > (2 if function.startswith(("arg_", "covar_", "corr", "regr_")) else 1):
-            self.refuse(f"{name}() of several rows at once is not supported in a view: use list(), and a part of it", node)
+            self.refuse(
+                f"{name}() of several rows at once is not supported in a view: use list(), and a part of it", node
+            )
         return arguments
 
     def _refuse_interval(self, node: Json, name: str) -> None:
@@ -270,7 +313,7 @@ class Expressions:
             self.refuse(f"window function {node['type']} is not supported in a view", node)
         arguments: tuple[Term, ...] = ()
         if function == "aggregate":
-            name = _name(node)
+            name = name_of(node)
             if name not in AGGREGATES:
                 self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
             function = AGGREGATES[name] if node.get("children") else "count_star"
@@ -331,8 +374,3 @@ def _between(low: str, high: str, value: Term, least: Term, greatest: Term, *, a
     return sql_call(
         "and", pa.bool_(), *(sql_call(how, pa.bool_(), value, bound, at=at) for how, bound in bounds), at=at
     )
-
-
-def _name(node: Json) -> str:
-    path = node.get("qname", {}).get("path") or [node.get("name", "")]
-    return str(path[-1]).lower()

@@ -162,6 +162,17 @@ class TopK(_Node, frozen=True, tag="top"):
     partition: tuple[Term, ...] = ()
 
 
+class Unnest(_Node, frozen=True, tag="unnest"):
+    """The rows, as often as the longest of some lists has elements, with a column for each list behind.
+
+    Each row has one element of each list, in their order, and NULL beyond the end of a list. A row without elements is
+    left out.
+    """
+
+    input: "Node"
+    lists: tuple[Term, ...]
+
+
 class SetOperation(_Node, frozen=True, tag="set"):
     """UNION, EXCEPT or INTERSECT ALL: multiplicities are added, subtracted down to 0, or the lesser one is taken."""
 
@@ -216,6 +227,7 @@ Node = (
     | TopK
     | SetOperation
     | Window
+    | Unnest
     | Let
     | Ref
     | Recursive

@@ -1,7 +1,8 @@
 """DuckDB as a front end: it parses a query and binds it to empty tables; what comes out is its plan as JSON.
 
-Its optimiser is off, because its plans over empty tables are wrong in places, and some cannot be written down. Nothing
-is ever computed by it. It is needed only where a view is created; the plan that is stored does not know it.
+Its optimiser is off, because its plans over empty tables are wrong in places, and some cannot be written down. It is
+needed where a view is created; the plan that is stored does not know it, but for the functions that it computes itself
+(`persist.sql.by_duckdb`).
 """
 
 import json
@@ -13,11 +14,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persist.errors import InvalidUsage
+from persist.expression import DUCKDB
 from persist.query import quoted
 from persist.sql.types import Unreadable, is_nested, of_name, to_duckdb
 
 Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
-SUPPORTED = (2, 0)  # The names of nodes in its plans change from one minor version to the next.
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,11 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
 
 def _kind(name: str, shown: str, kind: str) -> str:
     try:
-        return kind if is_nested(kind) else of_name(shown)
+        return kind if is_nested(kind) or shown == "JSON" else of_name(shown)
     except KeyError:
-        raise InvalidUsage(f"column {name!r} of the query is of type {shown}, which is not supported: cast it") from None
+        raise InvalidUsage(
+            f"column {name!r} of the query is of type {shown}, which is not supported: cast it"
+        ) from None
 
 
 _PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true)"
@@ -178,9 +181,9 @@ def loaded_duckdb() -> Any:
             "Views that exist are refreshed without it."
         ) from error
     version = tuple(int(number) for number in duckdb.__version__.split(".")[:2])
-    if version != SUPPORTED:
+    if version != DUCKDB:
         raise InvalidUsage(
-            f"queries are parsed by DuckDB {'.'.join(map(str, SUPPORTED))}, and {duckdb.__version__} is installed: "
+            f"queries are parsed by DuckDB {'.'.join(map(str, DUCKDB))}, and {duckdb.__version__} is installed: "
             "pip install 'duckdb>=2.0,<2.1'. Views that exist are refreshed with any version, or none."
         )
     return duckdb

@@ -24,6 +24,7 @@ from persist.sql.algebra import (
     SetOperation,
     Temporal,
     TopK,
+    Unnest,
     Values,
     Window,
     WindowCall,
@@ -86,6 +87,10 @@ class Lowering:
                 return self._set_operation(node)
             case Window(input_, calls):
                 return _windowed(self.stream(input_), calls)
+            case Unnest(input_, lists):
+                stream = self.stream(input_)
+                width = len(stream.columns)
+                return stream.unnest(**{column(width + at): lowered(each) for at, each in enumerate(lists)})
             case Let(number, value, body):
                 self._known[number] = self.stream(value)
                 return self.stream(body)

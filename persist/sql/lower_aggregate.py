@@ -1,9 +1,9 @@
 """GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a group of nothing.
 
-Aggregates that are sums cost what a change touches; minima and maxima cost their group. What needs the records of a
-group in an order is a fold of them (`FOLDED`). An aggregate over distinct values is one over a distinct collection.
-These are joined to the others by the key, where NULL equals NULL. A query without keys has one row even of nothing: a
-row of NULLs, which counts for nothing, keeps its group there.
+Aggregates that are sums cost what a change touches; minima and maxima cost their group. What picks one record of its
+group by an order is the first of it (`PICKED`), and what needs all of them is a fold (`FOLDED`). An aggregate over
+distinct values is one over a distinct collection. These are joined to the others by the key, where NULL equals NULL. A
+query without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group there.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     kinds = {name: type_of(key, stream.schema, "map") for name, key in keys.items()}
     values: dict[str, Any] = {}
     for at, aggregation in enumerate(node.aggregates):
-        if is_folded(aggregation):
-            values |= _folded_columns(aggregation, at)
+        if is_folded(aggregation) or is_picked(aggregation):
+            values |= _columns_of(aggregation, at)
         else:
             values[f"v{at}"] = _value(aggregation, stream)
     rows = stream.map(**keys, **values, there=True)
@@ -45,14 +45,18 @@ def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     return union
 
 
+def is_picked(aggregation: Aggregation) -> bool:
+    """Return whether an aggregate is the value of one record of its group, which an order says."""
+    return aggregation.function in ("arg_min", "arg_max") or bool(aggregation.order and aggregation.function in PICKED)
+
+
 def is_folded(aggregation: Aggregation) -> bool:
-    """Return whether an aggregate takes the records of a group in an order, or all at once."""
-    function, order = aggregation.function, aggregation.order
-    return function in FOLDED or (bool(order) and function in _OF_ORDER)
+    """Return whether an aggregate takes the records of a group all at once."""
+    return aggregation.function in FOLDED
 
 
-def _folded_columns(aggregation: Aggregation, at: int) -> dict[str, Any]:
-    """Return the columns that a fold needs: its arguments, what it is in the order of, and the condition of FILTER."""
+def _columns_of(aggregation: Aggregation, at: int) -> dict[str, Any]:
+    """Return the columns of an aggregate: its arguments, what it is in the order of, and the condition of FILTER."""
     arguments, _ = split(aggregation.function, aggregation.arguments)
     columns: dict[str, Any] = {f"v{at}_{number}": lowered(argument) for number, argument in enumerate(arguments)}
     columns |= {f"o{at}_{number}": lowered(key.by) for number, key in enumerate(aggregation.order)}
@@ -74,7 +78,9 @@ def _constant(term: Term) -> Any:
     """Return the value of a constant; a decimal as a pair of whole numbers, whose quotient it is."""
     assert isinstance(term, Lit)
     value = term.value.as_py()
-    return (int(value.scaleb(term.value.type.scale)), 10**term.value.type.scale) if isinstance(value, Decimal) else value
+    return (
+        (int(value.scaleb(term.value.type.scale)), 10**term.value.type.scale) if isinstance(value, Decimal) else value
+    )
 
 
 def fold_of(
@@ -143,29 +149,57 @@ def _nothing(rows: Stream, program: Program) -> Stream:
 
 
 def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
-    apart = {
-        f"v{at}": aggregation
-        for at, aggregation in enumerate(node.aggregates)
-        if _is_distinct(aggregation)
-    }
-    folded = {f"v{at}": aggregation for at, aggregation in enumerate(node.aggregates) if is_folded(aggregation)}
-    plain = {
-        f"v{at}": aggregation
-        for at, aggregation in enumerate(node.aggregates)
-        if f"v{at}" not in apart and f"v{at}" not in folded
-    }
-    is_global = not keys
-    parts = [_aggregated(plain, rows, keys, is_global=is_global)] if plain else []
+    plain, folded, apart = dict[str, Aggregation](), dict[str, Aggregation](), list[Stream]()
+    for at, aggregation in enumerate(node.aggregates):
+        name = f"v{at}"
+        if is_picked(aggregation):
+            apart.append(_picked(name, aggregation, rows, keys))
+        elif is_folded(aggregation):
+            folded[name] = aggregation
+        elif _is_distinct(aggregation):
+            # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
+            apart.append(_aggregated({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True))
+        else:
+            plain[name] = aggregation
+    parts = [_aggregated(plain, rows, keys, is_global=not keys)] if plain else []
     parts += [_folded(folded, rows, keys)] if folded else []
-    for name, aggregation in apart.items():
-        # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
-        parts.append(_aggregated({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True))
+    parts += apart
     if not parts:
         return rows.project(*keys).distinct()
     groups, *others = parts
     for part in others:
         groups = groups.join(part, keys, null_equals=True) if keys else groups.cross(part)
     return groups
+
+
+def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
+    """Return of each key the value of the first record in an order; of several such, the least value."""
+    number, function = name[1:], aggregation.function
+    value, order = f"v{number}_0", [(f"o{number}_{at}", key) for at, key in enumerate(aggregation.order)]
+    down = [key.descending != (function == "last") for _, key in order]
+    nulls = [by for by, key in order if key.nulls_first != (function == "last")]
+    by, needed = [column for column, _ in order], list[str]()
+    if function in ("arg_min", "arg_max"):
+        by, down, nulls, needed = [f"v{number}_1"], [function == "arg_max"], [], [f"v{number}_1"]
+    elif function == "any":
+        needed = [value]
+    # Records that do not count come last, and have no value: so a group of which none counts is not lost.
+    conditions: list[Term] = [sql_call("is_null", pa.bool_(), Col(column)) for column in needed]
+    if aggregation.where is not None or not keys:
+        holds = Col("there" if aggregation.where is None else f"w{number}")
+        conditions.append(sql_call("distinct_from", pa.bool_(), holds, Lit(pa.scalar(True))))
+    if function in ("arg_min", "arg_max"):
+        conditions.append(sql_call("is_null", pa.bool_(), Col(value)))
+    columns: dict[str, Any] = {key: Col(key) for key in keys} | {column: Col(column) for column in by}
+    kind = rows.schema.field(value).type
+    if conditions:
+        is_out = conditions[0] if len(conditions) == 1 else sql_call("or", pa.bool_(), *conditions)
+        columns |= {"is_out": is_out, name: sql_call("case", kind, is_out, null_of(kind), Col(value))}
+        by, down = ["is_out", *by], [False, *down]
+    else:
+        columns |= {name: Col(value)}
+    first = rows.map(**columns).group_by(*keys)
+    return first.top_k(1, by, descending=down, nulls_first=nulls).distinct().project(*keys, name)
 
 
 def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
@@ -219,11 +253,14 @@ def _is_distinct(aggregation: Aggregation) -> bool:
 
 
 FOLDED = frozenset(
-    "arg_min arg_max bit_and bit_or bit_xor mode list string_agg histogram quantile mad stddev_samp stddev_pop var_samp "
-    "var_pop sem skewness kurtosis kurtosis_pop covar_pop covar_samp corr regr_avgx regr_avgy regr_count "
-    "regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy".split()
+    (
+        *("bit_and", "bit_or", "bit_xor", "mode", "list", "string_agg", "histogram", "quantile", "mad"),
+        *("stddev_samp", "stddev_pop", "var_samp", "var_pop", "sem", "skewness", "kurtosis", "kurtosis_pop"),
+        *("covar_pop", "covar_samp", "corr", "regr_avgx", "regr_avgy", "regr_count", "regr_intercept", "regr_r2"),
+        *("regr_slope", "regr_sxx", "regr_sxy", "regr_syy"),
+    )
 )
-_OF_ORDER = ("first", "last", "any")  # Without an ORDER BY, these are the least or the greatest value.
+PICKED = ("first", "last", "any")  # Without an ORDER BY, these are the least or the greatest value.
 
 
 def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> Summary:
@@ -238,5 +275,6 @@ def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: 
 _SUMMARIES = {
     **dict.fromkeys(("count_star", "count"), "count"),
     **dict.fromkeys(("max", "bool_or", "last"), "max"),
-    **{"sum": "sum", "avg": "mean"},
+    "sum": "sum",
+    "avg": "mean",
 }

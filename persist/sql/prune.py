@@ -17,6 +17,7 @@ from persist.sql.algebra import (
     SetOperation,
     Temporal,
     TopK,
+    Unnest,
     Values,
     Window,
     children,
@@ -24,7 +25,7 @@ from persist.sql.algebra import (
     terms_of,
     with_terms,
 )
-from persist.sql.types import kind_in, kind_of
+from persist.sql.types import kind_in, kind_of, to_arrow
 
 
 def width_of(node: Node) -> int:
@@ -52,6 +53,10 @@ def types_of(node: Node) -> tuple[str, ...]:
             return types_of(left)
         case Window(input_, calls):
             return (*types_of(input_), *(call.type for call in calls))
+        case Unnest(input_, lists):
+            given = types_of(input_)
+            elements = (to_arrow(kind).value_type for kind in types_in(lists, given))
+            return (*given, *map(kind_of, elements))
         case Let(_, _, body):
             return types_of(body)
     raise AssertionError(node)

@@ -121,19 +121,14 @@ def of_arrow(kind: pa.DataType) -> str | None:
     nested = _nested_of(kind, of_arrow)
     if nested is not None:
         return nested
-    same = next((name for name in ("text", "blob") if is_read_as(kind, _SIMPLE[name])), None)
-    if same is not None:
-        return same
-    if pat.is_timestamp(kind) and kind.tz not in (None, "UTC"):
-        return None
     return next(
-        (name for name, arrow_type in _SIMPLE.items() if arrow_type == kind and name not in ("interval", "null")), None
+        (name for name in _SIMPLE if name not in ("interval", "null") and is_read_as(kind, _SIMPLE[name])), None
     )
 
 
 def _nested_of(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> str | None:
     """Return the type of an Arrow type that is nested; None if it is not, or if one of its parts has none."""
-    if pat.is_list(kind):
+    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
         form, fields = "list", [("", kind.value_type)]
     elif pat.is_map(kind):
         form, fields = "map", [("", kind.key_type), ("", kind.item_type)]
@@ -270,7 +265,9 @@ def of_duckdb(kind: dict[str, Any]) -> str:
     if name == "LIST":
         return _nested("list", [("", of_duckdb(info["child_type"]))])
     if name == "MAP":
-        return _nested("map", [("", of_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]])
+        return _nested(
+            "map", [("", of_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]]
+        )
     if name == "STRUCT":
         return _nested("struct", [(part["first"], of_duckdb(part["second"])) for part in info["child_types"]])
     known = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32"}

@@ -66,6 +66,7 @@ class Grammar:
             "ts": ["TIMESTAMP '2020-01-15 12:00:00'"],
             "p": ["true", "false", "NULL::BOOLEAN"],
             "x": ["2::HUGEINT", "NULL::HUGEINT"],
+            "l": ["[1, 2]", "NULL::INTEGER[]"],
         }
         return self.random.choice(values[kind])
 
@@ -257,6 +258,17 @@ class Grammar:
         options += [(f"count(DISTINCT {of})", "n")]
         if kind in ("n", "m"):
             options += [(f"sum({of})", "x"), (f"avg({of})", "f"), (f"sum(DISTINCT {of})", "x")] * 2
+        options += [(f"quantile_disc({of}, {self.random.choice(['0.1', '0.5', '1'])})", kind)]
+        options += [(f"{self.random.choice(['first', 'last', 'any_value'])}({of} ORDER BY {of} DESC)", kind)]
+        if kind == "n":
+            options += [
+                (f"median({of})", "f"),
+                (f"mad({of})", "f"),
+                (f"{self.random.choice(['bit_or', 'bit_and'])}({of})", "n"),
+            ]
+            options += [(f"round(stddev_pop({of}), 5)", "f"), (f"list({of} ORDER BY {of})", "l")]
+        if kind == "s":
+            options += [(f"string_agg({self.random.choice(['', 'DISTINCT '])}{of}, '|' ORDER BY {of})", "s")]
         text, result = self.random.choice(options)
         if self.random.random() < 0.2:
             text += f" FILTER (WHERE {self.condition(scope, 1)})"
@@ -288,6 +300,7 @@ class Grammar:
         partition = self.random.sample([name for name, _ in source.columns], self.random.choice([0, 1, 1]))
         by = f"PARTITION BY {', '.join(partition)} " if partition else ""
         value = self.pick(source.columns, "n")
+        exclude = self.random.choice(["NO OTHERS", "CURRENT ROW", "TIES", "GROUP"])
         functions = [
             f"row_number() OVER ({by}ORDER BY {every})",
             f"rank() OVER ({by}ORDER BY {value})",
@@ -300,6 +313,11 @@ class Grammar:
             f"first_value({value}) OVER ({by}ORDER BY {every})",
             f"count({value}) OVER ({by}ORDER BY {value})",
             f"CAST(sum({value}) OVER ({by}ORDER BY {value}) AS INTEGER)",
+            f"count(*) OVER ({by}ORDER BY {value} RANGE BETWEEN 1 PRECEDING AND 1 FOLLOWING EXCLUDE {exclude})",
+            f"count(DISTINCT {value}) OVER ({by}ORDER BY {value} GROUPS BETWEEN 1 PRECEDING AND CURRENT ROW)",
+            f"last_value({value} IGNORE NULLS) OVER ({by}ORDER BY {every})",
+            f"lag({value} IGNORE NULLS) OVER ({by}ORDER BY {every})",
+            f"quantile_disc({value}, 0.5) FILTER (WHERE {value} > 0) OVER ({by}ORDER BY {value})",
         ]
         name, other = self.name(), self.name()
         shown = f"{self.pick(source.columns, 'n')} AS {other}, {self.random.choice(functions)} AS {name}"

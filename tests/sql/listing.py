@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 
 from persist.sql.adapt_expression import AGGREGATES, FUNCTIONS, WINDOWS
+from persist.sql.by_duckdb import is_definite
 
 PAGE = Path(__file__).parents[2] / "docs" / "views.md"
 HEAD = "## Functions\n"
@@ -19,6 +20,7 @@ def listed() -> str:
     """Return the section: which functions of this DuckDB views have, and which they refuse."""
     scalars, aggregates = _names("scalar"), _names("aggregate")
     words = {name for name in FUNCTIONS if name.isidentifier()}
+    by_duckdb = {name for name in scalars - words if is_definite(name)}
     return (
         "\n".join(
             [
@@ -27,10 +29,11 @@ def listed() -> str:
                 "Operators, casts, `CASE`, `LIKE` and the like are above.",
                 "",
                 *_paragraph("**Supported**", words),
+                *_paragraph("**Computed by DuckDB**", by_duckdb),
                 *_paragraph("**Supported aggregates**", set(AGGREGATES) - {"count_star", "sum_no_overflow"}),
                 *_paragraph("**Supported only over windows**", set(WINDOWS.values()) - {"aggregate"}),
                 *_paragraph("**Refused aggregates**", aggregates - set(AGGREGATES)),
-                *_paragraph("**Refused**", scalars - set(FUNCTIONS)),
+                *_paragraph("**Refused**", scalars - words - by_duckdb),
             ]
         ).rstrip("\n")
         + "\n"

@@ -1,8 +1,8 @@
 """Folds: what an aggregate makes of the rows of frames, in an order. Groups and window frames are both frames.
 
-A fold sees many frames at once. All arrays belong together by position, and are sorted by frame; within a frame rows are
-in the order that the call asks for, and where that leaves something open, in the order of what is aggregated. So what a
-fold gives depends on the contents of its frame alone, and is an answer that SQL allows.
+A fold sees many frames at once. All arrays belong together by position, and are sorted by frame. Within a frame rows
+are in the order that the call asks for, and where that leaves something open, in the order of what is aggregated. So
+what a fold gives depends on the contents of its frame alone, and is an answer that SQL allows.
 
 `GROUP BY` has one frame for each group (`folds`), and windows one for each row (`operators.windows`). Either way a row
 in a frame is one place in arrays: nothing is done row by row in Python.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.antichain import coordinates
 from persist.blob import InvalidUsage
@@ -27,6 +28,7 @@ from persist.dataflow.plan.stages import (
     Negate,
     Stage,
     TemporalFilter,
+    Unnest,
     moved_column,
 )
 from persist.dataflow.updates.batch import negated, products
@@ -217,6 +219,8 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
             counts = _integers(by, frame, operator)
             exploded = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
             return exploded.where(exploded.diffs != 0)
+        case Unnest(lists):
+            return _unnested(lists, frame, operator)
         case TemporalFilter():
             return _within(stage, frame, operator)
         case Delay():
@@ -275,6 +279,25 @@ def _true(condition: Term, frame: Frame, operator: str) -> Flags:
 
 def _integers(expression: Term, frame: Frame, operator: str) -> Ints:
     return _computed(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
+
+
+def _unnested(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> Frame:
+    arrays = {name: _evaluated(term, frame, operator) for name, term in lists}
+    sizes = {
+        name: pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        for name, array in arrays.items()
+    }
+    counts = np.maximum.reduce(list(sizes.values()))
+    rows = np.arange(len(frame)).repeat(counts)
+    at = np.arange(len(rows)) - (counts.cumsum() - counts).repeat(counts)  # The number of the element.
+    made = frame.take(rows)
+    columns = dict(made.columns)
+    for name, array in arrays.items():
+        places = array.offsets.to_numpy()[:-1].astype(np.int64).take(rows) + at
+        is_beyond = at >= sizes[name].take(rows)
+        elements = array.values.take(pa.array(places, mask=is_beyond if is_beyond.any() else None))
+        columns[name] = Column(frame.domain, elements.type, None, elements)
+    return made.changed(columns)
 
 
 def _bound(bound: Term, frame: Frame, operator: str) -> Ints:

@@ -111,8 +111,7 @@ class Sums:
 
     def central(self, product: str) -> Fraction:
         """Return the sum of the products of two deviations from the mean."""
-        one, other = product
-        return self.of(product) - self.of(one) * self.of(other) / self.count
+        return self.of(product) - self.of(product[0]) * self.of(product[1]) / self.count
 
     def power(self, exponent: int) -> Fraction:
         """Return the mean of the third or fourth powers of the deviations from the mean."""
@@ -245,13 +244,9 @@ def statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) ->
     is_finite = np.logical_and.reduce([np.isfinite(value) for value in values])
     has_other = np.zeros(count, np.bool_)
     has_other[owners[~is_finite]] = True
-    columns: dict[str, Any] = {
-        letter: value[is_finite] for letter, value in zip("xy", values, strict=False)
-    }
+    columns: dict[str, Any] = {letter: value[is_finite] for letter, value in zip("xy", values, strict=False)}
     finite = owners[is_finite]
-    sums = {
-        product: summed_products(finite, [columns[letter] for letter in product], count) for product in products
-    }
+    sums = {product: summed_products(finite, [columns[letter] for letter in product], count) for product in products}
     counts = np.bincount(owners, minlength=count).tolist()
     made: list[float | None] = []
     for at, (rows, other) in enumerate(zip(counts, has_other.tolist(), strict=True)):

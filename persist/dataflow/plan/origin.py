@@ -26,7 +26,7 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 from persist.codecs import TIME
 from persist.dataflow.plan.plan import ROOT, Join, Linear, Node, Persist, Plan, Reduce, Source, Variable, edges_into
-from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter
+from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter, Unnest
 from persist.expression import Term, columns_of
 
 PROPERTY = "persist.dataflow"  # Of the collection that an output is.
@@ -152,7 +152,7 @@ def _stages(plan: Plan) -> list[Stage]:
 
 def _expressions(stage: Stage) -> list[Term]:
     match stage:
-        case Map(outputs):
+        case Map(outputs) | Unnest(outputs):
             return [term for _, term in outputs]
         case Filter(condition):
             return [condition]

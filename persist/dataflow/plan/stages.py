@@ -137,6 +137,28 @@ class Explode:
 
 
 @dataclass(frozen=True, slots=True)
+class Unnest:
+    """Each record as often as the longest of some lists has elements, with a column for the elements of each list.
+
+    They are in the order of the lists, with NULL beyond the end of one; a record without elements is left out.
+    """
+
+    lists: tuple[tuple[str, Term], ...]
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        fields = list(without_time(given))
+        for name, term in self.lists:
+            kind = type_of(term, given, operator)
+            if not (pat.is_list(kind) or pat.is_large_list(kind)):
+                raise SchemaMismatch(f"{operator}: {term} is of type {kind}, and not a list")
+            fields.append(pa.field(name, kind.value_type))
+        return pa.schema(fields)
+
+    def __str__(self) -> str:
+        return f"unnest({', '.join(_assigned(name, term) for name, term in self.lists)})"
+
+
+@dataclass(frozen=True, slots=True)
 class TemporalFilter:
     """Let each record be there at times of `[lower, upper)` only, in one dimension; never if a bound is NULL.
 
@@ -190,7 +212,17 @@ class Delay:
 
 
 Stage = (
-    Map | Filter | FilterFunction | MapFunction | BatchFunction | FlatMap | Negate | Explode | TemporalFilter | Delay
+    Map
+    | Filter
+    | FilterFunction
+    | MapFunction
+    | BatchFunction
+    | FlatMap
+    | Negate
+    | Explode
+    | Unnest
+    | TemporalFilter
+    | Delay
 )
 
 
@@ -273,7 +305,7 @@ class _Itself:
 
 def ident(stage: Stage) -> Hashable:
     """Return what is equal for two stages that do the same, as far as can be told: functions are told apart."""
-    if isinstance(stage, Map | Filter | Negate | Explode | Delay):
+    if isinstance(stage, Map | Filter | Negate | Explode | Unnest | Delay):
         with suppress(TypeError):  # A constant of an option may be one that has no hash.
             hash(stage)
             return stage

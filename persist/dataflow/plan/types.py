@@ -16,10 +16,25 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 def is_read_as(stored: pa.DataType | None, asked: pa.DataType) -> bool:
     """Return whether a program may take a column of a collection for another type, which holds the same values."""
+    if stored is None or stored == asked:
+        return stored is not None
     if pat.is_string(asked):
-        return stored is not None and pat.is_large_string(stored)
-    is_bytes = stored is not None and (pat.is_large_binary(stored) or pat.is_fixed_size_binary(stored))
-    return bool(pat.is_binary(asked) and is_bytes)
+        return bool(pat.is_large_string(stored))
+    if pat.is_binary(asked):
+        return bool(pat.is_large_binary(stored) or pat.is_fixed_size_binary(stored))
+    if pat.is_list(asked):
+        is_list = pat.is_list(stored) or pat.is_large_list(stored) or pat.is_fixed_size_list(stored)
+        return is_list and is_read_as(stored.value_type, asked.value_type)
+    if pat.is_timestamp(asked) and asked.tz is not None:
+        return bool(pat.is_timestamp(stored) and stored.tz is not None and stored.unit in _COARSER[asked.unit])
+    if pat.is_float32(asked):
+        return bool(pat.is_float16(stored))
+    if pat.is_date32(asked):
+        return bool(pat.is_date64(stored))
+    return bool(pat.is_time64(asked) and pat.is_time32(stored))
+
+
+_COARSER = {"s": ("s",), "ms": ("s", "ms"), "us": ("s", "ms", "us"), "ns": ("s", "ms", "us", "ns")}
 
 
 def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from persist.blob import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
 from persist.dataflow.operators.arrange import Arrangement
-from persist.dataflow.operators.join import JoinOperator, JoinPaths
 from persist.dataflow.operators.folds import folds
+from persist.dataflow.operators.join import JoinOperator, JoinPaths
 from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
 from persist.dataflow.operators.linear import Shape, compiled, traced
 from persist.dataflow.operators.logic import (
@@ -56,6 +56,7 @@ from persist.dataflow.plan.plan import (
     Constant,
     Distinct,
     Enter,
+    Folded,
     Input,
     Inspect,
     Join,
@@ -74,7 +75,6 @@ from persist.dataflow.plan.plan import (
     Upper,
     UserReduce,
     Variable,
-    Folded,
     Windowed,
 )
 from persist.dataflow.plan.stages import Map, ident, move_times, through

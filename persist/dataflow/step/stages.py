@@ -33,7 +33,7 @@ from persist.dataflow.plan.plan import (
     Source,
     edges_into,
 )
-from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Negate, TemporalFilter
+from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Negate, TemporalFilter, Unnest
 from persist.dataflow.plan.stages import Stage as LinearStage
 from persist.dataflow.step.standing import Doubts
 from persist.errors import InvalidUsage
@@ -243,7 +243,7 @@ class _Cutting:
 def _through(keys: Keys | None, stages: Sequence[LinearStage]) -> Keys | None:
     """Return by which columns a stream is shared out after some linear stages; None if that is lost."""
     for stage in stages:
-        if keys is None or isinstance(stage, Filter | Negate | Explode | Delay):
+        if keys is None or isinstance(stage, Filter | Negate | Explode | Unnest | Delay):
             continue
         if not isinstance(stage, Map):
             return None

@@ -35,7 +35,7 @@ import pyarrow.types as pat
 
 from persist.codecs import boolean_array, row_hashes
 from persist.dataflow.plan.plan import Arrange, Concat, Consolidate, Join, Linear, Node, Persist, Reduce
-from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate
+from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate, Unnest
 from persist.dataflow.plan.stages import Stage as LinearStage
 from persist.dataflow.step.stages import Keys, StagePlan
 from persist.dataflow.step.standing import OnlyNew
@@ -331,6 +331,8 @@ def _before(stages: Sequence[LinearStage], need: Need) -> Need:
         if need is None or not need:
             return need
         if isinstance(stage, Filter | FilterFunction | Negate | Explode):
+            continue
+        if isinstance(stage, Unnest) and not any({*term.columns} & {*dict(stage.lists)} for term in need):
             continue
         if not isinstance(stage, Map):
             return None

@@ -1,0 +1,201 @@
+"""Expressions of DuckDB's plans that DuckDB computes itself, as text: see `persist.expression.sql_duckdb`.
+
+Only functions that depend on their arguments alone are written so (`is_definite`). Constants and calls that DuckDB
+computes stand in the text, with their types; everything else is a column of it, which is computed as always.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from persist.expression import Term
+from persist.query import quoted
+from persist.sql.types import of_duckdb, to_duckdb
+
+Json = dict[str, Any]
+
+# What depends on the connection, on DuckDB's version, or on types that columns cannot have.
+_NOT_DEFINITE = frozenset(
+    (
+        *("age", "alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key", "row"),
+        *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql", "normalized_interval", "stats"),
+        *("parse_duckdb_log_message", "to_aggregate_state", "vector_type", "version", "write_log", "getvariable"),
+        *("now", "today", "transaction_timestamp", "get_current_timestamp", "get_current_time", "current_date"),
+    )
+)
+_OF_OTHER_TYPES = ("collate_", "icu_collate_", "__", "enum_", "st_", "union_", "uuid_extract", "variant_")
+_AGGREGATED = ("list_aggr", "list_aggregate", "array_aggr", "array_aggregate", "aggregate")
+_AS_TEXT = ("VARCHAR", "STRING_LITERAL", "BOOLEAN", "DOUBLE", "FLOAT", "INTEGER", "INTEGER_LITERAL")
+_SIGNS = {
+    "COMPARE_EQUAL": "=", "COMPARE_NOTEQUAL": "<>", "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<=",
+    "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=", "COMPARE_DISTINCT_FROM": "IS DISTINCT FROM",
+    "COMPARE_NOT_DISTINCT_FROM": "IS NOT DISTINCT FROM", "CONJUNCTION_AND": "AND", "CONJUNCTION_OR": "OR",
+}  # fmt: skip
+
+
+def name_of(node: Json) -> str:
+    """Return what a function of a plan is called."""
+    path = node.get("qname", {}).get("path") or [node.get("name", "")]
+    return str(path[-1]).lower()
+
+
+@cache
+def _definite_functions() -> frozenset[str]:
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        rows = connection.execute(
+            "SELECT lower(function_name), bool_or(stability = 'VOLATILE') FROM duckdb_functions() "
+            "WHERE function_type = 'scalar' GROUP BY 1 HAVING NOT bool_and(stability = 'CONSISTENT_WITHIN_QUERY')"
+        ).fetchall()
+    names = {name for name, is_volatile in rows if not is_volatile and not name.startswith(_OF_OTHER_TYPES)}
+    return frozenset(names - _NOT_DEFINITE)
+
+
+def is_definite(name: str) -> bool:
+    """Return whether DuckDB has a function of a name whose value depends on its arguments alone."""
+    return name in _definite_functions()
+
+
+def is_nested(kind: Json) -> bool:
+    """Return whether a type of a plan is one of lists, structs or maps."""
+    return kind.get("id") in ("LIST", "STRUCT", "MAP")
+
+
+def is_json(kind: Json) -> bool:
+    """Return whether a type of a plan is JSON, which is a text that has another meaning in casts."""
+    return bool((kind.get("type_info") or {}).get("alias") == "JSON")
+
+
+def shown_type(kind: Json) -> str:
+    """Return what DuckDB calls a type of a plan.
+
+    Raises:
+        InvalidUsage: queries here cannot have such values.
+    """
+    return "JSON" if is_json(kind) else to_duckdb(of_duckdb(kind))
+
+
+class Text:
+    """One expression as text, and the terms that are its columns.
+
+    Args:
+        term: makes a term of a node; refuse: raises for one; is_own: tells whether DuckDB computes one.
+    """
+
+    def __init__(
+        self, term: Callable[[Json], Term], refuse: Callable[[str, Json], Any], is_own: Callable[[Json], bool]
+    ) -> None:
+        self.columns: list[Term] = []
+        self._term = term
+        self._refuse = refuse
+        self._is_own = is_own
+        self._names: list[list[str]] = []  # Of the columns of the lambdas around.
+
+    def of(self, node: Json) -> str:
+        """Return the text of a node."""
+        match node.get("expression_class"):
+            case "BOUND_CONSTANT":
+                return self.constant(node["value"])
+            case "BOUND_REF" if self._names:
+                return self._names[-1][node["index"]]
+            case "BOUND_CASE" if self._names:
+                whens = (
+                    f"WHEN {self.of(one['when_expr'])} THEN {self.of(one['then_expr'])}" for one in node["case_checks"]
+                )
+                return f"(CASE {' '.join(whens)} ELSE {self.of(node['else_expr'])} END)"
+            case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" | "BOUND_COMPARISON" if (
+                self._names or self._is_own(node)
+            ):
+                return self._call(node)
+        if self._names:
+            self._refuse(f"{node.get('type')} inside of a lambda is not supported in a view", node)
+        return self._column(node)
+
+    def _column(self, node: Json) -> str:
+        term = self._term(node)
+        if term not in self.columns:
+            self.columns.append(term)
+        place = quoted(f"${self.columns.index(term) + 1}")
+        kind = node.get("return_type", {"id": "BOOLEAN"})
+        return f"CAST({place} AS {shown_type(kind)})" if is_json(kind) or kind["id"] == "HUGEINT" else place
+
+    def constant(self, value: Json) -> str:
+        """Return the text of a constant."""
+        kind = value["type"]
+        if value.get("is_null") or "value" not in value:
+            return "NULL" if kind.get("id") == "SQLNULL" else f"CAST(NULL AS {shown_type(kind)})"
+        literal = value["value"]
+        if kind["id"] == "LIST":
+            child = kind["type_info"]["child_type"]
+            shown = (self.constant({"type": child, **each}) for each in literal.get("children", ()))
+            return f"CAST([{', '.join(shown)}] AS {shown_type(kind)})"
+        if kind["id"] == "DECIMAL":
+            scale = kind["type_info"].get("scale", 0)
+            whole = (literal["upper"] << 64) + literal["lower"] if isinstance(literal, dict) else int(literal)
+            digits = str(abs(whole)).rjust(scale + 1, "0")
+            literal = "-" * (whole < 0) + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits)
+        elif kind["id"] == "HUGEINT":
+            literal = (literal["upper"] << 64) + literal["lower"]
+        elif not (kind["id"].endswith("INT") or kind["id"] in _AS_TEXT):
+            return self._column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
+        return f"CAST({_literal(str(literal))} AS {shown_type(kind)})"
+
+    def _call(self, node: Json) -> str:
+        kind, children = node["type"], node.get("children") or []
+        if kind == "OPERATOR_CAST":
+            tries = node.get("function_data", {}).get("try_cast")
+            given = node["arguments"][0]
+            value = self.of(children[0])
+            value = f"CAST({value} AS JSON)" if is_json(given) and not value.startswith("CAST") else value
+            return f"{'TRY_CAST' if tries else 'CAST'}({value} AS {shown_type(node['return_type'])})"
+        if kind in _SIGNS:
+            return f"({f' {_SIGNS[kind]} '.join(map(self.of, children))})"
+        if kind in ("COMPARE_IN", "COMPARE_NOT_IN"):
+            value, *others = map(self.of, children)
+            return f"({value} {'NOT ' * (kind == 'COMPARE_NOT_IN')}IN ({', '.join(others)}))"
+        if kind == "COMPARE_BETWEEN":
+            value, low, high = map(self.of, children)
+            return f"({value} BETWEEN {low} AND {high})"
+        if kind in ("OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"):
+            [value] = map(self.of, children)
+            return f"(NOT {value})" if kind == "OPERATOR_NOT" else f"({value} {kind[9:].replace('_', ' ')})"
+        if kind in ("OPERATOR_COALESCE", "OPERATOR_NULLIF"):
+            return f"{kind[9:]}({', '.join(map(self.of, children))})"
+        name = name_of(node)
+        if kind != "BOUND_FUNCTION" or not is_definite(name):
+            self._refuse(f"function {name or kind}() is not supported in a view", node)
+        if name in _AGGREGATED and "approx" in str(children[1:]) + str(children[1:]).replace("reservoir", "approx"):
+            self._refuse(f"{name}() of what is approximate is not supported in a view", node)
+        return f"{quoted(name)}({', '.join(self._arguments(node, children))})"
+
+    def _arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
+        names, lambdas = node.get("named_arguments") or [], [at for at, each in enumerate(children) if _is_lambda(each)]
+        if lambdas:
+            more = int(bool((node.get("function_data") or {}).get("has_initial")))
+            return self._with_lambda(children, lambdas[0], more)
+        shown = [self.of(child) for child in children]
+        first = len(shown) - len(names)
+        return [*shown[:first], *(f"{quoted(name)} := {text}" for name, text in zip(names, shown[first:], strict=True))]
+
+    def _with_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
+        """Return arguments with a lambda, and as many more; what it takes from outside stands behind them."""
+        function = children[at]
+        count = function["parameter_count"]
+        others = [self.of(child) for child in children[at + 1 : at + 1 + more]]
+        outer = [self.of(child) for child in children[at + 1 + more :]]
+        shown = [self.of(child) for child in children[:at]]
+        own = [quoted(f"p{len(self._names)}_{number}") for number in range(count)]
+        # DuckDB numbers the parameters of a lambda from the last one on, and what it takes from outside behind them.
+        self._names.append([*reversed(own), *outer])
+        body = self.of(function["lambda_expr"])
+        self._names.pop()
+        return [*shown, f"lambda {', '.join(own)}: {body}", *others]
+
+
+def _is_lambda(node: Json) -> bool:
+    return bool(node.get("expression_class") == "BOUND_LAMBDA")
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,118 @@
+"""Functions that DuckDB computes itself: which they are, where DuckDB is needed, and columns that are nested."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.errors import InvalidUsage, OperatorFailed
+from persist.sql.by_duckdb import is_definite
+from tests.sql.two_ways import QUIET, steps_that_always_pay
+
+PLACE = pa.struct([("x", pa.int32()), ("name", pa.string())])
+COLUMNS = {
+    "tags": (pa.list_(pa.string()), ["a", None]),
+    "long": (pa.large_list(pa.int64()), [1, 2]),
+    "pair": (pa.list_(pa.float32(), 2), [1.0, 2.0]),
+    "place": (PLACE, {"x": 1, "name": "p"}),
+    "counts": (pa.map_(pa.string(), pa.int64()), [("k", 1)]),
+    "deep": (pa.list_(pa.struct([("l", pa.list_(pa.int8()))])), [{"l": [1]}, None]),
+    "half": (pa.float16(), 1.5),
+}
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open("memory://by-duckdb", settings=QUIET) as opened:
+        yield opened
+        for name in sorted(opened.collections(), key=lambda name: name == "t"):
+            opened.drop(name)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_of_a_nested_type_comes_and_goes(client: persist.Client, column: str) -> None:
+    kind, value = COLUMNS[column]
+    table = client.create_or_load("t", key={"id": pa.int64()}, value={"c": kind})
+    table.write([((1, value), 0, 1), ((2, None), 0, 1)], seal=1).result()
+    queries = ["SELECT id, c FROM t", "SELECT c, count(*) AS n FROM t GROUP BY c", "SELECT DISTINCT c FROM t"]
+    queries += ["SELECT list(c ORDER BY id) AS l FROM t", "SELECT id, c FROM t WHERE c IS NOT NULL ORDER BY c LIMIT 1"]
+    with steps_that_always_pay():
+        views = [client.create_view(f"v{at}", sql) for at, sql in enumerate(queries)]
+        for view in views:
+            view.refresh()
+        table.write([((1, value), 1, -1), ((3, value), 1, 1)], seal=2).result()
+        for view in views:
+            view.refresh()
+    contents = [view.snapshot().to_arrow().to_pylist() for view in views]
+    assert sorted((row["id"], row["c"]) for row in contents[0]) == [(2, None), (3, value)]
+    assert {repr(row["c"]): row["n"] for row in contents[1]} == {repr(value): 1, "None": 1}
+    assert sorted(repr(row["c"]) for row in contents[2]) == sorted([repr(value), "None"])
+    assert contents[3] == [{"l": [None, value]}]
+    assert contents[4] == [{"id": 3, "c": value}]
+
+
+def test_a_view_reads_fields_elements_and_values_of_nested_columns(client: persist.Client) -> None:
+    kinds = {"place": PLACE, "tags": pa.list_(pa.string()), "doc": pa.string()}
+    table = client.create_or_load("t", key={"id": pa.int64()}, value=kinds)
+    table.write([((1, ({"x": 1, "name": "p"}, ["a", "b"], '{"k": [7]}')), 0, 1)], seal=1).result()
+    sql = (
+        "SELECT id, place.name AS n, tags[2] AS t, len(tags) AS l, doc->'k'->>0 AS d, list_sort(tags, 'DESC') AS s"
+        " FROM t"
+    )
+    view = client.create_view("v", sql)
+    view.refresh()
+    assert view.snapshot().to_arrow().to_pylist() == [{"id": 1, "n": "p", "t": "b", "l": 2, "d": "7", "s": ["b", "a"]}]
+
+
+def test_a_row_on_which_duckdb_raises_stops_the_view_and_is_named(client: persist.Client) -> None:
+    table = client.create_or_load("t", key={"id": pa.int64()}, value={"s": pa.string()})
+    table.write([((1, "2020-01-01"), 0, 1)], seal=1).result()
+    view = client.create_view("v", "SELECT id, strptime(s, '%Y-%m-%d') AS d FROM t")
+    view.refresh()
+    table.write([((2, "no day"), 1, 1)], seal=2).result()
+    with pytest.raises(OperatorFailed, match="no day"):
+        view.refresh()
+    table.write([((2, "no day"), 2, -1)], seal=3).result()
+    view.refresh()
+    assert len(view.snapshot().to_arrow()) == 1
+
+
+@pytest.mark.parametrize("version", [None, "1.4.1"])
+def test_without_duckdb_a_view_of_its_functions_says_what_to_install(
+    client: persist.Client, version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = client.create_or_load("t", key={"id": pa.int64()}, value={"s": pa.string()})
+    table.write([((1, "a,b"), 0, 1)], seal=1).result()
+    split = client.create_view("split", "SELECT id, string_split(s, ',') AS l FROM t")
+    plain = client.create_view("plain", "SELECT id, upper(s) AS s FROM t")
+    for view in (split, plain):
+        view.close()
+    if version is None:
+        monkeypatch.setitem(sys.modules, "duckdb", None)
+    else:
+        monkeypatch.setattr(duckdb, "__version__", version)
+    with pytest.raises(InvalidUsage, match=r"pip install 'duckdb>=2.0,<2.1'"):
+        split.refresh()
+    plain.refresh()
+    assert len(plain.snapshot().to_arrow()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["random", "now", "hash", "version", "getvariable", "nextval", "uuid", "current_setting"]
+)
+def test_what_is_not_the_same_each_time_is_not_left_to_duckdb(name: str) -> None:
+    assert not is_definite(name)
+
+
+def test_a_text_of_a_query_cannot_leave_its_quotes(client: persist.Client) -> None:
+    table = client.create_or_load("t", key={"id": pa.int64()}, value={"s": pa.string()})
+    table.write([((1, "$1'),(\"x"), 0, 1)], seal=1).result()
+    quotes: list[Any] = ["'); SELECT 1 --", '"$1"', "$1", "''"]
+    shown = ", ".join("'" + text.replace("'", "''") + "'" for text in quotes)
+    view = client.create_view("v", f"SELECT id, list_value(s, {shown}) AS l FROM t")
+    view.refresh()
+    assert view.snapshot().to_arrow()["l"].to_pylist() == [["$1'),(\"x", *quotes]]
