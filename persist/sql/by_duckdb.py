@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from persist.expression import Term
+from persist.expression import Term, why_not_cast
 from persist.query import quoted
-from persist.sql.types import of_duckdb, to_duckdb
+from persist.sql.types import of_duckdb, to_arrow, to_duckdb
 
 Json = dict[str, Any]
 
@@ -65,6 +65,22 @@ def is_nested(kind: Json) -> bool:
 def is_json(kind: Json) -> bool:
     """Return whether a type of a plan is JSON, which is a text that has another meaning in casts."""
     return bool((kind.get("type_info") or {}).get("alias") == "JSON")
+
+
+def casts(given: Json, kind: Json) -> bool:
+    """Return whether DuckDB casts values of a type of a plan to another one, which it tells only when it has some."""
+    names = given.get("id"), kind.get("id")
+    if "VARCHAR" in names or "STRING_LITERAL" in names:
+        return True
+    if names[0] != names[1] or not is_nested(kind):
+        return why_not_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind))) is None
+    parts = [_parts_of(one) for one in (given, kind)]
+    return len(parts[0]) == len(parts[1]) and all(casts(one, other) for one, other in zip(*parts, strict=True))
+
+
+def _parts_of(kind: Json) -> list[Json]:
+    info = kind["type_info"]
+    return [info["child_type"]] if "child_type" in info else [part["second"] for part in info["child_types"]]
 
 
 def shown_type(kind: Json) -> str:
@@ -146,6 +162,9 @@ class Text:
         if kind == "OPERATOR_CAST":
             tries = node.get("function_data", {}).get("try_cast")
             given = node["arguments"][0]
+            if not casts(given, node["return_type"]):
+                shown = f"{shown_type(given)} are not cast to {shown_type(node['return_type'])}"
+                self._refuse(f"values of {shown} in a view: DuckDB has no such cast", node)
             value = self.of(children[0])
             value = f"CAST({value} AS JSON)" if is_json(given) and not value.startswith("CAST") else value
             return f"{'TRY_CAST' if tries else 'CAST'}({value} AS {shown_type(node['return_type'])})"

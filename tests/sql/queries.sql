@@ -270,3 +270,6 @@ SELECT unnest({'p': a, 'q': s}) FROM t;
 SELECT p.k, count(*) AS n FROM (SELECT unnest(map_keys(map([coalesce(s, 'n')], [a]))) AS k FROM t) p GROUP BY p.k;
 SELECT t.s, dd FROM t, generate_series(t.d::TIMESTAMP, t.d + INTERVAL 2 DAY, INTERVAL 1 DAY) g(dd);
 SELECT a, list_transform(list(b ORDER BY b), lambda x: CASE WHEN x > 2 THEN 'big' ELSE 'small' END) AS x FROM t GROUP BY a;
+SELECT CAST(to_days(a) AS VARCHAR) AS x, d + CAST(b || ' days' AS INTERVAL) AS y FROM t;
+SELECT CAST([a, b] AS VARCHAR[]) AS l, CAST([a] AS VARCHAR) AS t, CAST('[1, 2]' AS BIGINT[]) AS m, CAST({'x': a} AS STRUCT(x DOUBLE)) AS s FROM t;
+SELECT * FROM t UNPIVOT (v FOR n IN (a, b));
