@@ -201,7 +201,7 @@ def _summed(kind: str) -> Fold:
         wanted = Wanted(call.name, kind, of, call.result)
         at, slots, amounts = contributions(kind, rows.arguments[0], of, rows.domain)
         groups, slots, sums = slot_sums(rows.owners.take(at), slots, amounts, np.ones(len(at), np.int64))
-        return aggregate(wanted, groups, slots, sums, rows.count, rows.domain)
+        return aggregate(wanted, _count(call, rows), groups, slots, sums, rows.domain)
 
     return total
 
