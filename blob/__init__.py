@@ -4,7 +4,6 @@ Promises: `create` has exactly one winner, and a reader sees all of a value or n
 happened or nobody knows; only the log resolves the second.
 """
 
-from persist.blob.clock import Backoff, Clock, SystemClock
 from persist.blob.errors import (
     Conflict,
     CorruptBlob,
@@ -28,7 +27,16 @@ from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.lru import AdmittingCache, ByteBoundedLru
 from persist.blob.options import check_fields
-from persist.blob.protocol import LIST_PAGE_ENTRIES, Blob, BlobEntry, delete_all, get_at_most, is_remote, turn_at
+from persist.blob.protocol import (
+    LIST_PAGE_ENTRIES,
+    Blob,
+    BlobEntry,
+    MemoryBlob,
+    delete_all,
+    get_at_most,
+    is_remote,
+    turn_at,
+)
 from persist.blob.served import (
     SERVED_DELETE_KEYS,
     SERVED_PUT_BYTES_MAX,
@@ -44,9 +52,8 @@ from persist.blob.served import (
 )
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
-from persist.blob.stores.memory import MemoryBlob
 from persist.blob.stores.s3 import S3Blob, S3Options
-from persist.blob.threads import DaemonThreads, Pool
+from persist.blob.threads import Backoff, Clock, DaemonThreads, Pool, SystemClock
 from persist.blob.url import open_blob
 
 # What users import from here, to configure a store or to write one.

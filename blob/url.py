@@ -8,11 +8,10 @@ from urllib.parse import unquote, urlsplit
 
 from persist.blob.errors import InvalidUsage
 from persist.blob.options import read_options
-from persist.blob.protocol import Blob
+from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.served import ServedBlob
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob, known_protocols
-from persist.blob.stores.memory import MemoryBlob
 from persist.blob.stores.s3 import S3Blob
 
 _FOLDER_OPTIONS = {"fsync": bool, "file_mode": int | str, "folder_mode": int | str}

@@ -20,7 +20,6 @@ from typing import NamedTuple, TypeVar
 
 import xxhash
 
-from persist.blob.clock import Clock, SystemClock
 from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError
 from persist.blob.layers.cache_folder import FILE_SHARE_MAX, CacheFolder
 from persist.blob.lru import ByteBoundedLru
@@ -34,6 +33,7 @@ from persist.blob.protocol import (
     check_range,
     get_at_most,
 )
+from persist.blob.threads import Clock, SystemClock
 
 T = TypeVar("T")
 SMALL_BYTES = 16 << 20  # So much is read though less belongs there, so that the error can say what it is.

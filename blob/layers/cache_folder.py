@@ -38,8 +38,8 @@ from stat import S_ISREG
 
 import xxhash
 
-from persist.blob.clock import Clock
 from persist.blob.protocol import TEMPORARY_AGE_MAX_S
+from persist.blob.threads import Clock
 
 PAUSE_S = 10.0
 FILE_SHARE_MAX = 8  # A file may take an eighth of the room, or it would drive out too many others.

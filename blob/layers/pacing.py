@@ -19,11 +19,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from persist.blob.clock import Clock
 from persist.blob.errors import Unavailable
 from persist.blob.layers.metered import LatencyHistogram
 from persist.blob.protocol import Blob
-from persist.blob.threads import DaemonThreads
+from persist.blob.threads import Clock, DaemonThreads
 
 SHARE = 0.95  # Of recent reads are faster than the delay.
 HEDGES_SHARE_MAX = 0.1  # Of all reads, so that a store that becomes slow is not sent twice as much.

@@ -1,6 +1,6 @@
 """Repeats what a store failed to do, as long as that is safe and worth the time: the one place that retries.
 
-What is repeated, with full jitter (`persist.blob.clock.Backoff`) until a deadline:
+What is repeated, with full jitter (`persist.blob.threads.Backoff`) until a deadline:
 
     Unavailable    nothing happened: any operation; not a full store, which waiting does not help
     Throttled      nothing happened, and this client asks too fast: any operation, slower; counts against the longer of
@@ -27,7 +27,6 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
-from persist.blob.clock import Backoff, Clock, SystemClock
 from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreFull, Throttled, Unavailable
 from persist.blob.layers.pacing import AdaptiveRate, HedgedReads
 from persist.blob.layers.silence import Asked, Silence
@@ -43,7 +42,7 @@ from persist.blob.protocol import (
     get_at_most,
     is_remote,
 )
-from persist.blob.threads import DaemonThreads
+from persist.blob.threads import Backoff, Clock, DaemonThreads, SystemClock
 
 CLOSE_TIMEOUT_S = 2.0
 SMALL_BYTES = 64 << 10  # What takes no time to send, so that a slow answer is the store's.

@@ -10,7 +10,7 @@ import logging
 import threading
 from dataclasses import dataclass
 
-from persist.blob.clock import Clock
+from persist.blob.threads import Clock
 
 EVERY_S = 30.0
 LOOKS = 6  # In the time after which something is said.

@@ -34,7 +34,7 @@ from persist.dataflow.plan.plan import (
 )
 from persist.dataflow.plan.stages import record_schema
 from persist.dataflow.plan.types import Columns, shown
-from persist.dataflow.ports.kept import kept_name, kept_of
+from persist.dataflow.ports.output import kept_name, kept_of
 from persist.dataflow.running.running import Options, Running
 from persist.dataflow.stream import Stream
 from persist.engine import Engine, OnEngine, drop, engine_of, loaded, take_hold

@@ -7,24 +7,29 @@ evaluators: `evaluate` for columns in memory, and Arrow's own engine for filters
 from typing import TYPE_CHECKING
 
 from persist.expression.evaluation import all_of, conjuncts, factored_conjuncts, may_raise
-from persist.expression.operators import Aggregate, Expression, col, lit, term_of, when
 from persist.expression.term import (
     DUCKDB,
     SQL,
+    Aggregate,
     Call,
     Col,
+    Expression,
     Lit,
     Place,
     Term,
     calls,
+    col,
     columns_of,
     leaves,
+    lit,
     moved,
     placed,
     places_in,
     replaced_columns,
     shifted,
     sql_call,
+    term_of,
+    when,
 )
 from persist.late_names import late_names
 

@@ -6,14 +6,22 @@ become terms. A term says nothing of how it is computed: `evaluation` computes t
 
 Two families of functions share the tree. Programs name them as in `add`; queries name DuckDB's as in `sql.add`, and
 such a call has one option, the type of its value. The families mean different things in places; see `sql_functions`.
+
+Programs write terms as `col("delay") > 15`. The meaning is SQL's: NULL in, NULL out, except for `is_null`, `coalesce`,
+`when`, and the three-valued `&`, `|`, `~`. A filter keeps a record only if its condition is true. Integer arithmetic
+that overflows raises. `/` gives a float, `//` and `%` round down; a divisor of zero gives NULL, because a record that
+raises would stop a dataflow for ever. What an expression costs, and which types fit, is Arrow's affair; see
+`persist.expression.evaluation`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+
+from persist.blob import InvalidUsage
 
 SQL = "sql."
 DUCKDB = (2, 0)  # Its functions, and the names of nodes in its plans, change from one minor version to the next.
@@ -165,3 +173,230 @@ def shifted(term: Term, by: int) -> Term:
 def placed(term: Term, places: Mapping[int, int]) -> Term:
     """Return a term with its columns at other places."""
     return moved(term, lambda index: Place(places[index]))
+
+
+_Binary: TypeAlias = Callable[["Expression", Any], "Expression"]
+
+
+def _operator(function: str) -> _Binary:
+    return lambda self, other: _called(function, self, other)
+
+
+def _turned(function: str) -> _Binary:
+    return lambda self, other: _called(function, other, self)
+
+
+class Expression:
+    """A value for each record. Combine it with operators and methods; `==` builds an expression, too.
+
+    Attributes:
+        term: what it is, for those who compute it.
+    """
+
+    __slots__ = ("term",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, term: Term) -> None:
+        self.term = term
+
+    def __str__(self) -> str:
+        return str(self.term)
+
+    def __repr__(self) -> str:
+        return f"<Expression {self.term}>"
+
+    __add__, __radd__ = _operator("add"), _turned("add")
+    __sub__, __rsub__ = _operator("subtract"), _turned("subtract")
+    __mul__, __rmul__ = _operator("multiply"), _turned("multiply")
+    __truediv__, __rtruediv__ = _operator("divide"), _turned("divide")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _turned("floor_divide")
+    __mod__, __rmod__ = _operator("modulo"), _turned("modulo")
+    __eq__, __ne__ = _operator("equal"), _operator("not_equal")  # type: ignore[assignment]
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __and__, __or__ = _operator("and"), _operator("or")
+
+    def __neg__(self) -> "Expression":
+        return _called("negate", self)
+
+    def __invert__(self) -> "Expression":
+        return _called("not", self)
+
+    def __bool__(self) -> bool:
+        raise InvalidUsage(f"{self} is no truth value: combine conditions with & | ~ instead of and, or, not")
+
+    def abs(self) -> "Expression":
+        """The absolute value."""
+        return _called("abs", self)
+
+    def cast(self, kind: pa.DataType) -> "Expression":
+        """The value as another type; raises when the dataflow runs if a value does not fit."""
+        return _called("cast", self, options=(kind,))
+
+    def is_null(self) -> "Expression":
+        """Whether it is NULL."""
+        return _called("is_null", self)
+
+    def is_in(self, values: Sequence[Any]) -> "Expression":
+        """Whether it equals one of some constants."""
+        return _called("is_in", self, options=(tuple(values),))
+
+    def coalesce(self, *others: Any) -> "Expression":
+        """The first of this and others that is not NULL."""
+        return _called("coalesce", self, *others)
+
+    def min_with(self, *others: Any) -> "Expression":
+        """The least of this and others, NULLs left out."""
+        return _called("least", self, *others)
+
+    def max_with(self, *others: Any) -> "Expression":
+        """The greatest of this and others, NULLs left out."""
+        return _called("greatest", self, *others)
+
+    def lower(self) -> "Expression":
+        """Text in small letters."""
+        return _called("lower", self)
+
+    def upper(self) -> "Expression":
+        """Text in capital letters."""
+        return _called("upper", self)
+
+    def length(self) -> "Expression":
+        """The number of characters of a text."""
+        return _called("length", self)
+
+    def strip(self) -> "Expression":
+        """Text without white space at its ends."""
+        return _called("strip", self)
+
+    def slice(self, start: int, stop: int | None = None) -> "Expression":
+        """The characters from start, inclusive, to stop, exclusive."""
+        return _called("slice", self, options=(start, stop))
+
+    def starts_with(self, text: str) -> "Expression":
+        """Whether it begins with a constant text."""
+        return _called("starts_with", self, options=(text,))
+
+    def ends_with(self, text: str) -> "Expression":
+        """Whether it ends with a constant text."""
+        return _called("ends_with", self, options=(text,))
+
+    def contains(self, text: str) -> "Expression":
+        """Whether a constant text occurs in it."""
+        return _called("contains", self, options=(text,))
+
+    def replace(self, text: str, by: str) -> "Expression":
+        """Text with each occurrence of a constant replaced."""
+        return _called("replace", self, options=(text, by))
+
+    def concat(self, *others: Any) -> "Expression":
+        """Text with other texts behind it."""
+        return _called("concat", self, *others)
+
+    def part(self, unit: str) -> "Expression":
+        """A part of a date or timestamp as an integer: year, month, day, hour, minute, second, day_of_week …"""
+        return _called("part", self, options=(unit,))
+
+    def floor(self, unit: str | None = None) -> "Expression":
+        """A number rounded down; or a timestamp, to the begin of its day, hour …"""
+        return _called("floor", self, options=(unit,))
+
+    def bit_length(self) -> "Expression":
+        """How many binary digits a whole number has, without its sign: 0 for 0, and 3 for 4 to 7."""
+        return _called("bit_length", self)
+
+    def count(self) -> "Aggregate":
+        """How many records have a value that is not NULL."""
+        return Aggregate("count", self.term)
+
+    def sum(self) -> "Aggregate":
+        """The sum of the values; exact, so what was added and taken away leaves nothing. NULL if there are none."""
+        return Aggregate("sum", self.term)
+
+    def mean(self) -> "Aggregate":
+        """The exact sum over the count, rounded once."""
+        return Aggregate("mean", self.term)
+
+    def min(self) -> "Aggregate":
+        """The least value; NULL if there are none."""
+        return Aggregate("min", self.term)
+
+    def max(self) -> "Aggregate":
+        """The greatest value; NULL if there are none."""
+        return Aggregate("max", self.term)
+
+    def median(self) -> "Aggregate":
+        """The middle value, the lower of the two if the count is even; NULL if there are none."""
+        return Aggregate("median", self.term)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One value for a group of records: an aggregation of a term over its multiset."""
+
+    kind: str
+    of: Term
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.of})"
+
+
+class When(Expression):
+    """A conditional that still lacks its `otherwise`; without it, NULL is the last resort."""
+
+    __slots__ = ("_branches",)
+
+    def __init__(self, branches: tuple[tuple[Any, Any], ...]) -> None:
+        self._branches = branches
+        super().__init__(self._ending_with(None))
+
+    def when(self, condition: Expression, value: Any) -> "When":
+        """Add a branch that is taken if its condition is true, and those before are not."""
+        return When((*self._branches, (condition, value)))
+
+    def otherwise(self, value: Any) -> Expression:
+        """Return the whole conditional."""
+        return Expression(self._ending_with(value))
+
+    def _ending_with(self, value: Any) -> Term:
+        ending = term_of(value)
+        for condition, then in reversed(self._branches):
+            ending = Call("if_else", (term_of(condition), term_of(then), ending))
+        return ending
+
+
+def when(condition: Expression, value: Any) -> When:
+    """Begin a conditional: `when(col("n") > 0, "some").otherwise("none")`."""
+    return When(((condition, value),))
+
+
+def col(name: str) -> Expression:
+    """Return the column of a name. In programs of one dimension, `_time` is the time of the update."""
+    if not isinstance(name, str):
+        raise InvalidUsage(f'col({name!r}): a column is called by its name, as in col("delay")')
+    return Expression(Col(name))
+
+
+def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
+    """Return a constant, of a type or of the one that Arrow finds for it; an expression is returned as it is."""
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, Aggregate):
+        raise InvalidUsage(f"{value} is one value for a group, and stands only in agg(…), by itself")
+    try:
+        return Expression(Lit(value if isinstance(value, pa.Scalar) and kind is None else pa.scalar(value, kind)))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidUsage(f"{value!r} cannot be a constant of {kind or 'any type'}: {error}") from error
+
+
+def term_of(value: Any) -> Term:
+    """Return the term of an expression, or of a constant; a term is returned as it is.
+
+    Raises:
+        InvalidUsage: it is neither, and cannot be a constant.
+    """
+    return value if isinstance(value, Term) else lit(value).term
+
+
+def _called(function: str, *arguments: Any, options: tuple[Any, ...] = ()) -> Expression:
+    return Expression(Call(function, tuple(map(term_of, arguments)), options))

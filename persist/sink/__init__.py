@@ -26,6 +26,15 @@ from persist.sink.compaction_jobs import (
     result_bytes,
 )
 from persist.sink.keyed_work import KeyedWork, Stored, commit_events, commit_pended, commit_resolved, seal_done
-from persist.sink.planned_write import PlannedWrite, SinkOptions
+from persist.sink.planned_write import (
+    DigestSum,
+    PlannedWrite,
+    SinkOptions,
+    Target,
+    Uploads,
+    digests_added,
+    gathered,
+    upload,
+    writing,
+)
 from persist.sink.times import BatchTimes, LateFilter, check_late, check_one_of
-from persist.sink.uploads import DigestSum, Target, Uploads, digests_added, gathered, upload, writing

@@ -34,9 +34,8 @@ from persist.sink.keyed_work import (
     handle_of,
     seal_done,
 )
-from persist.sink.planned_write import check_times
+from persist.sink.planned_write import Target, check_times, writing
 from persist.sink.times import BatchTimes, without_late
-from persist.sink.uploads import Target, writing
 from persist.state import CollectionState, due, is_repeated
 
 ATTEMPTS = 10

@@ -25,8 +25,8 @@ from persist.engine import submit as submit_keyed
 from persist.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.log import KeyedForm, TokenMark, Watermarks, kinds
 from persist.read import machine_needed, resolved_updates
+from persist.sink.planned_write import Target, digests_added, upload
 from persist.sink.times import LATE_BYTES_MAX, late_steps
-from persist.sink.uploads import Target, digests_added, upload
 from persist.state import CollectionState, PlannedPend, due, form_in
 from persist.upsert import SEQ, EventTable, Machine, event_fields, events_schema, machine_of
 from persist.write import Step, Write

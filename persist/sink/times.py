@@ -32,7 +32,7 @@ from persist.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
 from persist.log import KeyedForm, kinds
 from persist.names import check_free_name, check_text
 from persist.read import Scan
-from persist.sink.uploads import Target, Uploads
+from persist.sink.planned_write import Target, Uploads
 from persist.upsert import DELETED, event_fields
 from persist.write import Step, group_bytes_max
 

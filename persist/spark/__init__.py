@@ -34,8 +34,8 @@ from persist.dataflow import Refreshed
 from persist.spark.compacting import compact
 from persist.spark.data_source import PersistDataSource, columns_used, pruned, register
 from persist.spark.reading import SparkLocation, as_of_join, changes, create_views, explain, location, snapshot
+from persist.spark.reading.sql_views import sql
 from persist.spark.refreshing import explain_refresh, refresh, run_program
-from persist.spark.statements import sql
 from persist.spark.writing import delete, foreach_batch_writer, upsert, write
 
 __all__ = [

@@ -6,8 +6,7 @@ Statements that change collections, and queries that are answered once, are in `
 """
 
 from persist.sql.apply import Change, ViewsPlan, Wanted, plan_views
-from persist.sql.beginning import InputBehind, Start
-from persist.sql.definition import Definition
+from persist.sql.definition import Definition, InputBehind, Start
 from persist.sql.lower import answer
 from persist.sql.reasons import UnboundedState
 from persist.sql.view import (

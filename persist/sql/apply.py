@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 from persist.engine import Engine, OnEngine, engine_of, loaded, loaded_by_id
 from persist.errors import InvalidUsage
 from persist.names import VIEW_HOLD, check_free_name
-from persist.sql.beginning import Start, given_start
 from persist.sql.compile import mentioned
+from persist.sql.definition import Start, given_start
 from persist.sql.draft import Catalog, Draft, drafted, steps_to_drop
 from persist.sql.graph import definition_of
 from persist.sql.view import LiveView, ViewsTogether, live_view

@@ -20,17 +20,30 @@ A relation is stored as its `kind` and those of its members that are no defaults
     { kind: "column", index }
     { kind: "constant", type, value }            value as text; without it, NULL
     { kind: "call", function, type, arguments, at }
+
+A view begins at the earliest time at which all that it reads can be read. Where it reads another view, that is where
+that one begins, or where it has got the definition that it has now: what it held before, no program computes any more.
+
+The answer at a time needs all inputs to have sealed it. Times of inputs that have nothing to do with each other, such
+as those of a timeline and those that only count, may be so far apart that a view sees nothing of one of them, for ever.
+That is right by all rules, and never what was meant, so whoever creates or refreshes such a view is warned.
 """
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from persist.errors import IncompatibleVersion
+from persist.antichain import as_time
+from persist.codecs import TIME_MAX, CollectionSchema
+from persist.errors import IncompatibleVersion, InvalidUsage
 from persist.expression import SQL, Call, Lit, Place, Term, sql_call
 from persist.sql.algebra import Node
 from persist.sql.types import constant, kind_of, text_of, to_arrow
+from persist.state import CollectionState
+from persist.timeline import NOW, Moment, Timeline, is_moment, is_tag, shown_time
 
 VERSION = 1
 EARLIER_KEPT = 100
@@ -118,3 +131,124 @@ def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
             arguments = map(partial(term_of_json, Term), rest.get("arguments", ()))
             return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
     raise ValueError(f"{stored!r:.200} is no expression of a plan")
+
+
+Start = int | Moment | None
+
+
+class InputBehind(UserWarning):
+    """A view has no answer, or sees nothing of an input, because another input is not sealed that far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """A collection that a view may read.
+
+    Attributes:
+        last: its last sealed time, the first of all if there is none; None of a view that was never refreshed.
+        since: the first time that can be read; of a view, by the definition that it has now.
+        inputs: the ids of all that it depends on itself.
+        redefined: of a view that had another definition, the time from which on it holds what it is defined as; or 0.
+    """
+
+    id: str
+    name: str
+    schema: CollectionSchema
+    timeline: str | None
+    last: int | None
+    since: int
+    inputs: tuple[str, ...]
+    is_view: bool
+    redefined: int = 0
+
+
+def shared_timeline(inputs: Iterable[Readable]) -> str | None:
+    """Return the timeline that all inputs share; times count only if they do not."""
+    timelines = {readable.timeline for readable in inputs}
+    return timelines.pop() if len(timelines) == 1 else None
+
+
+def given_start(start: Start, unit: str | None) -> int | None:
+    """Return a time that a user has given for the beginning of a view; None for "now".
+
+    Raises:
+        InvalidUsage: it is none.
+    """
+    if isinstance(start, str) and start.strip().lower() == NOW:
+        return None
+    if is_tag(start):
+        raise InvalidUsage(f'start={start!r:.100} is no time: give a number, a moment, or "{NOW}"')
+    if is_moment(start):
+        if unit is None:
+            raise InvalidUsage(
+                f"start={start!r:.100} is a moment, and the inputs of the view share no timeline: give a number"
+            )
+        return Timeline(unit).time_of(start)
+    return as_time("start", start)
+
+
+def start_of(start: Start, inputs: Sequence[Readable], unit: str | None) -> int:
+    """Return the time at which a view of some inputs begins.
+
+    Args:
+        start: as a user gives it: None for the earliest time, "now" for the last one that all inputs have sealed.
+        unit: of the timeline of the view.
+
+    Raises:
+        InvalidUsage: an input cannot be read then, or it is no time.
+    """
+    earliest = max((readable.since for readable in inputs), default=0)
+    if start is None:
+        return earliest
+    time = given_start(start, unit)
+    if time is None:
+        return max(earliest, min((readable.last for readable in inputs if readable.last is not None), default=0))
+    timeline = None if unit is None else Timeline(unit)
+    for readable in inputs:
+        if time < readable.since:
+            lies = f"start={shown_time(time, timeline)} is before"
+            if readable.since == readable.redefined:
+                why = f"{readable.since}, from which on view {readable.name!r} holds what it is defined as now"
+            else:
+                why = f"since={shown_time(readable.since, timeline)} of {readable.name!r}, which the view reads"
+            raise InvalidUsage(
+                f"{lies} {why}. The earliest start of this view is start={earliest}; leave it out for that"
+            )
+    return time
+
+
+def behind(name: str, start: int, inputs: Sequence[CollectionState]) -> str | None:
+    """Return what to warn of if a view has no answer, or sees nothing of an input, because of another input.
+
+    Args:
+        start: where the view begins.
+        inputs: all that it reads that are no views, as they are now.
+    """
+    sealed = {
+        contents.name: TIME_MAX + 1 if contents.upper.time is None else contents.upper.time for contents in inputs
+    }
+    if not sealed:
+        return None
+    last = min(inputs, key=lambda contents: sealed[contents.name])
+    upper = sealed[last.name]
+    shown = last.timeline if len({contents.timeline for contents in inputs}) == 1 else None
+    timeline = None if shown is None else Timeline(shown)
+    is_sealed = f"{last.name!r} is sealed to {shown_time(upper, timeline)}"
+    if upper <= start and (start > 0 or len({*sealed.values()}) > 1):
+        why = f"view {name!r} has no answer yet: it begins at {shown_time(start, timeline)}"
+        return f"{why}, and {is_sealed}, {start + 1 - upper} behind that{_of_units(inputs, last)}"
+    for contents in inputs:
+        first = min((part.time_min for part in contents.parts), default=None)
+        if first is not None and first >= upper and sealed[contents.name] > upper:
+            why = f"view {name!r} sees nothing of {contents.name!r}, whose first update is at "
+            by = f"{is_sealed}, {sealed[contents.name] - upper} behind {contents.name!r}"
+            return f"{why}{shown_time(first, timeline)}: {by}{_of_units(inputs, last)}"
+    return None
+
+
+def _of_units(inputs: Sequence[CollectionState], last: CollectionState) -> str:
+    for contents in inputs:
+        if contents.timeline != last.timeline:
+            units = [f"{one.name!r} has {one.timeline or 'no timeline'}" for one in (last, contents)]
+            return f". Their times count different things: {', and '.join(units)}"
+    return f". Seal {last.name!r} further"

@@ -18,9 +18,8 @@ from persist.expression import Col
 from persist.log import kinds as record_kinds
 from persist.names import view_hold
 from persist.sql.algebra import Node
-from persist.sql.beginning import Readable, Start, shared_timeline, start_of
 from persist.sql.compile import check_columns, key_of, mentioned, planned
-from persist.sql.definition import VERSION, Definition
+from persist.sql.definition import VERSION, Definition, Readable, Start, shared_timeline, start_of
 from persist.sql.graph import definition_of, read_by
 from persist.sql.lower import Lowering
 from persist.sql.lower_join import column

@@ -21,8 +21,7 @@ from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log import kinds
 from persist.names import VIEW_HOLD, view_hold
-from persist.sql.beginning import Readable
-from persist.sql.definition import EARLIER_KEPT, Definition, Earlier
+from persist.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
 from persist.sql.draft import Catalog, Draft, column_ids, drafted
 from persist.sql.graph import definition_of, read_by
 from persist.sql.types import to_arrow

@@ -38,9 +38,8 @@ from persist.errors import (
 from persist.index import create_index, refresh_indexes
 from persist.names import check_free_name
 from persist.read import record_count
-from persist.sql.beginning import InputBehind, Start, behind, given_start
 from persist.sql.compile import asked_key
-from persist.sql.definition import Definition
+from persist.sql.definition import Definition, InputBehind, Start, behind, given_start
 from persist.sql.draft import Catalog, drafted, steps_to_drop
 from persist.sql.graph import ViewProgram, definition_of, sizes_of, views_for
 from persist.sql.reasons import UnboundedState, reasons, unbounded

@@ -28,7 +28,6 @@ from persist.state.contents import (
     with_replaced,
 )
 from persist.state.draft import Draft, DraftStep
-from persist.state.frozen_map import FrozenMap
 from persist.state.keyed_rules import (
     RESERVED,
     WATERMARK_OF_NULL,
@@ -52,4 +51,4 @@ from persist.state.schemas import (
     reconciled,
     version_of,
 )
-from persist.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, State, apply
+from persist.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, FrozenMap, State, apply

@@ -16,10 +16,9 @@ from persist.state.collection_rules import (
     after_step,
 )
 from persist.state.contents import CollectionState
-from persist.state.frozen_map import MapChanges
 from persist.state.location import check_writer
 from persist.state.remembered import Remembered, Used, is_repeated, were_used
-from persist.state.state import Changing, CollectionEntry, State
+from persist.state.state import Changing, CollectionEntry, MapChanges, State
 
 DraftStep = Mutation | Planned | Condition
 

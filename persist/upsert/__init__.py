@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
 
 from persist.upsert.events import (
+    Prepared,
     dead_filter,
     event_fields,
     events_schema,
@@ -31,6 +32,9 @@ from persist.upsert.events import (
     lifted_events,
     live_filter,
     marked,
+    prepared,
+    replaced,
+    resolved,
 )
 from persist.upsert.keyed import (
     Behind,
@@ -44,7 +48,6 @@ from persist.upsert.keyed import (
     watermark_to_int,
 )
 from persist.upsert.machine import DELETED, NAME, SEQ, Machine, Replacing
-from persist.upsert.resolution import Prepared, prepared, replaced, resolved
 from persist.upsert.taking import EventTable, joined_events, to_events, watermark_below, watermarks_of
 
 __all__ = [

@@ -1,6 +1,6 @@
 """The seam between resolution and what it does to a key: a machine turns events into updates, many keys at a time.
 
-A keyed collection has one machine. Resolution (`persist.upsert.resolution`) groups the sealed events by key, looks the
+A keyed collection has one machine. Resolution (`persist.upsert.events`) groups the sealed events by key, looks the
 keys up, and hands both to the machine, which says which values go and which come, and when. Replacing the value, which
 is what `upsert` means, is a machine like any other (`Replacing`): the newest event of a key is its value.
 
@@ -20,7 +20,7 @@ resolves: then nothing is resolved, and the seal fails with it. Such a machine h
 returns True, and goes with resolve="seal" only: in the background events would be sealed by then, and whatever is
 sealed could not be read any more.
 
-Of the events of one time, `Replacing` counts only the last in their order (`persist.upsert.resolution`). It changes
+Of the events of one time, `Replacing` counts only the last in their order (`persist.upsert.events`). It changes
 nothing if its watermark, the columns of `order_by`, is below that of the row that stands; otherwise the row that stands
 is retracted, and the event's own row takes its place, unless the event deletes and there is no tombstone column that
 could say so. Where watermarks are declared, what stands after some events is the event with the greatest of them, and

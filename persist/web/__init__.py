@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
-    from persist.web.serving import MEMORY_BUDGET, served
+    from persist.web.app import MEMORY_BUDGET, served
     from persist.web.shown import slider
 
 __all__ = ["slider"]
 
 # Each needs a package of its own: the slider anywidget, and the page uvicorn.
-__getattr__ = late_names(__name__, {"shown": ["slider"], "serving": ["MEMORY_BUDGET", "served"]})
+__getattr__ = late_names(__name__, {"shown": ["slider"], "app": ["MEMORY_BUDGET", "served"]})

@@ -19,7 +19,7 @@ import persist.state.draft
 import persist.state.state
 import persist.upkeep.garbage
 import persist.upkeep.names
-import persist.upsert.resolution
+import persist.upsert.events
 import persist.write.group_commit
 from persist.blob import Indeterminate
 from persist.log import checkpoint_key, create_record, kinds, record_bytes, record_key
@@ -140,8 +140,8 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (Follower, "prove_known", lambda follower: None),
     ],
     "a resolution loses an update": lambda: [
-        (module, "resolved", an_update_lost(persist.upsert.resolution.resolved))
-        for module in _users_of("resolved", persist.upsert.resolution.resolved)
+        (module, "resolved", an_update_lost(persist.upsert.events.resolved))
+        for module in _users_of("resolved", persist.upsert.events.resolved)
     ],
     "a block leaves one of its keyed collections out": lambda: [
         (persist.engine.keyed._Commit, "_submitted", a_collection_left_out(persist.engine.keyed._Commit._submitted))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from persist.log import Mutation, Record, kinds
 from persist.state import Draft, FrozenMap, State, apply
-from persist.state.frozen_map import MapChanges
+from persist.state.state import MapChanges
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
 KEYS = st.sampled_from([str(n) for n in range(600)])

@@ -20,8 +20,8 @@ import persist
 from persist.cli.main import main
 from persist.notify import is_loopback
 from persist.web import MEMORY_BUDGET, served
+from persist.web.app import names_of
 from persist.web.explorer import Explorer
-from persist.web.serving import names_of
 from persist.web.shown import picture
 from tests.web.places import NASTY, START, add_views, fill, shown
 

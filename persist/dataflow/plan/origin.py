@@ -8,7 +8,7 @@ that another Python, or another version of this library, costs a comparison and 
 
 A plan that looks at times depends on compaction: it tells a record that came at 5 from one that came at 7. So what its
 sources hold at the last sealed time is not all that it needs to go on. What the operators that tell times apart have
-given is kept in hidden collections (`persist.dataflow.ports.kept`); where it is not, the sources must be read from
+given is kept in hidden collections (`persist.dataflow.ports.output`); where it is not, the sources must be read from
 where the program began.
 """
 

@@ -10,7 +10,7 @@ from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.origin import fingerprint
 from persist.dataflow.plan.plan import Persist, Plan, Source
 from persist.dataflow.ports.inputs import Gate
-from persist.dataflow.ports.kept import KeptLinear
+from persist.dataflow.ports.output import KeptLinear
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.ports.sources import SourceReader, UpperReader
 from persist.dataflow.updates.words import Domain

@@ -7,7 +7,8 @@ other one has written: if that is what it would have written itself it goes on b
 writes the collection. So no update is ever written twice, and no offset is stored anywhere: the outputs' uppers say how
 far the program has come.
 
-What tells times apart is kept in hidden collections (`persist.dataflow.ports.kept`), which are outputs like the others.
+What tells times apart is kept in hidden collections, which are outputs like the others
+(`persist.dataflow.ports.output`).
 
 A program is resumed by reading its sources as of the last time that its outputs have sealed. That gives the
 arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
@@ -24,8 +25,7 @@ from persist.dataflow.operators.operators import SinkOperator
 from persist.dataflow.plan.draft import DefinedAs
 from persist.dataflow.plan.origin import reads_time
 from persist.dataflow.plan.plan import Plan, has_inputs, sources_of
-from persist.dataflow.ports.kept import KeptLinear
-from persist.dataflow.ports.output import NEVER, Output, end_of
+from persist.dataflow.ports.output import NEVER, KeptLinear, Output, end_of
 from persist.dataflow.ports.sources import Followed, SourceReader, UpperReader
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain

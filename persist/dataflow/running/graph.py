@@ -79,7 +79,7 @@ from persist.dataflow.plan.plan import (
 )
 from persist.dataflow.plan.stages import Map, ident, move_times, through
 from persist.dataflow.plan.statistics import Statistics, of_input
-from persist.dataflow.ports.kept import KeptLinear, KeptOutput, kept_schema
+from persist.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
 from persist.dataflow.running.resume import Counts, counts_of
 from persist.dataflow.state.spine import Allocate
 from persist.dataflow.updates.batch import Layout

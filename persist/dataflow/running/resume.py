@@ -37,7 +37,7 @@ from persist.dataflow.operators.operators import (
 )
 from persist.dataflow.operators.reduce import ReduceOperator
 from persist.dataflow.plan.stages import Map, Stage
-from persist.dataflow.ports.kept import KeptLinear
+from persist.dataflow.ports.output import KeptLinear
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL

@@ -7,9 +7,17 @@
 All of it is planned on one state of the log, when the names are made: they do not see what is written later, so make
 them again for that. The body of a function is SQL over views of parts (`persist.spark.reading.contents_sql`), which
 Spark reads by its own Parquet scan wherever it can.
+
+`persist.spark.sql` does what `spark.sql` cannot do with collections. A query is Spark's own. Its tables are
+collections, all at one point of the log, or at times of their own, which Spark refuses for its views. They come into
+the query as named subqueries around it, so no name stays in the session.
+
+A statement that changes a collection is carried out by DuckDB, because Spark refuses it for a Python data source.
 """
 
+import re
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +27,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
 from persist.codecs import TIME_MAX, CollectionSchema, Part
-from persist.engine import CollectionHandle, loaded, read_engine
-from persist.errors import CollectionNotFound, InvalidUsage
+from persist.engine import CollectionHandle, loaded, open_engine, read_engine
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
+from persist.query import TimedTable, collection_of, execute, is_statement, with_times, words_of
 from persist.read import Scan
 from persist.source import CollectionAddress
 from persist.spark.data_source import prepared
+from persist.spark.options import seen_by_all
 from persist.spark.reading.contents_sql import Body, Branch, SqlColumn, changes_sql, contents_sql, type_sql
 from persist.spark.reading.locations import SparkLocation
 from persist.spark.reading.plans import may_share_updates, united
@@ -32,6 +42,7 @@ from persist.spark.task_reader import TaskReader
 from persist.spark.tasks import slices_for
 from persist.spark.types import quoted, spark_schema
 from persist.state import CollectionState
+from persist.timeline import Moment
 
 
 def create_views(
@@ -223,3 +234,76 @@ class _Functions:
             schema = spark_schema(self._schema.arrow)
             frames.append(TaskReader(self._address, slices, "diff", "changes", schema).frame(self._spark))
         return frames
+
+
+_END = re.compile(r"\s*;(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*$", re.DOTALL)
+
+
+def sql(
+    spark: SparkSession,
+    location: str,
+    statement: str,
+    *,
+    as_of: int | Moment | None = None,
+    time: int | Moment | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Query collections in Spark's SQL, or change one: UPDATE, DELETE, INSERT, MERGE INTO.
+
+    A query may read each table as of a time of its own: `FROM orders FOR SYSTEM_TIME AS OF '2026-11-21'`, `VERSION AS
+    OF 7`, `VERSION AS OF 'tag'`, `TIMESTAMP AS OF …`. It is bound when this is called, and runs like any DataFrame.
+
+    A statement is DuckDB's. It is carried out on the driver, in memory, as one commit: for what does not fit there, use
+    `write` with mode="overwrite", or `delete`. DataFrames that are there do not change.
+
+    Args:
+        as_of: a time for all tables of a query that have none of their own; the latest sealed one if it is left out.
+        time: of the changes, which is sealed with them; that of the commit if it is left out.
+
+    Returns:
+        the rows of a query as a `DataFrame`; what a statement has done as a `Changed`, which has `collection`, `rows`,
+        `seqno` and `time`.
+
+    Raises:
+        InvalidUsage: a table with a time is no collection, or an argument belongs to the other kind.
+        AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
+        PySparkException: Spark refuses the query.
+        For a statement: as `persist.query.execute`.
+    """
+    if is_statement(statement):
+        if as_of is not None:
+            raise InvalidUsage("as_of= is of a query: a statement changes what is there now")
+        prepared(spark)
+        with open_engine(location, storage_options) as engine:
+            return execute(engine, statement, time)
+    if time is not None:
+        raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
+    prepared(spark)
+    storage = dict(storage_options or {})
+    with read_engine(seen_by_all(location), storage) as engine, SparkLocation(spark, engine, storage).at() as here:
+        text, tables = _tables(here, statement, as_of)
+    subqueries = [f"{quoted(name)} AS (SELECT * FROM {{t{number}}})" for number, name in enumerate(tables)]
+    around = f"WITH {', '.join(subqueries)} " if tables else ""
+    bare = _END.sub("", text).replace("{", "{{").replace("}", "}}")
+    return spark.sql(f"{around}({bare}\n)", **{f"t{number}": frame for number, frame in enumerate(tables.values())})
+
+
+def _tables(here: SparkLocation, query: str, as_of: int | Moment | None) -> tuple[str, dict[str, DataFrame]]:
+    """Return a query without times of tables, and the contents of all collections that it may read, by name."""
+    names, tables = here.collections(), dict[str, DataFrame]()
+
+    def named(table: TimedTable) -> str:
+        collection = collection_of(table.parts, names)
+        if collection is None:
+            raise table.refused(names)
+        name = f"{collection} as of {table.as_of}"
+        tables[name] = here.snapshot(collection, as_of=table.as_of)
+        return quoted(name)
+
+    text = with_times(query, named, alias=quoted)
+    words = {*words_of(text)}
+    for name in names:
+        if name.lower() in words:
+            with suppress(AsOfNotSealed):  # Spark does not find it then, if it is a table and not a column.
+                tables[name] = here.snapshot(name, as_of=as_of)
+    return text, tables
