@@ -317,7 +317,7 @@ class Stream(LinearMethods["Stream"]):
         if self.program.dimensions != 1:
             raise InvalidUsage(
                 f"persist: times of this program have {self.program.dimensions} dimensions, and those of a "
-                "collection one"
+                "collection one. Take the updates of capture(), and write them with columns for the coordinates"
             )
         keys = as_names("persist", tuple([key] if isinstance(key, str) else key), self.schema)
         check_name(collection)

@@ -3,12 +3,14 @@
 from itertools import product
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import persist
 from persist import Antichain, InvalidUsage
+from persist.dataflow import Program
 from persist.dataflow.updates.times import advanced_times, beyond
 
 POINTS = st.tuples(st.integers(0, 4), st.integers(0, 4))
@@ -76,3 +78,25 @@ def test_advanced_times_compare_as_before_with_all_that_is_beyond_since(since: A
         for later in EVERY:
             if since.has_beyond(later):
                 assert (Antichain(time) <= later) == (moved <= later)
+
+
+def test_times_of_several_dimensions_are_stored_as_columns() -> None:
+    program = Program("wide", dimensions=2)
+    counts = program.input("a", key={"k": pa.int64()}).group_by("k").count("n")
+    with pytest.raises(InvalidUsage, match="write them with columns for the coordinates"):
+        counts.persist("counts", key=["k"])
+    seen = counts.capture()
+    columns = {"k": pa.int64(), "n": pa.int64(), "_time_0": pa.int64(), "_time_1": pa.int64()}
+    with program.open() as running, persist.open("memory://as-columns") as client:
+        running["a"].insert([((1, None), (0, 1), 1), ((1, None), (1, 0), 1)])
+        running["a"].close()
+        running.step()
+        stored = client.create_or_load("counts", key={name.strip("_"): kind for name, kind in columns.items()})
+        taken = seen.take().rename_columns([*(name.strip("_") for name in columns), "_diff"])
+        stored.write(taken.append_column("_time", pa.array([0] * len(taken))), seal=1).result()
+        for point, wanted in (((0, 0), {}), ((0, 5), {1: 1}), ((5, 0), {1: 1}), ((1, 1), {1: 2})):
+            where = f"time_0 <= {point[0]} and time_1 <= {point[1]}"
+            found = (
+                stored.snapshot(where=where, form="diff").to_arrow().group_by(["k", "n"]).aggregate([("_diff", "sum")])
+            )
+            assert {row["k"]: row["n"] for row in found.to_pylist() if row["_diff_sum"]} == wanted
