@@ -243,7 +243,8 @@ def _past_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
     inside = (number >= before.take(p.begins)) & (number < before.take(p.ends))
     if not len(valued):
         return number, inside
-    return valued.take(np.clip(number, 0, len(valued) - 1)), inside
+    places: Ints = np.clip(number, 0, len(valued) - 1)
+    return valued.take(places), inside
 
 
 def _nth(place: Callable[[WindowFunction, Places], Ints]) -> Function:
