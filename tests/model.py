@@ -95,6 +95,12 @@ class Collection:
         resolved = argument if self.keyed == "seal" else self.resolved
         return replace(self, upper=argument, resolved=resolved)._moved()
 
+    def clone(self, as_of: int) -> "Collection":
+        """Return a new collection with the same contents as of a sealed time; raise Refused if it cannot be read."""
+        self.check_snapshot(as_of)
+        columns, version = self.columns, self.version
+        return Collection(as_of + 1, as_of, as_of, {}, frozenset(), columns, version, self.keyed, as_of + 1)
+
     def _evolved(self, how: str, column: str, version: int) -> "Collection":
         if version != self.version:
             raise Refused("SchemaMoved", expected=version, actual=self.version)

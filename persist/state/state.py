@@ -412,6 +412,8 @@ class Changing:
         if source.contents is not None:
             if source.contents.upper.has_beyond(step.as_of):
                 raise AsOfNotSealed(step.as_of, source.contents.upper, 0.0)
+            if (source.contents.schema_json, source.contents.keyed) != (step.schema, step.keyed):
+                raise Superseded("what was to be cloned has evolved meanwhile")
             named = {part.blob for part in source.contents.parts}
             if any(
                 part.blob not in named for part in step.parts if part.blob and not is_upload(part.blob, step.collection)

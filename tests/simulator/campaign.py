@@ -29,6 +29,7 @@ FLAT_OUT = 0.25
 SCHEDULERS = {"shuffled": 0.9, "on files": 0.03, "served": 0.07}
 KEYED = 0.3
 COLLECTORS = 0.25
+CLONES = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,10 @@ class Episode:
     flat_out: bool = False
     is_keyed: bool = False
     collects: bool = False
+    clones: bool = False
 
     def steps(self) -> list[Step]:
-        kinds = {"flat_out": self.flat_out, "is_keyed": self.is_keyed, "collects": self.collects}
+        kinds = {"flat_out": self.flat_out, "is_keyed": self.is_keyed, "collects": self.collects, "clones": self.clones}
         steps = generate(self.seed, self.size, features(), **kinds)
         return served_steps(steps, self.seed) if self.scheduler == "served" else steps
 
@@ -53,7 +55,7 @@ class Episode:
         return Manner(patience=0.8, waits_s=5.0) if self.collects else Manner()
 
     def __str__(self) -> str:
-        more = {"flat out": self.flat_out, "keyed": self.is_keyed, "collectors": self.collects}
+        more = {"flat out": self.flat_out, "keyed": self.is_keyed, "collectors": self.collects, "clones": self.clones}
         return " ".join([f"seed={self.seed} size={self.size} {self.scheduler}", *(name for name in more if more[name])])
 
 
@@ -94,7 +96,7 @@ def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
     chance = random.Random(seed)
     while True:
         [scheduler] = chance.choices([*SCHEDULERS], [*SCHEDULERS.values()])
-        kinds = chance.random() < flat_out, chance.random() < KEYED, chance.random() < COLLECTORS
+        kinds = [chance.random() < share for share in (flat_out, KEYED, COLLECTORS, CLONES)]
         yield Episode(chance.randrange(10**9), chance.choice(SIZES), scheduler, *kinds)
 
 

@@ -11,7 +11,7 @@ from tests.simulator.versions import View
 DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
 FIRST_MARKER = 1000
 MUTATING = ("write", "upsert", "seal", "allow_compaction", "destroy", "multi", "evolve")
-_EXPLAINED = ("create", "seal", "allow_compaction", "destroy", "evolve")
+_EXPLAINED = ("create", "clone", "seal", "allow_compaction", "destroy", "evolve")
 Effect = tuple[str, str, Any]
 
 
@@ -34,7 +34,7 @@ def said_effect(mutation: dict[str, Any], before: View) -> Effect:
         return kind, mutation["collection"], (how, *sorted(known ^ columns), mutation["version"] - 1)
     if kind == "resolve":
         return "seal", mutation["collection"], mutation["end"]
-    value = {"create": "name", "seal": "upper", "allow_compaction": "since"}.get(kind)
+    value = {"create": "name", "clone": "name", "seal": "upper", "allow_compaction": "since"}.get(kind)
     return kind, mutation["collection"], mutation[value] if value else None
 
 
@@ -50,6 +50,8 @@ def effects_of(event: Event) -> list[Effect]:
         return found
     if event.op == "create_or_load":
         return [("create", event.outcome[1], args["name"])] if event.ok else []
+    if event.op == "clone":
+        return [("clone", event.outcome[1], args["target"])] if event.ok else []
     if event.op not in MUTATING:
         return []
     effects: list[Effect] = []
@@ -125,7 +127,10 @@ def changes_nothing(event: Event, view: View) -> bool:
 
 
 def may_have_happened(event: Event) -> bool:
-    if event.op == "create_or_load":  # It may fail after it created, and nothing is lost: it can be repeated.
+    if event.op in (
+        "create_or_load",
+        "clone",
+    ):  # It may fail after it created, and nothing is lost: it can be repeated.
         return event.ok or event.outcome[0] == "crashed" or event.error in DOUBTS
     return event.op in MUTATING and (event.outcome[0] == "crashed" or event.error == "Indeterminate")
 
@@ -133,6 +138,9 @@ def may_have_happened(event: Event) -> bool:
 def could_be(event: Event, effect: Effect) -> bool:
     if event.op == "create_or_load":
         named = effect[0] == "create" and event.args["name"] == effect[2]
+        return named and (not event.ok or event.outcome[1] == effect[1])
+    if event.op == "clone":
+        named = effect[0] == "clone" and event.args["target"] == effect[2]
         return named and (not event.ok or event.outcome[1] == effect[1])
     return effect in effects_of(event) and not effect_markers(event)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.model import EMPTY, Refused
-from tests.simulator.effects import DOUBTS, MUTATING, effects_of, is_done, tokens_seen
+from tests.simulator.effects import DOUBTS, MUTATING, effects_of, is_done, latest_moment, tokens_seen
 from tests.simulator.history import Event
 from tests.simulator.judgement import Expected, Judgement
 from tests.simulator.versions import View
@@ -145,6 +145,34 @@ class Expectations(Judgement):
         else:
             expected.check = lambda found: None if found == id_ else f"that name stands for {id_}"
         expected.rule = "destroy"
+
+    def _expect_clone(self, event: Event, view: View, expected: Expected) -> None:
+        source, target, as_of = event.args["c"], event.args["target"], event.args["as_of"]
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+        elif (refused := view.refuses(event.client)) is not None:
+            expected.fail("exclusive", refused.error)
+        if target in view.names():
+            expected.fail("destroy", "CollectionExists")
+        is_closed = view.alive(source) and view.upper(source) == EMPTY
+        self._expect_readable(source, as_of, view, expected)
+        expected.may_fail("clone", "Superseded")
+        if event.faults:
+            expected.may_fail("lost", "UploadExpired")
+        wanted = (
+            None if as_of is None and is_closed else min(view.upper(source) - 1, TIME_MAX) if as_of is None else as_of
+        )
+
+        def check(found: Any) -> str | None:
+            if found not in self.cloned:
+                return "no record makes such a clone"
+            commit, made = self.cloned[found]
+            if not event.invoked < latest_moment(commit) or (event.returned or 0) < commit.at:
+                return f"it was made by another call: {commit}"
+            is_right = made["source"] == source and made["name"] == target and wanted in (None, made["as_of"])
+            return None if is_right else f"it should be of {source} as of {wanted}, and is {commit}"
+
+        expected.rule, expected.check = "clone", check
 
     def _expect_load(self, event: Event, view: View, expected: Expected) -> None:
         id_ = view.names().get(event.args["name"])

@@ -19,6 +19,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     open            mode, reentrance_id?, force?                      None
     close                                                             None, or the error "Unseen" {"classes": […]}
     create_or_load  name, schema                                      id
+    clone           c, target, as_of (None: latest)                   id
     load            name                                              id
     collections                                                       names
     upper, since    c                                                 frontier

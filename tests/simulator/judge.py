@@ -80,7 +80,7 @@ class Answers(Replay):
             if self.commits[version].client == event.client:
                 view = View(self.location, version)
                 for before in self.included[version]:
-                    if before.invoked < event.invoked and before.op != "create_or_load":
+                    if before.invoked < event.invoked and before.op not in ("create_or_load", "clone"):
                         apply_call(before, view)
                         yield view.child()
 

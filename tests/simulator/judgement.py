@@ -92,10 +92,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A blob that fell out of use: in which record, when, and which leases read its collection then."""
+    """A blob that a collection gave up: in which record, and which leases read the collection then.
+
+    Attributes:
+        is_last: whether no other collection named it any more.
+    """
 
     commit: Commit
     leases: frozenset[str]
+    is_last: bool
 
 
 class Judgement:
@@ -125,7 +130,9 @@ class Judgement:
         self.named: dict[str, Commit] = {}  # Which record brought a blob.
         self.markers: dict[int, Counter[tuple[str, int]]] = {}  # Of each commit.
         self.marked: set[tuple[str, int]] = set()  # By events that have come.
-        self.dropped: dict[str, Dropped] = {}
+        self.namers: dict[str, set[str]] = {}  # Which collections name a blob.
+        self.cloned: dict[str, tuple[Commit, dict[str, Any]]] = {}
+        self.dropped: dict[str, list[Dropped]] = {}
         self.ended: dict[str, int] = {}  # When leases ended.
         self.reads_from: dict[str, list[tuple[int, int]]] = {}  # What leases said of it, and when.
         self.reentrance = {e.client: e.args.get("reentrance_id") for e in self.events if e.op == "open"}

@@ -15,7 +15,14 @@ from typing import Any
 
 from tests.model import EMPTY, ORDERED, TOMBSTONE
 from tests.simulator.expectations import BAD_WRITES, KEYED_WRITE
-from tests.simulator.weights import COLLECTORS_WEIGHTS, FEATURE_WEIGHTS, FLAT_OUT_WEIGHTS, KEYED_WEIGHTS, WEIGHTS
+from tests.simulator.weights import (
+    CLONES_WEIGHTS,
+    COLLECTORS_WEIGHTS,
+    FEATURE_WEIGHTS,
+    FLAT_OUT_WEIGHTS,
+    KEYED_WEIGHTS,
+    WEIGHTS,
+)
 
 Step = dict[str, Any]
 
@@ -23,6 +30,7 @@ SLOTS = 4
 NAMES = ("a", "b", "c")
 KEYED = ("a", "seal", "background", "transitions", "ordered")  # One of which is not keyed.
 KEYED_ONLY = KEYED[1:]
+CLONED = "+"  # Ends the name of the clone of a collection; the clone of that one has the name without it.
 KEYS = 4
 FIRST_MARKER = 1000
 OUTAGE_REQUESTS = 120  # More than a commit tries within its deadline.
@@ -32,6 +40,11 @@ WEATHER = {"clear": 0.0, "showers": 0.12, "storm": 0.5}
 SKEW_MAX_S = 10
 STOPS_S = (1, 100, 1000, 8000, 20_000)
 PART_BYTES = (64 << 10, 4 << 10, 1)  # For compaction; with 1, each key is a part of its own.
+
+
+def kind_of(name: str) -> str:
+    """Return the name of the collections that are like one of a name, of which that may be a clone."""
+    return name.removesuffix(CLONED)
 
 
 class _Belief:
@@ -52,6 +65,7 @@ def generate(
     flat_out: bool = False,
     is_keyed: bool = False,
     collects: bool = False,
+    clones: bool = False,
     slots: int = SLOTS,
 ) -> list[Step]:
     """Return size steps, of the public operations that features and their predecessors name.
@@ -60,9 +74,11 @@ def generate(
         flat_out: after each step, somebody compacts or collects garbage, and time passes.
         is_keyed: most collections are keyed.
         collects: there are many records, and several who collect garbage.
+        clones: collections are cloned, dropped, compacted and collected.
     """
     more = (FLAT_OUT_WEIGHTS if flat_out else {}) | (KEYED_WEIGHTS if is_keyed else {})
     more |= COLLECTORS_WEIGHTS if collects else {}
+    more |= CLONES_WEIGHTS if clones else {}
     kind = {"flat_out": flat_out, "is_keyed": is_keyed, "collects": collects, "slots": slots}
     return _Generator(seed, frozenset(features), more, **kind).steps(size)  # type: ignore[arg-type]
 
@@ -84,7 +100,7 @@ class _Generator:
         self.flat_out = flat_out
         self.features = features
         self.names = KEYED if is_keyed else NAMES
-        self.belief = {name: _Belief() for name in self.names}
+        self.belief = {name + mark: _Belief() for name in self.names for mark in ("", CLONED)}
         self.modes: dict[int, str] = {}
         self.handles: dict[int, set[str]] = {slot: set() for slot in range(slots)}
         self.taken: dict[str, list[Step]] = {"snapshot": [], "feed": [], "hold": []}
@@ -97,9 +113,8 @@ class _Generator:
         self.large = self.chance.choice([0.01, 0.01, 0.3])  # Only large writes are blobs of their own.
         self.planned: list[Step] = []
         weights = dict(WEIGHTS)
-        for feature, more in FEATURE_WEIGHTS.items():
-            if feature in features:
-                weights |= more
+        for feature, with_feature in FEATURE_WEIGHTS.items():
+            weights |= with_feature if feature in features else {}
         weights |= more
         self.ops, self.weights = list(weights), list(weights.values())
 
@@ -134,6 +149,10 @@ class _Generator:
         known = self.handles[step["slot"]]
         if op in ("create_or_load", "load"):
             step = self._create_or_load(step["slot"], chance.choice(self.names), op)
+            cloned = step["name"] + CLONED
+            if op == "load" and self.belief[cloned].exists and chance.random() < 0.5:
+                step["name"] = cloned
+                known.add(cloned)
         elif op in ("close", "crash"):
             self._forget(step["slot"], op)
         elif op in ("read", "close_snapshot", "poll", "close_feed", "advance", "release"):
@@ -144,7 +163,7 @@ class _Generator:
             if not known:
                 return self._create_or_load(step["slot"], chance.choice(self.names))
             step["name"] = chance.choice(sorted(known))
-            if op == "resolve" and step["name"] not in KEYED_ONLY:
+            if op == "resolve" and kind_of(step["name"]) not in KEYED_ONLY:
                 return None
             getattr(self, f"_{op}", lambda step, belief: None)(step, self.belief[step["name"]])
         if step is not None and "faults" not in step:
@@ -234,13 +253,13 @@ class _Generator:
 
     def _written(self, name: str) -> Step:
         """Return a write, or for a keyed collection an upsert."""
-        if name in KEYED_ONLY:
+        if kind_of(name) in KEYED_ONLY:
             return {"op": "upsert", "events": self._events(self.belief[name], name)}
         return {"op": "write", "updates": self._updates(self.belief[name])}
 
     def _written_in_block(self, name: str) -> list[Any]:
         written = self._written(name)
-        return [written["op"], name, written["events" if name in KEYED_ONLY else "updates"]]
+        return [written["op"], name, written["events" if kind_of(name) in KEYED_ONLY else "updates"]]
 
     def _events(self, belief: _Belief, name: str) -> list[list[Any]]:
         """Return events of which some delete; all delete in a few, and the first one marks them in any case."""
@@ -248,7 +267,7 @@ class _Generator:
         deletes = self.chance.random()
         for event in found[1:] if deletes > 0.08 else found:
             event[1] = None if self.chance.random() < (0.3 if deletes > 0.08 else 1.0) else event[1]
-            if name == ORDERED and event[1] is None:
+            if kind_of(name) == ORDERED and event[1] is None:
                 event[1] = TOMBSTONE
         return found
 
@@ -259,7 +278,7 @@ class _Generator:
 
     def _write(self, step: Step, belief: _Belief) -> None:
         chance = self.chance
-        if step["name"] in KEYED_ONLY:
+        if kind_of(step["name"]) in KEYED_ONLY:
             self._upsert(step, belief)
             return
         self._wait(step)
@@ -315,7 +334,7 @@ class _Generator:
         return max(0, upper + self.chance.choice([0, 0, 0, 1, -1])) if upper <= 10**6 else upper
 
     def _write_bad(self, step: Step, belief: _Belief) -> None:
-        step["bad"] = KEYED_WRITE if step["name"] in KEYED_ONLY else self.chance.choice(sorted(BAD_WRITES))
+        step["bad"] = KEYED_WRITE if kind_of(step["name"]) in KEYED_ONLY else self.chance.choice(sorted(BAD_WRITES))
         step["updates"] = []
 
     def _evolve(self, step: Step, belief: _Belief) -> None:
@@ -368,6 +387,20 @@ class _Generator:
         for names in self.handles.values():
             if self.chance.random() < 0.8:  # Some go on with a handle of what is not there any more.
                 names.discard(step["name"])
+
+    def _clone(self, step: Step, belief: _Belief) -> None:
+        name = step["name"]
+        step["target"] = name.removesuffix(CLONED) if name.endswith(CLONED) else name + CLONED
+        step["as_of"] = None if self.chance.random() < 0.4 else self._as_of(belief)
+        self.handles[step["slot"]].add(step["target"])
+        if not (clone := self.belief[step["target"]]).exists:
+            clone.exists, clone.columns = True, [*belief.columns]
+            clone.since = min(belief.upper, 10**6) - 1 if step["as_of"] is None else step["as_of"]
+            clone.upper = clone.since + 1
+        if self.chance.random() < 0.3:
+            self._plan_reads_of_what_is_gone(name)
+            self.planned.insert(0, {"op": "destroy", "slot": step["slot"], "name": name, "wait": "now"})
+            self.belief[name] = _Belief()
 
     def _plan_reads_of_what_is_gone(self, name: str) -> None:
         """Let garbage be collected soon after, and what was taken before be read again."""

@@ -51,6 +51,12 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
         machine = keyed and (ORDERED if keyed.get("order_by") else keyed.get("ties") or keyed["machine"]["name"])
         plain["keyed"] = keyed and [machine, keyed.get("resolve", "seal")]
         added[mutation["collection"]] = [[]]
+    elif kind == "clone":
+        added[mutation["collection"]] = [*added[mutation["source"]]]
+        _read_parts(mutation, blobs, plain, added)
+        plain |= {"source": mutation["source"], "as_of": mutation["as_of"], "runs": mutation.get("runs", [])}
+        keyframe = mutation.get("keyframe")
+        plain["keyframes"] = [[keyframe["as_of"], keyframe["parts"]]] if keyframe else []
     elif kind == "evolve":
         plain["columns"] = [name for name, *_ in mutation["schema"]["value"]["fields"]][1:]
         plain["version"] = mutation["schema"]["version"]

@@ -51,6 +51,27 @@ class Physical:
         stored = [part.blob for part in self.numbered.values()] + [part.blob for part in self.pending.values()]
         return {blob for blob in stored if blob}
 
+    def cloned(self, mutation: dict[str, Any], updates: list[Update], folder: str) -> Iterator[str]:
+        """Become a clone's description of another collection, this one; yield what is wrong with it.
+
+        Args:
+            updates: all that the clone is to hold.
+            folder: where its own blobs lie.
+        """
+        shared = {part.blob for part in self.numbered.values()}
+        if strange := [b for b in mutation["blobs"] if b and b not in shared and not b.startswith(folder)]:
+            yield f"it names {strange}, which its source does not"
+        self.numbered, self.next_number, self.pending = {}, 0, {}
+        in_use = {*self._number(mutation)}
+        self.history = [list(run) for run in mutation["runs"]]
+        self.keyframes = {as_of: list(numbers) for as_of, numbers in mutation["keyframes"]}
+        self.history_from = max((as_of + 1 for as_of in self.keyframes), default=0)
+        self.resolved = [update for update in self.resolved if update[2] <= mutation["as_of"]]
+        if in_use != {n for run in (*self.history, *self.keyframes.values()) for n in run}:
+            yield "it brings parts that are in no run"
+        yield from self._check_numbers(in_use)
+        yield from self._check_contents(updates)
+
     def pend(self, mutation: dict[str, Any]) -> None:
         """Take in the parts of a pend."""
         for events, blob in zip(mutation["parts"], mutation["blobs"], strict=True):

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
+from persist.engine import clone
 from persist.settings import Tuning
 from persist.upsert import InsertIfAbsent
 from tests.model import EMPTY, GREATEST, ORDERED, TOMBSTONE
@@ -23,7 +24,7 @@ from tests.simulator.assigned import with_assigned_times
 from tests.simulator.baton import Baton
 from tests.simulator.calls import Caller, Pending, Slot
 from tests.simulator.history import Event, History
-from tests.simulator.language import SKEW_MAX_S, Step
+from tests.simulator.language import SKEW_MAX_S, Step, kind_of
 from tests.simulator.log_reader import Added, frontier, read_commit
 from tests.simulator.spelling import (
     DEFAULT,
@@ -300,11 +301,19 @@ class Run(Caller):
     def _create_or_load(self, slot: Slot, step: Step) -> None:
         def call() -> str:
             key, value = {step["schema"]: pa.int64()}, {"v": pa.string()}
-            name, keyed = step["name"], KEYED.get(step["name"])
+            name, keyed = step["name"], KEYED.get(kind_of(step["name"]))
             slot.handles[name] = found = slot.client.create_or_load(name, key=key, value=value, keyed=keyed)
             return found.id
 
         self._call(slot, "create_or_load", {"name": step["name"], "schema": step["schema"]}, call)
+
+    def _clone(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> str:
+            made = clone(c.handle, step["target"], step["as_of"])  # Of that very one, whatever has its name by now.
+            slot.handles[step["target"]] = persist.Collection(made)
+            return made.id
+
+        self._on_handle(slot, step, {"target": step["target"], "as_of": step["as_of"]}, call)
 
     def _load(self, slot: Slot, step: Step) -> None:
         def call() -> str:
@@ -329,7 +338,7 @@ class Run(Caller):
         args = {"events": step["events"], "columns": added_columns(slot.handles.get(step["name"])), **options}
 
         def call(c: persist.Collection) -> Any:
-            take = c.transition if step["name"] == "transitions" else c.upsert
+            take = c.transition if kind_of(step["name"]) == "transitions" else c.upsert
             return take(event_tuples(step["events"], c), **given)
 
         self._submit(slot, step, args, call)
@@ -504,5 +513,5 @@ def _take_events(multi: persist.MultiWrite, collection: persist.Collection, even
     if len(times) == 1 and len(keys) == len(events):
         multi.delete(collection, [key for key, _, _ in events], time=times.pop())
         return
-    take = multi.transition if collection.name == "transitions" else multi.upsert
+    take = multi.transition if kind_of(collection.name) == "transitions" else multi.upsert
     take(collection, event_tuples(events, collection))

@@ -1,9 +1,11 @@
 """The first pass of a judgement: which calls are in which record, and whether they explain it."""
 
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from tests.model import EMPTY
+from tests.model import EMPTY, Refused
 from tests.simulator.effects import (
     FIRST_MARKER,
     MUTATING,
@@ -21,7 +23,7 @@ from tests.simulator.effects import (
     said_effect,
 )
 from tests.simulator.expectations import Expectations
-from tests.simulator.history import Commit, Event
+from tests.simulator.history import Commit, Deletion, Event
 from tests.simulator.judgement import Dropped
 from tests.simulator.physical import Physical
 from tests.simulator.versions import View
@@ -79,15 +81,17 @@ class Replay(Expectations):
         if kind == "create":
             view.create(id_, mutation["name"], mutation["schema"], mutation.get("keyed"))
             self.physical[id_] = Physical()
+        elif kind == "clone":
+            self._check_clone(commit, mutation, view)
         elif id_ and not view.alive(id_):
             self.blame("log", f"a {kind} of collection {id_}, which does not exist: {commit}")
         elif kind == "append":
             view.append(id_, mutation["updates"])
             self.physical[id_].append(mutation)
-            self.named |= dict.fromkeys(filter(None, mutation.get("blobs", [])), commit)
+            self._name(commit, id_, mutation.get("blobs", []))
         elif kind == "pend":
             self.physical[id_].pend(mutation)
-            self.named |= dict.fromkeys(filter(None, mutation["blobs"]), commit)
+            self._name(commit, id_, mutation["blobs"])
         elif kind == "resolve":
             self._check_resolve(commit, mutation, view)
         elif kind == "replace":
@@ -137,7 +141,7 @@ class Replay(Expectations):
         before = self.physical[id_].blobs
         for wrong in self.physical[id_].resolve(mutation, view.resolved(id_)):
             self.blame("resolved", f"{wrong}: {commit}")
-        self.named |= dict.fromkeys(filter(None, mutation["blobs"]), commit)
+        self._name(commit, id_, mutation["blobs"])
         if mutation["end"] > view.upper(id_):
             view.step("seal", id_, mutation["end"])
         view.step("resolve", id_, mutation["end"])
@@ -171,7 +175,7 @@ class Replay(Expectations):
         brought = [blob for blob in mutation["blobs"] if blob]
         if late := [blob for blob in brought if blob in self.named]:
             self.blame("compaction", f"{late} are named a second time: {commit}")
-        self.named |= dict.fromkeys(brought, commit)
+        self._name(commit, id_, brought)
         written = [u for name, updates in view.appended if name == id_ for u in updates]
         updates = [*view.contents(id_).updates, *written]
         if view.keyed(id_) is not None:
@@ -182,29 +186,60 @@ class Replay(Expectations):
         if mutation["unused"]:
             self.replaced_s.setdefault(id_, []).append(commit.clock_s)
 
+    def _check_clone(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
+        """A clone names what its source names, and holds what that held."""
+        id_, source, as_of = mutation["collection"], mutation["source"], mutation["as_of"]
+        if not view.alive(source):
+            self.blame("clone", f"its source is not there: {commit}")
+            return
+        try:
+            view.clone(id_, mutation["name"], source, as_of)
+        except Refused as refused:
+            self.blame("clone", f"it should have been refused with {refused}: {commit}")
+            return
+        physical = self.physical[source]
+        self.physical[id_] = clone = replace(physical, keyframes={**physical.keyframes})
+        for wrong in clone.cloned(mutation, view.contents(id_).updates, f"part/{id_}/"):
+            self.blame("clone", f"{wrong}: {commit}")
+        self._name(commit, id_, mutation["blobs"])
+        self.cloned[id_] = commit, mutation
+
+    def _name(self, commit: Commit, id_: str, blobs: Iterable[str]) -> None:
+        """Note that a collection names blobs from a record on."""
+        for blob in filter(None, blobs):
+            self.named.setdefault(blob, commit)
+            self.namers.setdefault(blob, set()).add(id_)
+
     def _drop(self, commit: Commit, id_: str, blobs: set[str], view: View) -> None:
         leases = frozenset(lease for _, lease in view.holds(id_).values() if lease is not None)
         for blob in blobs:
-            self.dropped.setdefault(blob, Dropped(commit, leases))
+            self.namers.get(blob, set()).discard(id_)
+            is_last = not self.namers.get(blob)
+            self.dropped.setdefault(blob, []).append(Dropped(commit, leases, is_last))
 
     def check_deletions(self) -> None:
         """Rule 10: a blob is deleted when nothing has referred to it for the grace period, and nobody may read it."""
         grace_s = self.history.settings["grace_s"]
         for deletion in self.history.deletions:
-            named, dropped = self.named.get(deletion.key), self.dropped.get(deletion.key)
+            named = self.named.get(deletion.key)
             if named is None:
                 continue  # It never became part of anything.
-            if dropped is None or deletion.at < dropped.commit.at:
+            drops = [each for each in self.dropped.get(deletion.key, []) if each.commit.at <= deletion.at]
+            if not any(each.is_last for each in drops):
                 self.blame("deletion", f"it was deleted while it was in use: {deletion}; it came with {named}")
                 continue
-            age_s = deletion.clock_s - dropped.commit.clock_s
-            if age_s < grace_s:
-                self.blame("deletion", f"deleted {age_s:.1f} s after it fell out of use: {deletion}, {dropped}")
-            for lease in dropped.leases:
-                known = [seqno for at, seqno in self.reads_from[lease] if at < deletion.at]
-                is_over = self.ended.get(lease, EMPTY) < deletion.at
-                if not is_over and max(known) < dropped.commit.seqno:
-                    self.blame("deletion", f"deleted though the lease {lease} may read it: {deletion}, {dropped}")
+            for dropped in drops:
+                self._check_deletion(deletion, dropped, grace_s)
+
+    def _check_deletion(self, deletion: Deletion, dropped: Dropped, grace_s: float) -> None:
+        age_s = deletion.clock_s - dropped.commit.clock_s
+        if age_s < grace_s:
+            self.blame("deletion", f"deleted {age_s:.1f} s after it fell out of use: {deletion}, {dropped}")
+        for lease in dropped.leases:
+            known = [seqno for at, seqno in self.reads_from[lease] if at < deletion.at]
+            is_over = self.ended.get(lease, EMPTY) < deletion.at
+            if not is_over and max(known) < dropped.commit.seqno:
+                self.blame("deletion", f"deleted though the lease {lease} may read it: {deletion}, {dropped}")
 
     def _check_hold(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
         """A hold begins at or after since; a named one moves by compare-and-set."""
@@ -258,6 +293,10 @@ class Replay(Expectations):
             if event.op == "create_or_load":
                 created = next(m for m in commit.mutations if m["kind"] == "create" and m["name"] == event.args["name"])
                 view.create(created["collection"], created["name"], created["schema"], created.get("keyed"))
+            elif event.op == "clone":
+                made = next(m for m in commit.mutations if m["kind"] == "clone" and m["name"] == event.args["target"])
+                if view.alive(made["source"]):
+                    view.clone(made["collection"], made["name"], made["source"], made["as_of"])
             elif is_done(event, view):
                 self.done.add(event.id)
             else:

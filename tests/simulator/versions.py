@@ -127,6 +127,14 @@ class View:
         self._created[id_] = Contents(id_, name, schema, machine)
         self.state = self.state.having(id_, model.Collection(keyed=policy))
 
+    def clone(self, id_: str, name: str, source: str, as_of: int) -> None:
+        """Make a collection with what another one holds as of a time, at the times at which that came to hold it."""
+        known = self.contents(source)
+        self._created[id_] = made = Contents(id_, name, known.schema, known.machine)
+        made.updates = [update for update in known.updates if update[2] <= as_of]
+        made.events = [event for event in known.events if event[2] <= as_of]
+        self.state = self.state.having(id_, self.state.collections[source].clone(as_of))
+
     def append(self, id_: str, updates: list[Update]) -> None:
         self.appended.append((id_, updates))
 

@@ -62,3 +62,15 @@ COLLECTORS_WEIGHTS = {
     "advance": 1,
     "pass": 5,
 }
+# Blobs that several collections name, and all that makes one of them give them up.
+CLONES_WEIGHTS = {
+    "clone": 9,
+    "load": 5,
+    "destroy": 2.5,
+    "compact": 9,
+    "gc": 5,
+    "allow_compaction": 7,
+    "close_snapshot": 6,
+    "seal": 14,
+    "pass": 6,
+}
