@@ -154,14 +154,13 @@ class Expectations(Judgement):
             expected.fail("exclusive", refused.error)
         if target in view.names():
             expected.fail("destroy", "CollectionExists")
-        is_closed = view.alive(source) and view.upper(source) == EMPTY
         self._expect_readable(source, as_of, view, expected)
         expected.may_fail("clone", "Superseded")
         if event.faults:
             expected.may_fail("lost", "UploadExpired")
-        wanted = (
-            None if as_of is None and is_closed else min(view.upper(source) - 1, TIME_MAX) if as_of is None else as_of
-        )
+        wanted = as_of
+        if as_of is None and view.alive(source) and view.upper(source) != EMPTY:
+            wanted = view.upper(source) - 1
 
         def check(found: Any) -> str | None:
             if found not in self.cloned:

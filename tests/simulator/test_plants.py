@@ -20,6 +20,7 @@ FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
     "a token is not remembered": (Episode(1, 150), {"phantom", "once", "token"}),
     "a write at a sealed time is taken": (Episode(1, 150), {"late"}),
     "a collector waits for nobody who reads": (Episode(6, 250, collects=True), {"deletion"}),
+    "a collector asks no clone what it names": (Episode(0, 250, clones=True), {"deletion"}),
     "a collector does not wait for the grace period": (Episode(1, 150, flat_out=True), {"deletion"}),
     "a resolution loses an update": (Episode(1, 120, is_keyed=True), {"resolved"}),
     "a block leaves one of its keyed collections out": (Episode(1, 150, is_keyed=True), {"atomic", "lost", "once"}),

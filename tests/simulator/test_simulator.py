@@ -47,6 +47,13 @@ def test_what_checkpoints_name_is_there_though_collectors_are_stopped_in_the_mid
     assert report.virtual_s > 1000
 
 
+@pytest.mark.thorough(except_every=10)
+@pytest.mark.parametrize("seed", range(10))
+def test_clones_hold_what_their_sources_held_and_keep_what_they_share(seed: int) -> None:
+    report = innocent(Episode(3000 + seed, 300, is_keyed=seed % 3 == 2, clones=True))
+    assert report.operations["clone"] > 0
+
+
 @pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_answer_is_right_on_files(seed: int) -> None:
