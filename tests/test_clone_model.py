@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.errors import CollectionExists, FrontierRegression
+from persist.errors import CollectionExists, FrontierRegression, NegativeMultiplicity
 from persist.fsck import FsckReport
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.resolving import resolve_events
@@ -85,7 +85,7 @@ class Run:
     def step(self) -> None:
         weights = {
             "write": 8, "seal": 5, "clone": 4, "compact": 5, "allow": 3, "gc": 4, "drop": 1.5, "evolve": 1,
-            "reopen": 1, "snapshot": 1, "resolve": 1, "maintain": 2,
+            "reopen": 1, "snapshot": 1, "resolve": 1, "maintain": 2, "publish": 1,
         }  # fmt: skip
         op = self.chance.choices(list(weights), list(weights.values()))[0]
         client = self.chance.choice(self.clients)
@@ -157,6 +157,14 @@ class Run:
     def _drop(self, client: persist.Client, name: str, model: Modelled) -> None:
         client.drop(name).result()
         del self.models[name]
+
+    def _publish(self, client: persist.Client, name: str, model: Modelled) -> None:
+        loaded = client.load(name)
+        if loaded.published() and self.chance.random() < 0.5:
+            loaded.unpublish("delta")
+        elif model.upper:
+            with suppress(NegativeMultiplicity):
+                loaded.publish("delta")
 
     def _resolve(self, client: persist.Client, name: str, model: Modelled) -> None:
         if model.keyed:
