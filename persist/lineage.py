@@ -6,6 +6,7 @@ so it is exact: no estimate, and nothing of a write that failed.
 
 - A view is a job: its query, the view as output at its new upper, and its inputs at the same upper, because a view that
   is sealed to a time holds what its query gives on all of them up to that time.
+- A clone is a job with its source as input, at the same upper.
 - A write is a job of the collection: it has no inputs, since nobody knows where the rows come from.
 
 The run's id comes from the location, the seqno and the job, so an event that is sent twice is the same event. The
@@ -41,7 +42,7 @@ from persist.version import __version__
 BEHIND_MAX = 10_000  # Records.
 CLOSE_S = 5.0
 PRODUCER = f"urn:persist:{__version__}"
-WROTE = (kinds.Append, kinds.Pend, kinds.Resolve, kinds.Seal)
+WROTE = (kinds.Clone, kinds.Append, kinds.Pend, kinds.Resolve, kinds.Seal)
 
 logger = logging.getLogger(__name__)
 
@@ -159,18 +160,20 @@ class Lineage:
         from openlineage.client import facet_v2 as facets
 
         upper = _upper_after(mutations)
-        inputs, about = [], {}
-        if contents.view is not None:
+        read, about, verb = [], {}, "write"
+        if isinstance(mutations[0], kinds.Clone):
+            verb, read = "clone", [self._contents(mutations[0].source)]
+        elif contents.view is not None:
             from persist.sql import Definition  # Here: the dataflow takes long to load.
 
             definition = Definition.from_json(contents.view)
             about["sql"] = facets.sql_job.SQLJobFacet(query=definition.sql)
-            read = [self._contents(id_) for id_ in definition.reads.values()]
-            inputs = [
-                events.InputDataset(self._url, each.name, facets=_dataset_facets(facets, each, upper))
-                for each in read
-                if each is not None
-            ]
+            verb, read = "refresh", [self._contents(id_) for id_ in definition.reads.values()]
+        inputs = [
+            events.InputDataset(self._url, each.name, facets=_dataset_facets(facets, each, upper))
+            for each in read
+            if each is not None
+        ]
         parts = [part for mutation in mutations for part in getattr(mutation, "parts", ())]
         size = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
             rowCount=sum(part.rows for part in parts), size=sum(part.bytes for part in parts)
@@ -181,7 +184,7 @@ class Lineage:
             facets=_dataset_facets(facets, contents, upper),
             outputFacets={"outputStatistics": size},
         )
-        job = f"{'refresh' if contents.view is not None else 'write'} {contents.name}"
+        job = f"{verb} {contents.name}"
         kind = facets.job_type_job.JobTypeJobFacet(processingType="BATCH", integration="PERSIST", jobType="COMMIT")
         return events.RunEvent(
             eventType=events.RunState.COMPLETE,
@@ -198,6 +201,7 @@ def _upper_after(mutations: Sequence[Any]) -> int | None:
     """Return the upper that a record gave a collection; None if it sealed nothing, or for ever."""
     uppers = [mutation.upper for mutation in mutations if isinstance(mutation, kinds.Seal)]
     uppers += [mutation.end for mutation in mutations if isinstance(mutation, kinds.Resolve)]
+    uppers += [(mutation.as_of + 1,) for mutation in mutations if isinstance(mutation, kinds.Clone)]
     return uppers[-1][0] if uppers and uppers[-1] else None
 
 

@@ -74,6 +74,7 @@ def test_events_name_the_times_that_writes_and_refreshes_wrote_and_read(server: 
             multi.seal(client.load("orders"), 6)
             multi.seal(client.load("items"), 12)
         view.refresh()
+        client.clone("items", "trial", as_of=8)
         location = client.url
     assert told() == [
         ("write orders", [], [("orders", "4")]),
@@ -83,6 +84,7 @@ def test_events_name_the_times_that_writes_and_refreshes_wrote_and_read(server: 
         ("write orders", [], [("orders", "6")]),
         ("write items", [], [("items", "12")]),
         ("refresh totals", [("items", "6"), ("orders", "6")], [("totals", "6")]),
+        ("clone trial", [("items", "9")], [("trial", "9")]),
     ]
     first, refreshed = EVENTS[0], EVENTS[2]
     assert first["job"]["namespace"] == first["outputs"][0]["namespace"] == location

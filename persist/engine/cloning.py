@@ -63,7 +63,8 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         made: Sequence[Part] = ()
         try:
             made = _rewritten(source, contents, id_, shares)
-            writer.submit(_steps(contents, id_, name, shares, made), {id_: name, source.id: source.name}).result()
+            steps = _steps(contents, id_, name, shares, made)
+            engine.submit("clone", steps, {id_: name, source.id: source.name}).result()
         except BaseException as error:
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 writer.part_writer().discard(made)
