@@ -275,6 +275,15 @@ def test_a_clone_of_what_is_complete_for_ever_can_be_written(client: persist.Cli
     assert clone.snapshot().count() == 59_996
 
 
+def test_a_clone_of_what_is_complete_for_ever_has_events_that_were_not_resolved(client: persist.Client) -> None:
+    users = client.create_or_load("users", key=KEY, value={"v": int}, keyed=persist.Keyed(resolve="background"))
+    users.upsert([(1, 5, 3)]).result()
+    users.seal(persist.Antichain()).result()
+    clone = client.clone("users", "users-test")
+    assert [*clone.snapshot().rows()] == [(1, 5)]
+    assert client.clone("users", "other", as_of=2**63 - 2).upper == persist.Antichain()
+
+
 def test_a_clone_as_of_0_has_its_changes_from_0_on(client: persist.Client) -> None:
     orders = filled(client)
     orders.compact()

@@ -51,7 +51,10 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
     check_free_name(name)
     contents, time = source.sealed(as_of, 0.0)
     if as_of in (None, LATEST) and contents.upper.time is None:
-        time = _last_change(contents)  # So that the clone can be written, although its source is complete for ever.
+        # So that the clone can be written, although its source is complete for ever.
+        if contents.keyed is not None:
+            writer.resolver.resolve(source.id, source.name, source.machine)
+        time = _last_change(source.known())
     for _ in range(ATTEMPTS):
         if name in engine.follower.refresh().ids:
             raise CollectionExists(name)

@@ -382,20 +382,26 @@ class _Round:
         replaced = {key for dropped in waiting for key in dropped.blobs}
         due = [dropped for dropped in due if not (dropped.is_destroyed and dropped.collection in kept)]
         shares = sharers(state)
+        shared: dict[str, set[str]] = {}
+
+        def shared_in(folder: str) -> set[str]:
+            if folder in shares and folder not in shared:
+                shared[folder] = named_in(self._blob, state, folder, shares)
+            return shared.get(folder, set())
+
         for dropped in due:
             # Its part lists stay as long as the log records that name them, because following the log reads them; its
             # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
             id_, unused = dropped.collection, frozenset(dropped.blobs) - replaced
             if dropped.is_destroyed:  # Its published tables go with it.
-                named = replaced | (named_in(self._blob, state, id_, shares) if id_ in shares else set())
+                named = replaced | shared_in(id_)
                 unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
                 gone = (entry for entry in unnamed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
                 self._delete("parts", gone)
                 continue
             for folder in {collection_part(key) for key in unused} - kept:
-                named = named_in(self._blob, state, folder, shares) if folder in shares else set()
-                listed = self._blob.list(table_root(folder))
-                self._delete("parts", (entry for entry in listed if entry.key in unused and entry.key not in named))
+                gone_there, listed = unused - shared_in(folder), self._blob.list(table_root(folder))
+                self._delete("parts", (entry for entry in listed if entry.key in gone_there))
         if due:
             self._with_room(lambda: self._forget(due))
             self._collections += self._is_dry * sum(dropped.is_destroyed for dropped in due)
