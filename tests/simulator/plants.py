@@ -134,7 +134,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a collector does not wait for the grace period": lambda: [
         (persist.upkeep.garbage._Round, "_seqno_before", marks_for_ever_old)
     ],
-    "a collector asks no clone what it names": lambda: [(persist.upkeep.garbage, "_shares", lambda state: {})],
+    "a collector asks no clone what it names": lambda: [(persist.upkeep.garbage, "sharers", lambda state: {})],
     "a late collector believes what it listed": lambda: [
         (persist.upkeep.garbage._Round, "_collect_objects", what_a_listing_said),
         # It would notice, if the log was truncated meanwhile beyond what it knows.
