@@ -237,7 +237,7 @@ def _shifted(sign: int) -> Function:
 
 def _past_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
     """Return where the row is that stands so many rows with a value further on, and whether there is one."""
-    valued = is_value.nonzero()[0]
+    valued = is_value.nonzero()[0].astype(np.int64, copy=False)
     before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
     number: Ints = before.take(p.at) + by if by < 0 else before.take(p.at + 1) + by - 1
     inside = (number >= before.take(p.begins)) & (number < before.take(p.ends))
