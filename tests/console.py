@@ -1,12 +1,14 @@
 """Runs the console blocks of a page as they stand there, and compares what they print.
 
-A block is marked `console`. A line that begins with `$ ` is a command: `persist …`, or `cat FILE` of a file that the
-test has made. The lines after it are what it prints, standard error included. `…` stands for anything, and alone on
-a line for any number of lines. Runs of blanks count as one.
+A block is marked `console`. A line that begins with `$ ` is a command: `persist …`, perhaps with `< FILE`, or
+`cat FILE` of a file that the test has made. The lines after it are what it prints, standard error included. `…` stands
+for anything, and alone on a line for any number of lines. Runs of blanks count as one.
 """
 
 import re
 import shlex
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,12 @@ def run_page(path: Path, capsys: pytest.CaptureFixture[str]) -> int:
             printed = Path(arguments[0]).read_text()
         else:
             assert program == "persist", command
-            main(arguments)
+            with ExitStack() as stack:
+                if "<" in arguments:
+                    *arguments, _, name = arguments
+                    patched = stack.enter_context(pytest.MonkeyPatch.context())
+                    patched.setattr(sys, "stdin", stack.enter_context(open(name, encoding="utf-8")))
+                main(arguments)
             out, err = capsys.readouterr()
             printed = out + err
         assert matches(expected, printed.splitlines()), f"$ {command}\n{printed}\ninstead of\n" + "\n".join(expected)

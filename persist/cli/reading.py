@@ -1,8 +1,7 @@
-"""Commands that read data: read, changes, diff, tail, wait, sql."""
+"""Commands that read data: read, changes, diff, tail, wait."""
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,8 +10,7 @@ import persist
 from persist.cli.command import OK, PROBLEMS, Name, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import cell, say, tell
-from persist.facts import time_of, times_of, written_time_of
-from persist.shown import counted
+from persist.facts import time_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,51 +180,6 @@ def wait(
             tell(f"{collection} was complete up to {until} long ago: history that old is no longer kept")
         upper = handle.upper.time
         tell_done(at, {"collection": collection, "upper": upper}, f"{collection} is complete up to {until}")
-    return OK
-
-
-@command
-def sql(
-    at: Place,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="A query of DuckDB; collections are its tables.")],
-    as_of: Annotated[
-        list[str] | None,
-        typer.Option("--as-of", metavar="[NAME=]TIME", help="Of all collections, or of one; may be repeated."),
-    ] = None,
-    time: Annotated[
-        str | None,
-        typer.Option("--time", "-t", metavar="TIME", help="Of what a statement changes; else that of its commit."),
-    ] = None,
-    files: Annotated[
-        bool, typer.Option("--files", help="Let the query read files and URLs, too, with your rights: read_csv, …")
-    ] = False,
-    limit: Limit = None,
-    format: Format = None,
-    output: Output = None,
-) -> int:
-    """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, DELETE, INSERT, MERGE INTO."""
-    from persist.cli.rows_out import format_of, write_rows
-    from persist.query import execute, is_statement
-
-    if is_statement(query):
-        if as_of or files or limit is not None or format or output:
-            raise persist.InvalidUsage("a statement that changes a collection takes --time alone: it gives no rows")
-        with at.writing() as client:
-            changed = execute(client.engine, query, None if time is None else written_time_of(time))
-            line = f"changed {counted(changed.rows, 'row')} of {changed.collection}"
-            if changed.time is not None:
-                line += f" at {times_of(client.load(changed.collection))(changed.time)}"
-            tell_done(at, asdict(changed), line)
-        return OK
-    if time is not None:
-        raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
-    wanted = format_of(format, output, at.as_json)
-    times: dict[str, Any] = {}
-    for option in as_of or ():
-        name, _, time = option.rpartition("=")
-        times[name] = time_of(time)
-    with at.reading() as client, client.sql(query, as_of=times, files=files) as result:
-        write_rows(result.schema, result.to_batches(), wanted, output, limit, in_order=True)
     return OK
 
 

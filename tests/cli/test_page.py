@@ -13,6 +13,7 @@ from tests.console import matches, run_page
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 FILES = {
     "orders.csv": "order_id,status,amount\n1,new,9.5\n2,new,3.0\n3,paid,12.0\n",
+    "report.sql": "SELECT max(amount) AS most FROM orders;\nSELECT count(*) AS n FROM orders;\n",
     "late.csv": "order_id,status,amount\n4,new,seven\n5,new\n",
     "views/counts.sql": "-- key: status\nSELECT status, count(*) AS n FROM orders GROUP BY status\n",
     "day2.csv": "order_id,status,amount\n1,paid,9.5\n3,paid,12.0\n",

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 import persist
+from persist import backup
 from persist.cli import dispatch
 from persist.client import Client
 from persist.collection import Collection
@@ -25,10 +26,12 @@ ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
 # The calls that a command makes, and what it has of its own.
 CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"}),
+    "backup": ([backup.backup], {"target_options_file"}),
     "bench": ([], {"rows", "commits"}),
     "changes": ([Collection.changes], LIMITED),
     "clone": ([Client.clone], {"name"}),  # Its `target`.
     "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
+    "copy": ([backup.copy], {"target_options_file"}),
     "create": ([Client.create_or_load, persist.Keyed], {"format"}),
     "delete": ([Collection.delete], {"format", "ignore"}),
     "diff": ([Collection.diff], LIMITED),
@@ -51,6 +54,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "refresh": ([Client.view], {"views"}),
     "release": ([], {"hold", "yes"}),
     "rename": ([Collection.rename], set()),
+    "restore": ([backup.copy], {"target_options_file"}),
     "revert": ([Collection.restore], set()),
     "seal": ([Collection.seal], {"for_ever"}),
     "serve": ([Client.serve], {"metrics", "sql_memory"}),  # Its `sql_memory_bytes`, in MB.
@@ -64,6 +68,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "unpublish": ([Collection.unpublish], set()),
     "untag": ([Collection.untag], set()),
     "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
+    "verify": ([backup.verify], {"target_option", "target_options_file"}),  # Its `against_options`.
     "view": ([Client.create_view, View.redefine], {"query", "redefine"}),
     "wait": ([Collection.changes], set()),
     "write": ([Client.write, Collection.write], ROWS_IN | {"time_column", "commit_rows", "no_key"}),
