@@ -136,7 +136,7 @@ def _follow(source: Source, run: Run) -> Ingested:
 def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:
     """Commit a batch: all its rows, the moments of its times, and the seals of all collections, or nothing."""
     changes = batch.changes
-    if moments is not None and batch.upper is not None:
+    if moments is not None and batch.upper is not None and batch.upper > run.uppers[source.moments or ""]:
         assert batch.moments[-1][0] == batch.upper - 1, "the last moment is that of the last sealed time"
         changes = chain(changes, [moments.change(batch.moments)])
     try:
@@ -149,9 +149,13 @@ def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> 
                     multi.write(collection, change.rows, time=change.time)
                 else:
                     multi.upsert(collection, change.rows, time=change.time)
+            for name, properties in batch.properties.items():
+                multi.describe(run.collections[name], properties=properties)
             if batch.upper is not None:
                 for collection in run.collections.values():
                     multi.seal(collection, batch.upper)
+            for name, since in batch.since.items():
+                multi.allow_compaction(run.collections[name], since)
     except UpdateNotBeyondUpper as error:
         raise UpperMismatch(Antichain(min(run.uppers.values())), error.upper) from error
     if batch.upper is not None:

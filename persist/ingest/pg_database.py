@@ -14,6 +14,7 @@ from persist.ingest.pg_types import arrow_type_of, has_counterpart
 from persist.ingest.pgoutput import Column
 
 logger = logging.getLogger(__name__)
+CLOCK_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 
 
 class PostgresConfig(msgspec.Struct, kw_only=True):
@@ -28,6 +29,7 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
         prefix: what the names of collections begin with.
         slot: the replication slot; else one that is named for location and publication.
         batch_rows: how many changes become one commit, at least, if so many are there.
+        copy_bytes: how much of a table's first contents becomes one commit.
         heartbeat_s: how often an idle database is taken to have had no more changes, which a commit says.
     """
 
@@ -40,6 +42,7 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     slot: str | None = None
     batch_rows: int = 20_000
     heartbeat_s: float = 10.0
+    copy_bytes: int = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,9 @@ class Database(PgAddress):
         super().__init__(config.source, "persist ingest")
         self.config = config
         self.name += f" publication {config.publication}"
-        if config.batch_rows < 1 or not config.heartbeat_s > 0:
-            raise InvalidUsage(
-                f"batch_rows={config.batch_rows} must be at least 1, and heartbeat_s={config.heartbeat_s} above 0"
-            )
+        for option in ("batch_rows", "copy_bytes", "heartbeat_s"):
+            if not getattr(config, option) > 0:
+                raise InvalidUsage(f"{option}={getattr(config, option)} must be above 0")
         self._domains: dict[int, tuple[int, int]] = {}
 
     def published(self, connection: Any) -> list[Published]:

@@ -11,6 +11,7 @@ from persist.collection import Collection
 from persist.errors import InvalidUsage
 from persist.ingest.pg_types import flags, typed
 from persist.ingest.pgoutput import UNSENT
+from persist.read import Snapshot, snapshot_scan
 
 DELETED = "_deleted"
 
@@ -24,9 +25,15 @@ class TableRows:
         names: of the columns, in the order of rows.
         types: what each becomes.
         key: the columns by which a row is told from others; none if the table has no key.
+        begin: changes up to that time are in the copy of the table.
+        reached: before it, contents are not known, and a row that changes may be one that was deleted later.
     """
 
-    def __init__(self, table: str, names: list[str], types: dict[str, pa.DataType], key: list[str]) -> None:
+    def __init__(
+        self, table: str, names: list[str], types: dict[str, pa.DataType], key: list[str], begin: int, reached: int
+    ) -> None:
+        self.begin = begin
+        self.reached = reached
         self.table = table
         self.names = names
         self.types = types
@@ -113,14 +120,14 @@ class TableRows:
                 [None if value is UNSENT else value for value in values] if absent else values, pa.string()
             )
             columns[name] = typed(texts, self.types[name], f"{self.table}.{name}")
-        if absent:
-            self._look_up(collection, upper, absent, columns)
+        unknown = self._look_up(collection, upper, absent, columns) if absent else []
         columns["_time"] = int64_array(np.array(self._times, np.int64))
         if self.key:
             columns[DELETED] = flags(self._signs)
         else:
             columns["_diff"] = int64_array(1 - 2 * np.array(self._signs, np.int64))
-        return pa.table(columns)
+        table = pa.table(columns)
+        return table.take(int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
 
     def _add(self, row: list[Any], time: int, is_gone: bool) -> None:
         self._rows.append(row)
@@ -145,22 +152,41 @@ class TableRows:
             last[key] = at
         return absent
 
-    def _look_up(self, collection: Collection, upper: int, absent: list[int], columns: dict[str, Any]) -> None:
-        """Take what was not sent from what the collection holds."""
+    def _look_up(self, collection: Collection, upper: int, absent: list[int], columns: dict[str, Any]) -> list[int]:
+        """Take what was not sent from what the collection holds; return rows that are to be left out.
+
+        These changed a row that is not there. Before `reached`, that is one that was deleted, or copied again, later.
+        """
         keys = pa.table({name: columns[name].take(absent) for name in self.key})
-        with collection.snapshot(upper - 1) as snapshot:
+        with held(collection, upper, self.reached) as snapshot:
             there = snapshot.get(keys.group_by(self.key).aggregate([]))
         rows = {tuple(row[name] for name in self.key): row for row in there.to_pylist()}
         wanted = [rows.get(tuple(row[name] for name in self.key)) for row in keys.to_pylist()]
-        if None in wanted:
+        unknown = [row for row, found in zip(absent, wanted, strict=True) if found is None]
+        if unknown and self._times[unknown[-1]] > self.reached:
             raise InvalidUsage(
                 f"a row of {self.table} was changed that {collection.name!r} does not have, so a long value of it that "
                 "was not sent is not known. Drop the collection, and copy the table again"
             )
         for at, name in enumerate(self.names):
-            places = [(row, found) for row, found in zip(absent, wanted, strict=True) if self._rows[row][at] is UNSENT]
+            places = [
+                (row, found)
+                for row, found in zip(absent, wanted, strict=True)
+                if found is not None and self._rows[row][at] is UNSENT
+            ]
             if places:
                 order = np.arange(len(self._rows))
                 order[[row for row, _ in places]] = len(self._rows) + np.arange(len(places))
-                found = pa.array([row[name] for _, row in places if row is not None], self.types[name])
+                found = pa.array([row[name] for _, row in places], self.types[name])
                 columns[name] = pa.concat_arrays([columns[name], found]).take(pa.array(order))
+        return unknown
+
+
+def held(collection: Collection, upper: int, reached: int) -> Snapshot:
+    """Return what a collection has by now, which is readable for others from `reached` on."""
+    if upper > reached:
+        return collection.snapshot(upper - 1)
+    handle = collection.handle.newest()
+    contents, reading = handle.claim(reached, end=upper)
+    scan = snapshot_scan(contents, handle.schema, reached, None, None)
+    return Snapshot(scan, "rows", reading, contents, handle.engine.reader().slice_bytes)

@@ -3,26 +3,28 @@
 import json
 import logging
 import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from persist.collection import Collection
-from persist.errors import InvalidUsage, Unavailable
-from persist.ingest.pg_database import Database, Published
-from persist.ingest.pg_rows import TableRows
+from persist.errors import InvalidUsage
+from persist.ingest.pg_copy import Copied, SlotInUse
+from persist.ingest.pg_database import CLOCK_US, Database, Published
+from persist.ingest.pg_rows import TableRows, held
 from persist.ingest.pgoutput import Relation, begin, change, lsn_of, lsn_text, relation, truncated
 from persist.ingest.source import Batch, Change, Run
 
 logger = logging.getLogger(__name__)
 COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
 POLL_S = 0.25
-CLOCK_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
-
-
-class SlotInUse(Unavailable):
-    """Somebody else reads from the replication slot."""
+KEPT_BYTES_MAX = 1 << 30
+IDLE_SLOTS = (
+    "SELECT slot_name, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8 FROM pg_replication_slots "
+    "WHERE NOT temporary AND database = current_database() AND plugin = 'pgoutput' "
+    "AND (slot_name = %s OR NOT active AND slot_name LIKE 'persist\\_%%' AND slot_name <> %s)"
+)
 
 
 class Stream:
@@ -38,14 +40,14 @@ class Stream:
             late = min(run.uppers, key=lambda name: run.uppers[name])
             raise InvalidUsage(
                 f"the collection {late!r} is sealed to {run.uppers[late]}, and others of {database.name} to "
-                f"{max(run.uppers.values())}: its table came to the publication later, or somebody else sealed it. "
-                "Take it in by itself, with tables and a slot of its own, and leave it out here by tables"
+                f"{max(run.uppers.values())}: somebody else sealed it. Drop it, and it is copied again"
             )
         self._rows: dict[str, TableRows] = {}
         self._moments: list[tuple[int, int]] = []  # Of the transactions that are not committed here yet.
         self._ahead_us = 0  # The server's clock minus ours, since 1970 on one side and any moment on the other.
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
+        self._copied = {name: Copied.of(run.collections[name]) or Copied([0], 0) for name in tables}
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
 
     @property
@@ -77,12 +79,12 @@ class Stream:
                 asked.execute(f"SELECT pg_current_wal_lsn(), {CLOCK_US}")
                 position, now_us = asked.fetchone()
                 end, self._ahead_us = lsn_of(position), now_us - self._monotonic_us()
+                asked.execute(IDLE_SLOTS, (slot, slot))
+                self._warn_of(asked.fetchall())
         finally:
             looking.close()
-        again = (
-            "What came since cannot be read any more: drop the collections (persist drop), and give the same command "
-            "again, which copies the tables anew"
-        )
+        drops = "; ".join(f"persist drop LOCATION {name}" for name in self._run.collections)
+        again = f"What came since is lost. To copy the tables again: {drops}; and give the same command again"
         if found is None:
             raise InvalidUsage(f"{database.name}: the replication slot {slot!r} is gone. {again}")
         plugin, pid, is_here, status = found
@@ -100,6 +102,21 @@ class Stream:
         options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
         cursor.start_replication(slot_name=slot, decode=False, start_lsn=lsn_text(self._upper), options=options)
         return end
+
+    def _warn_of(self, slots: Iterable[tuple[str, int]]) -> None:
+        """Say which slots keep much of the server's log: that of this source, and those that look forgotten."""
+        for slot, kept in slots:
+            if slot == self._slot and kept >= KEPT_BYTES_MAX:
+                logger.warning(
+                    "%s: the server keeps %.1f MiB of its log that are still to be read",
+                    self._database.name,
+                    kept / 2**20,
+                )
+            elif slot != self._slot:
+                logger.warning(
+                    "%s: nobody reads the slot %r, for which the server keeps %.1f MiB of its log. If it was given up: "
+                    "SELECT pg_drop_replication_slot('%s')", self._database.name, slot, kept / 2**20, slot,
+                )  # fmt: skip
 
     def _read(self, cursor: Any, target: int) -> Iterator[Batch]:
         run, clock = self._run, self._run.client.engine.clock
@@ -128,6 +145,12 @@ class Stream:
             kind = data[0]
             if kind == 66:  # B
                 time, moment_us, _ = begin(data)
+                while (reached := self._reached_by(time)) is not None:
+                    # Rows that were copied again at that time count from there on, so it is sealed first.
+                    done = reached + 1
+                    if not self._moments or self._moments[-1][0] < reached:
+                        self._moments.append((reached, moment_us))
+                    yield self._batch(done)
                 is_known, is_inside = time < self._upper, True
             elif kind == 67:  # C
                 is_inside = False
@@ -160,6 +183,11 @@ class Stream:
         moments, self._moments = self._moments, []
         return Batch(changes, upper, sum(len(change.rows) for change in changes), moments)
 
+    def _reached_by(self, time: int) -> int | None:
+        """Return the first time of a copy's run that is not sealed yet and before a time; None if there is none."""
+        times = [at for each in self._copied.values() for at in each.times if self._upper <= at < time]
+        return min(times, default=None)
+
     def _reached(self, position: int) -> int:
         """Take it that the server has no transaction before a position that was not sent; return the position."""
         if position > self._upper and (not self._moments or self._moments[-1][0] < position - 1):
@@ -172,7 +200,7 @@ class Stream:
     def _change(self, data: bytes, time: int) -> None:
         id_, old, new, is_key = change(data)
         rows = self._relations.get(id_)
-        if rows is not None:
+        if rows is not None and time > rows.begin:
             kept = self._kept[id_]
             if len(kept) != len(new or old or ()):
                 old = None if old is None else [old[at] for at in kept]
@@ -183,6 +211,11 @@ class Stream:
         """Take a table as it is from here on; its collection follows, once all before is durable."""
         name = self._names.get((found.schema, found.name))
         if name is None:
+            if self._database.config.tables is None:
+                logger.warning(
+                    "%s: the table %s.%s came to the publication. It is copied when the same command is given again",
+                    self._database.name, found.schema, found.name,
+                )  # fmt: skip
             self._relations[found.id] = None
             return
         database, collection = self._database, self._run.collections[name]
@@ -202,7 +235,9 @@ class Stream:
                     f"the table {table} changed its columns within a transaction that had changed its rows: that "
                     "cannot be followed. Drop the collection, and copy the table again"
                 )
-            rows = self._rows[name] = TableRows(table, names, types, key if collection.handle.keyed else [])
+            key = key if collection.handle.keyed else []
+            copied = self._copied[name]
+            rows = self._rows[name] = TableRows(table, names, types, key, copied.begin, copied.reached)
         self._relations[found.id] = rows
 
     def _follow_schema(
@@ -246,7 +281,7 @@ class Stream:
 
     def _emptied(self, ids: list[int], time: int, done: int) -> Iterator[Batch]:
         """Remove all rows of tables that were truncated, those that the transaction had added before, too."""
-        tables = [rows for id_ in ids if (rows := self._relations.get(id_)) is not None]
+        tables = [rows for id_ in ids if (rows := self._relations.get(id_)) is not None and time > rows.begin]
         for rows in tables:
             rows.forget(time)
         if done > self._upper:
@@ -254,5 +289,5 @@ class Stream:
         names = {id(rows): name for name, rows in self._rows.items()}
         for rows in tables:
             collection = self._run.collections[names[id(rows)]]
-            with collection.snapshot(self._upper - 1) as snapshot:
+            with held(collection, self._upper, rows.reached) as snapshot:
                 rows.empty(snapshot.to_arrow(), time)

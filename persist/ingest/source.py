@@ -70,6 +70,8 @@ class Batch:
             have positions for times give them.
         rows: how many rows it has, once its changes were read.
         is_durable: set by the loop: whether it was committed.
+        since: collections whose contents before a time are not known, with that time.
+        properties: what collections say of themselves from this commit on.
     """
 
     changes: Iterable[Change]
@@ -77,6 +79,8 @@ class Batch:
     rows: int = 0
     moments: Sequence[tuple[int, int]] = ()
     is_durable: bool = False
+    since: Mapping[str, int] = field(default_factory=dict)
+    properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,0 +1,163 @@
+"""The first contents of tables of a real Postgres: cut off anywhere, and gone on with, while the tables change."""
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+from persist.errors import AsOfCompacted
+from tests.ingest.servers import postgres_programs
+from tests.ingest.test_postgres import Database, database, server
+from tests.upsert.test_crash import SETTINGS, Died, MortalBlob
+
+__all__ = ["database", "server"]  # Fixtures.
+
+pytestmark = pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one")
+ROWS = 120
+MONEY = 1_000 * ROWS
+
+
+def bank(database: Database) -> None:
+    long = "md5(g::text)" + " || md5(g::text)" * 100
+    database.run(
+        "CREATE TABLE accounts (name text, id int, balance bigint, long text, PRIMARY KEY (name, id))",
+        "ALTER TABLE accounts ALTER COLUMN long SET STORAGE EXTERNAL",
+        f"INSERT INTO accounts SELECT 'n' || (g % 7), g, 1000, {long} FROM generate_series(1, {ROWS}) g",
+        "CREATE TABLE lines (line text, n int)",
+        "ALTER TABLE lines REPLICA IDENTITY FULL",
+        "INSERT INTO lines SELECT 'x', g % 3 FROM generate_series(1, 30) g",
+    )
+
+
+def change(database: Database, rng: random.Random) -> None:
+    """Move money, and rows between keys: long values are not sent then. Money stays the same after each transaction."""
+    for _ in range(rng.randint(1, 6)):
+        a, b, amount = rng.randint(1, ROWS), rng.randint(1, ROWS), rng.randint(1, 9)
+        take = f"UPDATE accounts SET balance = balance - {amount} WHERE id = {a}"
+        give = f"UPDATE accounts SET balance = balance + {amount} WHERE id = {b}"
+        is_there = (
+            f"SELECT 1 / count(*) FROM accounts WHERE id IN ({a}, {b}) HAVING count(DISTINCT id) = {2 - (a == b)}"
+        )
+        if database.rows(f"SELECT count(DISTINCT id) FROM accounts WHERE id IN ({a}, {b})") == [(2 - (a == b),)]:
+            database.run(is_there, take, give)
+        kind = rng.randrange(4)
+        if kind == 0:  # A row goes, and its money with it to another one.
+            all_of_it = f"(SELECT coalesce(sum(balance), 0) FROM accounts WHERE id = {a})"
+            database.run(
+                f"UPDATE accounts SET balance = balance + {all_of_it} "
+                f"WHERE id = (SELECT min(id) FROM accounts WHERE id <> {a})",
+                f"DELETE FROM accounts WHERE id = {a}",
+            )
+        elif kind == 1:  # A row comes back, or is there for the first time, with a long value of its own.
+            database.run(f"INSERT INTO accounts VALUES ('n{a % 7}', {a}, 0, repeat('z', 3000)) ON CONFLICT DO NOTHING")
+        elif kind == 2:
+            database.run(f"INSERT INTO lines VALUES ('y', {a})", f"DELETE FROM lines WHERE n = {b % 5}")
+        else:
+            database.run(f"UPDATE lines SET line = line || '.' WHERE n = {a % 3}")
+
+
+def run(database: Database, store: Any) -> None:
+    config = {"source": database.url, "publication": "p", "copy_bytes": 8_000, "batch_rows": 3}
+    with persist.open(store, settings=SETTINGS) as client:
+        persist.ingest(client, config, once=True)
+
+
+@pytest.fixture
+def store() -> MemoryBlob:
+    return MemoryBlob()
+
+
+def rows_of(collection: Any, as_of: int | None = None) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in collection.snapshot(as_of).to_arrow().to_pylist())
+
+
+@pytest.mark.costly("it copies tables of a real server, and dies again and again")
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(2, 20))])
+def test_a_copy_that_is_cut_off_goes_on_and_is_right_at_every_time(
+    database: Database, store: MemoryBlob, seed: int
+) -> None:
+    rng = random.Random(seed)
+    bank(database)
+    deaths = 0
+    for _ in range(rng.randint(2, 5)):
+        mortal = MortalBlob(store, rng.randint(3, 16), is_after=rng.random() < 0.5)
+        try:
+            run(database, mortal)
+        except (Died, persist.PersistError):
+            deaths += mortal.is_dead
+        change(database, rng)
+    run(database, store)
+    change(database, rng)
+    run(database, store)
+    assert deaths
+    with persist.open(store, mode="read") as client:
+        accounts, lines = client.load("accounts"), client.load("lines")
+        assert rows_of(accounts) == database.rows('SELECT * FROM accounts ORDER BY name COLLATE "C", id')
+        assert rows_of(lines) == sorted(database.rows("SELECT * FROM lines"))
+        since, upper = accounts.since.time or 0, accounts.upper.time or 0
+        times = accounts.changes(since + 1).to_arrow()["_time"].to_pylist() if since + 1 < upper else []
+        for time in {since, upper - 1, *times} - {0}:
+            assert pc.sum(accounts.snapshot(time).to_arrow()["balance"]).as_py() == MONEY
+
+
+def test_what_was_copied_is_not_read_again(database: Database, store: MemoryBlob) -> None:
+    bank(database)
+    mortal = MortalBlob(store, 14, is_after=True)
+    with pytest.raises((Died, persist.PersistError)):
+        run(database, mortal)
+    with persist.open(store, settings=SETTINGS) as client:
+        before = {row["seqno"] for row in client.history().to_pylist()}
+        [after] = [client.load("accounts").about.properties["ingest.copy"]]
+    assert '"after":["n' in after
+    database.run(
+        "UPDATE accounts SET balance = balance + 1 WHERE id = 7",
+        "UPDATE accounts SET balance = balance - 1 WHERE id = 8",
+    )
+    run(database, store)
+    with persist.open(store, settings=SETTINGS) as client:
+        accounts = client.load("accounts")
+        assert rows_of(accounts) == database.rows('SELECT * FROM accounts ORDER BY name COLLATE "C", id')
+        written = pa.table({"seqno": client.history().column("seqno"), "updates": client.history().column("updates")})
+        again = [row["updates"] or 0 for row in written.to_pylist() if row["seqno"] not in before]
+        assert 0 < sum(again) < ROWS + 60
+        with pytest.raises(AsOfCompacted):
+            accounts.snapshot(0)
+
+
+def test_a_table_that_comes_to_the_publication_later_is_copied_then(database: Database) -> None:
+    database.run("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1)")
+    database.ingest()
+    database.run("CREATE TABLE b (id int PRIMARY KEY, n int)", "INSERT INTO b VALUES (1, 1), (2, 2)")
+    database.run("CREATE TABLE c (n int)", "ALTER TABLE c REPLICA IDENTITY FULL", "INSERT INTO c VALUES (5), (5)")
+    database.run("UPDATE b SET n = 3 WHERE id = 1", "INSERT INTO a VALUES (2)", "DELETE FROM c WHERE ctid = '(0,1)'")
+    done = database.ingest()
+    assert len(set(done.uppers.values())) == 1
+    assert database.contents("b") == [{"id": 1, "n": 3}, {"id": 2, "n": 2}]
+    assert (database.contents("a"), database.contents("c")) == ([{"id": 1}, {"id": 2}], [{"n": 5}])
+    database.run("UPDATE b SET n = 4 WHERE id = 1", "INSERT INTO a VALUES (3)", "INSERT INTO c VALUES (6)")
+    database.ingest()
+    assert database.contents("b")[0] == {"id": 1, "n": 4}
+    assert (len(database.contents("a")), database.contents("c")) == (3, [{"n": 5}, {"n": 6}])
+
+
+def test_a_slot_that_nobody_reads_is_told(database: Database, caplog: Any) -> None:
+    database.run("CREATE TABLE a (id int PRIMARY KEY)")
+    database.rows("SELECT pg_create_logical_replication_slot('persist_forgotten', 'pgoutput')")
+    database.ingest()
+    assert "nobody reads the slot 'persist_forgotten'" in caplog.text
+    assert "SELECT pg_drop_replication_slot('persist_forgotten')" in caplog.text
+
+
+def test_a_copy_whose_slot_is_gone_says_what_to_do(database: Database, store: MemoryBlob) -> None:
+    bank(database)
+    with pytest.raises((Died, persist.PersistError)):
+        run(database, MortalBlob(store, 14, is_after=True))
+    database.drop_slot()
+    with pytest.raises(
+        persist.InvalidUsage, match=r"is gone.*persist drop LOCATION accounts; persist drop LOCATION lines"
+    ):
+        run(database, store)
