@@ -7,7 +7,7 @@ one; a client that does not read what it asked for keeps neither history nor oth
 from typing import TYPE_CHECKING
 
 from persist.late_names import late_names
-from persist.notify.address import Notify, check_token, host_of, is_loopback, listening
+from persist.notify.messages import Notify, check_token, host_of, is_loopback, listening
 
 if TYPE_CHECKING:
     from persist.notify.asking import FlightRelay, Listener

@@ -24,8 +24,17 @@ import pyarrow.flight as flight
 
 from persist.blob import Clock, wire
 from persist.errors import InvalidUsage
-from persist.notify.address import Notify, parsed_address
-from persist.notify.messages import CommitRequest, Commits, Committed, Leave, Newest, Wait, decode_message
+from persist.notify.messages import (
+    CommitRequest,
+    Commits,
+    Committed,
+    Leave,
+    Newest,
+    Notify,
+    Wait,
+    decode_message,
+    parsed_address,
+)
 from persist.replica import Follower
 from persist.write import REQUEST_BYTES_MAX, Answer, Operation, answers_from, request_bytes
 

@@ -52,8 +52,7 @@ from persist.blob import (
     get_at_most,
 )
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError, Unavailable
-from persist.notify.address import Address
-from persist.notify.messages import decode_message, message_of
+from persist.notify.messages import Address, decode_message, message_of
 
 try:
     import grpc

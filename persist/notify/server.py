@@ -29,7 +29,6 @@ import pyarrow.flight as flight
 from persist.blob import SERVED_PUT_BYTES_MAX, BlobPut
 from persist.closing import Closes
 from persist.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
-from persist.notify.address import Address, check_token, parsed_address
 from persist.notify.commits import CommitsForOthers, Room
 from persist.notify.flight_calls import (
     METADATA,
@@ -43,6 +42,7 @@ from persist.notify.flight_calls import (
 )
 from persist.notify.flight_sql import SQL_ACTIONS, FlightSql, Queries, is_sql
 from persist.notify.messages import (
+    Address,
     CommitRequest,
     Commits,
     Committed,
@@ -53,10 +53,12 @@ from persist.notify.messages import (
     Newest,
     Nothing,
     Wait,
+    check_token,
     decode_message,
     decode_ticket,
     fields_of,
     message_of,
+    parsed_address,
 )
 from persist.replica import Follower
 from persist.write import Committer

@@ -29,7 +29,7 @@ from persist.sql.algebra import (
     every,
 )
 from persist.sql.graph import scans_of
-from persist.sql.order import NOTHING, Known, estimated
+from persist.sql.prune import NOTHING, Known, estimated
 from persist.sql.rewrite import rewritten, steps_of
 
 _MARKS = (("semi", "a semijoin", "semijoins", "true"), ("unless", "an antijoin", "antijoins", "false"))

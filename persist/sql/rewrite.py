@@ -4,7 +4,7 @@
    condition becomes a join; a mark that is only asked for becomes a semijoin, its negation an antijoin; an outer join
    whose NULLs are not asked for becomes an inner one. What correlated subqueries join
    without need is left out.
-2. *Joins are put in an order* in which what is in between is small; see `persist.sql.order`.
+2. *Joins are put in an order* in which what is in between is small; see `persist.sql.prune`.
 3. *Columns that nobody reads* are left out where they are made.
 4. *Bounds of time* go below joins, so that these forget what is over.
 
@@ -56,8 +56,7 @@ from persist.sql.algebra import (
     filtered,
     replaced,
 )
-from persist.sql.order import NOTHING, Known, ordered
-from persist.sql.prune import by_side, has_one_partner, pruned, types_of, width_of
+from persist.sql.prune import NOTHING, Known, by_side, has_one_partner, ordered, pruned, types_of, width_of
 from persist.sql.types import to_arrow
 
 # Functions that are NULL, and no error, where an argument is: a condition that is one of NULL keeps no row.

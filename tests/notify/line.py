@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from persist.notify.address import parsed_address
+from persist.notify.messages import parsed_address
 
 
 class Line:

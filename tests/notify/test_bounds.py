@@ -19,7 +19,7 @@ import persist
 from persist.blob import MemoryBlob, wire
 from persist.client import Client
 from persist.notify import commits, flight_calls, server
-from persist.notify.address import parsed_address
+from persist.notify.messages import parsed_address
 from tests.notify.test_serve import LOCAL, QUIET, asked, got
 from tests.stepped import wait_until
 

@@ -13,7 +13,7 @@ from persist.codecs import CollectionSchema
 from persist.dataflow import Program, Stream, col
 from persist.sql.compile import planned
 from persist.sql.lower import Lowering
-from persist.sql.order import NOTHING, Known
+from persist.sql.prune import NOTHING, Known
 from persist.sql.types import to_arrow, to_duckdb
 
 Row: TypeAlias = tuple[Any, ...]

@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 from persist.blob import InvalidUsage
 from persist.codecs import boolean_array, boolean_values, did_you_mean, field_types, int64_array
 from persist.errors import BadMessage
-from persist.upsert.envelopes.columns import values_at
 from persist.upsert.envelopes.connect import Described
 from persist.upsert.envelopes.json_rows import Bad
-from persist.upsert.envelopes.messages import KEY, VALUE, Messages
+from persist.upsert.envelopes.messages import KEY, VALUE, Messages, values_at
 
 DELETED, TIME, BEFORE = "_deleted", "_time", "_before"
 OnError: TypeAlias = Literal["raise", "collect"]

@@ -42,9 +42,8 @@ from persist.upsert.envelopes.assembly import (
     one_array,
     refused,
 )
-from persist.upsert.envelopes.columns import reader, samples_of, values_at
 from persist.upsert.envelopes.json_rows import Bad, in_order, parse, sifted, suspects
-from persist.upsert.envelopes.messages import Messages, from_base64, from_latin_1
+from persist.upsert.envelopes.messages import Messages, from_base64, from_latin_1, reader, samples_of, values_at
 from persist.upsert.envelopes.rows import How, RowPlan, inferred, merged
 
 _FORM = re.compile(r"\s*([a-z]+)\s*(?:\(([^)]*)\))?(.*)", re.IGNORECASE | re.DOTALL)

@@ -20,9 +20,18 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import boolean_array, boolean_values, cast_column
-from persist.upsert.envelopes.columns import Reader, list_reader, reader, row_reader, values_at
 from persist.upsert.envelopes.json_rows import Bad
-from persist.upsert.envelopes.messages import PRECISION_MAX, Unreadable, from_base64, to_decimals
+from persist.upsert.envelopes.messages import (
+    PRECISION_MAX,
+    Reader,
+    Unreadable,
+    from_base64,
+    list_reader,
+    reader,
+    row_reader,
+    to_decimals,
+    values_at,
+)
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"

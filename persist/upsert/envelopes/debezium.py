@@ -36,10 +36,9 @@ from persist.upsert.envelopes.assembly import (
     one_of,
     refused,
 )
-from persist.upsert.envelopes.columns import samples_of, values_at
 from persist.upsert.envelopes.connect import UNAVAILABLE, Described, Group, unwrapped
 from persist.upsert.envelopes.json_rows import Bad, in_order, sifted
-from persist.upsert.envelopes.messages import Messages
+from persist.upsert.envelopes.messages import Messages, samples_of, values_at
 from persist.upsert.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
 
 PLACES = ("before", "after")

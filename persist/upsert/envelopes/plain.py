@@ -23,11 +23,10 @@ from persist.upsert.envelopes.assembly import (
     assembled,
     delivered,
 )
-from persist.upsert.envelopes.columns import samples_of
 from persist.upsert.envelopes.connect import unwrapped
 from persist.upsert.envelopes.debezium import check_told, keys_of, merged_changes, no_rows, pieces_in_order, shown_types
 from persist.upsert.envelopes.json_rows import Bad, sifted
-from persist.upsert.envelopes.messages import Messages
+from persist.upsert.envelopes.messages import Messages, samples_of
 from persist.upsert.envelopes.rows import RowPlan, how_described, merged
 
 NOTHING = "it has neither a value nor a key"

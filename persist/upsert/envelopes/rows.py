@@ -19,10 +19,9 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import boolean_array
-from persist.upsert.envelopes.columns import Reader, list_reader, reader, row_reader, samples_of, values_at
 from persist.upsert.envelopes.connect import NAMES, Described, described_reader
 from persist.upsert.envelopes.json_rows import parse, pieces, suspects
-from persist.upsert.envelopes.messages import Unreadable
+from persist.upsert.envelopes.messages import Reader, Unreadable, list_reader, reader, row_reader, samples_of, values_at
 
 How = Callable[[str, pa.DataType, list[object]], Reader]
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from persist.upsert.machine import Machine
-from persist.upsert.machines.per_key import Event, PerKey
 from persist.upsert.machines.spans import History, Sessions
-from persist.upsert.machines.steps import AppendDistinct, Checked, InsertIfAbsent
+from persist.upsert.machines.steps import AppendDistinct, Checked, Event, InsertIfAbsent, PerKey
 
 # By name and version, from options to the machine: what is stored says which it was, and nobody has to give it again.
 BOXED: dict[tuple[str, int], Callable[[Mapping[str, Any]], Machine]] = {
