@@ -27,6 +27,10 @@ def sink_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options:
         from persist.egress.postgres import PostgresConfig, PostgresSink
 
         return PostgresSink(checked(PostgresConfig, config, where, "sink"))
+    if url.startswith("kafka://"):
+        from persist.egress.kafka import KafkaSink, KafkaSinkConfig
+
+        return KafkaSink(checked(KafkaSinkConfig, config, where, "sink"))
     from persist.egress.files import FilesConfig, FilesSink
 
     return FilesSink(checked(FilesConfig, config, where, "sink"))

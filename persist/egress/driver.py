@@ -179,17 +179,28 @@ class _Egress:
             begun = [
                 piece for feed, contents in self._known() if feed.reached is None and (piece := feed.begun(contents))
             ]
-            for piece in begun:
-                yield [piece]
+            if begun:
+                yield begun
             if not begun and (self.once or not self._look(lambda feed, contents: feed.reached is None)):
                 return
         for feed in self.feeds:
             if feed.reached is not None and feed.reached.stage == "copying":
                 for piece in feed.contents():
                     yield [piece]
-        shown = [feed.shown() for feed in self.feeds if feed.reached is not None and feed.reached.stage == "copied"]
-        if shown:
-            yield shown
+        shown = {
+            feed: feed.shown() for feed in self.feeds if feed.reached is not None and feed.reached.stage == "copied"
+        }
+        if shown and len(self.feeds) > 1:  # They may be of different moments: one point of the log is seen at first.
+            known = [
+                (feed, contents, shown[feed].after if feed in shown else feed.reached)
+                for feed, contents in self._known()
+            ]
+            later = [
+                feed.changes(contents.upper.time, at) for feed, contents, at in known if feed.has_more(contents, at)
+            ]
+            yield [*shown.values(), *later]
+        elif shown:
+            yield [*shown.values()]
         yield from self._changes()
 
     def _changes(self) -> Iterator[list[Piece]]:

@@ -74,6 +74,7 @@ class Feed:
 
         Raises:
             HoldNotFound, HoldMoved: the hold is not there, or not behind that.
+            AsOfCompacted: contents that are being copied cannot be read any more.
             InvalidUsage: the collection was put back to an earlier state.
         """
         self._let_go()
@@ -86,6 +87,8 @@ class Feed:
         if reached.upper is None and reached.stage == "following":
             self.release()  # A process that was killed may have left it.
             return
+        if reached.stage != "following":  # Who was killed when it had begun has not made the hold.
+            self._hold.take(reached.position(self._name))
         contents = self._handle.contents()
         self._hold.check(contents, reached.position(self._name))
         sealed = contents.upper.time
@@ -96,24 +99,26 @@ class Feed:
             )
 
     def begun(self, contents: CollectionState) -> Piece | None:
-        """Return what begins: it takes the hold, and names the contents that are sent first; None if none are sealed.
+        """Return what begins: it names the contents that are sent first. Return None if nothing can be read yet.
 
-        A hold that is there was left by a process that was killed before it began, so its time is taken.
+        The target hears of it before the hold is made. So if there is a hold, the target has lost what it knew.
+
+        Raises:
+            InvalidUsage: there is a hold.
         """
-        held = contents.holds.get(self._name)
+        if self._name in contents.holds:
+            raise InvalidUsage(
+                f"the target has no position of {self.leaving.name!r}, and there is a hold {self._name!r} already: the "
+                f"target has lost what it knew, or another sink has that name. Choose another name, or {ANEW}"
+            )
         schema = self._handle.schema_in(contents, None)
         as_of: int | None = None
-        if held is not None:
-            as_of = held.time if contents.upper > held.time else None
-            if as_of is None and held.time:
-                return None
-        elif contents.since < contents.upper:
+        if contents.since < contents.upper:
             as_of = last_sealed(contents)
         elif contents.upper > 0 or contents.since > 0:
             return None  # It cannot be read until more is sealed.
         upper = 0 if as_of is None else None if as_of == TIME_MAX else as_of + 1
         after = Reached("copying", as_of, upper, None, schema.version)
-        self._hold.take(after.position(self._name))
         return Piece(self.leaving, None, after, schema)
 
     def contents(self) -> Iterator[Piece]:
@@ -151,6 +156,8 @@ class Feed:
     def passed(self, after: Reached, *, is_taken: bool) -> None:
         """Take note that a piece was taken, or that it has no rows."""
         if is_taken:
+            if self.reached is None:
+                self._hold.take(after.position(self._name))
             self.reached = after
         else:
             assert after.upper is not None, "what ends all is taken"
@@ -181,13 +188,14 @@ class Feed:
         end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
         return contents.upper.time if end == upper else end
 
-    def changes(self, end: int | None, *, schema: int | None = None) -> Piece:
+    def changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
         """Return the changes from where the target is up to a time; None for all that will ever be.
 
         Args:
+            at: where it will be by then, if that is somewhere else than now.
             schema: the version of the columns; the newest if it is left out.
         """
-        at = self.reached
+        at = at or self.reached
         assert at is not None
         assert at.upper is not None
         lower, upper = at.upper, TIME_MAX + 1 if end is None else end
@@ -211,9 +219,9 @@ class Feed:
         """Whether the target has all that there will ever be."""
         return self.reached is not None and self.reached.upper is None
 
-    def has_more(self, contents: CollectionState) -> bool:
-        """Return whether more is sealed than the target has."""
-        at = self.reached
+    def has_more(self, contents: CollectionState, at: Reached | None = None) -> bool:
+        """Return whether more is sealed than the target has, or will have once it is somewhere else."""
+        at = at or self.reached
         return at is not None and at.upper is not None and contents.upper > max(at.upper, self.seen)
 
     def keep(self) -> None:

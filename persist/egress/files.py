@@ -124,8 +124,7 @@ class FilesSink:
         before, after = piece.before, piece.after
         if before is None:
             self._check_empty(piece.leaving)
-        is_end = before is None or before.stage != after.stage or before.below != after.below or after.upper is None
-        if first is None and not is_end:
+        if first is None and not piece.is_turn:
             return False
         number = self._next[piece.leaving.id]
         key = None if first is None else self._key(piece, number)

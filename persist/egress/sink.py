@@ -135,6 +135,14 @@ class Piece:
     tables: Iterable[pa.RecordBatch] = ()
     count: int = 0
 
+    @property
+    def is_turn(self) -> bool:
+        """Whether it leads somewhere that has to be written down, though it may have no rows."""
+        before, after = self.before, self.after
+        if before is None or after.upper is None:
+            return True
+        return before.stage != after.stage or before.below != after.below
+
     def read(self) -> Iterable[pa.RecordBatch]:
         """Yield the tables that have rows, and count these."""
         for table in self.tables:

@@ -13,17 +13,19 @@ from persist.late_names import late_names
 if TYPE_CHECKING:
     from persist.ingest.config import checked, described
     from persist.ingest.driver import Ingested, ingest
+    from persist.ingest.kafka_config import Brokers, brokers_at
     from persist.ingest.pg_address import PgAddress, one_line
     from persist.ingest.source import SOURCE, Batch, Change, Run, Source, SourceMoved, Target, without_secrets
 
 _SOURCE = ("SOURCE", "Batch", "Change", "Run", "Source", "SourceMoved", "Target", "without_secrets")
 _PG_ADDRESS = ("PgAddress", "one_line")
-__all__ = ["Ingested", "PgAddress", "checked", "described", "ingest", "one_line", *_SOURCE]
+__all__ = ["Brokers", "Ingested", "PgAddress", "brokers_at", "checked", "described", "ingest", "one_line", *_SOURCE]
 __getattr__ = late_names(
     __name__,
     {
         "config": ("checked", "described"),
         "driver": ("Ingested", "ingest"),
+        "kafka_config": ("Brokers", "brokers_at"),
         "pg_address": _PG_ADDRESS,
         "source": _SOURCE,
     },

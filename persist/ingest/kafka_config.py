@@ -6,7 +6,8 @@ Passwords are in the URL, in a file, or among the options of the client library;
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -93,16 +94,16 @@ class Brokers:
     """Where topics are, and how to get in.
 
     Attributes:
-        name: what the source is called in messages and logs: nothing secret is in it.
-        routes: topics and their collections.
+        name: what they are called in messages and logs: nothing secret is in it.
         options: of the client library; secrets are among them.
         secrets: texts that no message may have.
+        routes: topics and their collections, of a source.
     """
 
     name: str
-    routes: tuple[Route, ...]
     options: dict[str, Any]
     secrets: tuple[str, ...]
+    routes: tuple[Route, ...] = ()
 
     def told(self, problem: object) -> str:
         """Return what a problem says, as one line without secrets."""
@@ -112,21 +113,35 @@ class Brokers:
         return text
 
 
+def brokers_at(url: str, client: Mapping[str, Any], password_file: str | None) -> tuple[Brokers, str]:
+    """Return the brokers that a URL names, and the topic in it, or "".
+
+    Args:
+        client: options of the client library.
+        password_file: a file with the password of the user in the URL.
+
+    Raises:
+        InvalidUsage: the address or an option does not fit.
+    """
+    rest = url.partition("://")[2]
+    user, _, place = rest.rpartition("@")
+    servers, _, topic = place.partition("/")
+    hosts = [_HOST.fullmatch(each) for each in servers.split(",")]
+    if not all(hosts):
+        raise InvalidUsage(f"{without_secrets(url)} is no address of brokers: write kafka://host:9092,host:9092/topic")
+    addresses = ",".join(f"{host[1]}:{host[2] or PORT}" for host in hosts if host)
+    options = _options(client, password_file, user, all(host[1] in _NEAR for host in hosts if host))
+    secrets = tuple(str(value) for name, value in options.items() if _SECRETS.search(name) and value)
+    return Brokers(f"kafka://{addresses}", {**options, "bootstrap.servers": addresses}, secrets), topic
+
+
 def brokers_of(config: KafkaConfig) -> Brokers:
     """Return what a configuration says, checked.
 
     Raises:
         InvalidUsage: an address, a topic or an option does not fit.
     """
-    rest = config.source.partition("://")[2]
-    user, _, place = rest.rpartition("@")
-    servers, _, topic = place.partition("/")
-    hosts = [_HOST.fullmatch(each) for each in servers.split(",")]
-    if not all(hosts):
-        raise InvalidUsage(
-            f"{without_secrets(config.source)} is no address of brokers: write kafka://host:9092,host:9092/topic"
-        )
-    addresses = [f"{host[1]}:{host[2] or PORT}" for host in hosts if host]
+    brokers, topic = brokers_at(config.source, config.client, config.password_file)
     for option, value in (("batch_rows", config.batch_rows), ("batch_bytes", config.batch_bytes)):
         if value < 1:
             raise InvalidUsage(f"{option}={value} must be at least 1")
@@ -135,10 +150,7 @@ def brokers_of(config: KafkaConfig) -> Brokers:
             raise InvalidUsage(f"{option}={seconds} must be above 0")
     routes = _routes(config, topic)
     topics = ",".join(dict.fromkeys(route.topic for route in routes))
-    options = _options(config, user, all(host[1] in _NEAR for host in hosts if host))
-    secrets = tuple(str(value) for name, value in options.items() if _SECRETS.search(name) and value)
-    name = f"kafka://{','.join(addresses)}/{topics}"
-    return Brokers(name, routes, {**options, "bootstrap.servers": ",".join(addresses)}, secrets)
+    return replace(brokers, name=f"{brokers.name}/{topics}", routes=routes)
 
 
 def _routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
@@ -171,24 +183,24 @@ def _routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
     return routes
 
 
-def _options(config: KafkaConfig, user: str, is_near: bool) -> dict[str, Any]:
+def _options(client: Mapping[str, Any], password_file: str | None, user: str, is_near: bool) -> dict[str, Any]:
     """Return the options of the client library; TLS is on unless brokers are on this machine or the options differ."""
-    given = dict[str, Any](config.client)
+    given = dict[str, Any](client)
     for name in given:
         if name in _OURS:
-            raise InvalidUsage(f"client: the option {name!r} is what this source sets itself: leave it out")
+            raise InvalidUsage(f"client: the option {name!r} is what is set here: leave it out")
     if user:
         name, _, password = user.partition(":")
         given.setdefault("sasl.username", unquote(name))
         if password:
             given.setdefault("sasl.password", unquote(password))
-    if config.password_file is not None:
+    if password_file is not None:
         try:
-            with open(config.password_file, encoding="utf-8") as file:
+            with open(password_file, encoding="utf-8") as file:
                 given["sasl.password"] = file.read().rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise InvalidUsage(f"password_file={config.password_file!r} cannot be read: {reason}") from None
+            raise InvalidUsage(f"password_file={password_file!r} cannot be read: {reason}") from None
     is_sasl = any(name.startswith("sasl.") for name in given)
     if is_sasl:
         given.setdefault("sasl.mechanism", given.get("sasl.mechanisms", "SCRAM-SHA-512"))

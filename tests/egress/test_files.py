@@ -157,7 +157,7 @@ def test_whenever_it_dies_no_update_is_written_twice_or_left_out(
                 break
             except TargetUnavailable:
                 deaths += 1
-    assert deaths > 10
+    assert deaths > 8
     assert applied(rows(tmp_path)) == model
     assert len(files(tmp_path)) == len(set(files(tmp_path)))
 

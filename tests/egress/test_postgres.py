@@ -154,6 +154,22 @@ def test_wherever_the_target_is_cut_off_it_goes_on_from_there(target: Target, ro
         assert target.rows(f"SELECT sum({weight}) FROM transfers") == [(bank.time,)]
 
 
+def test_a_collection_that_joins_later_is_seen_at_the_point_at_which_the_others_are(target: Target) -> None:
+    with persist.open(target.location) as client:
+        bank = Bank(client)
+        target.egress("accounts", location=client)
+        for statement in range(1, 100, 4):
+            bank.transfer(statement)
+            try:
+                persist.egress(client, target.cut_off(statement, *bank.NAMES), once=True)
+                break
+            except TargetUnavailable:
+                if target.rows("SELECT to_regclass('transfers')") != [(None,)]:
+                    bank.check(target, "1")
+        bank.check(target, "1")
+        assert target.rows("SELECT count(*) FROM transfers") == [(bank.time,)]
+
+
 def test_if_it_is_not_known_whether_a_commit_happened_the_target_tells(target: Target) -> None:
     class Unheard(PostgresSink):
         def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
