@@ -68,7 +68,7 @@ def egress(
         bool, typer.Option("--drop", help="Send nothing: give up the holds and what the target knows of them.")
     ] = False,
 ) -> int:
-    """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on where it was."""
+    """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on."""
     options: dict[str, Any] = {} if collection is None else {"collections": collection}
     with at.writing(background=True) as client, _stopped_by_sigterm() as stop:
         done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)

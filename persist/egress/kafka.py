@@ -30,6 +30,11 @@ logger = logging.getLogger(__name__)
 ASK_S = 30.0
 CLOSE_S = 1.0
 PACKAGE = "confluent_kafka>=2.6"
+_FENCED = ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
+_REFUSED = (
+    "MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "_INVALID_ARG", "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED",
+)  # fmt: skip
 _OPS = {"insert": b"c", "update": b"u", "delete": b"d"}
 
 
@@ -235,7 +240,7 @@ class KafkaSink:
 
     def _read_positions(self) -> dict[bytes, bytes]:
         """Return the last value of each key of the topic of positions. Cost: all that it has."""
-        from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+        from confluent_kafka import Consumer, KafkaException, TopicPartition
 
         options = {"group.id": f"persist-{self.hold}", "isolation.level": "read_committed", "log_level": 0}
         options |= {"enable.auto.commit": False, "enable.partition.eof": True}
@@ -255,7 +260,7 @@ class KafkaSink:
                 if message.error() is None:
                     found[message.key()] = message.value()
                     ends_s = time.monotonic() + ASK_S
-                elif message.error().code() == KafkaError._PARTITION_EOF:
+                elif message.error().name() == "_PARTITION_EOF":
                     left.discard(message.partition())
                 else:
                     raise KafkaException(message.error())
@@ -271,33 +276,21 @@ class KafkaSink:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka import KafkaException
 
         try:
             yield
         except KafkaException as problem:
             error = problem.args[0]
             told = self._brokers.told(error.str())
-            if error.code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED):
+            if error.name() in _FENCED:
                 raise SinkMoved(
                     f"{self.name}: another process sends as {self.hold!r}, and has taken over. Let one of them run; if "
                     "the other one is to go elsewhere, give it a name of its own"
                 ) from None
-            if error.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD) or _is_denied(error.code()):
+            if error.name() in _REFUSED:
                 raise InvalidUsage(f"{self.name} refuses what is sent: {told}. Nothing of this step was sent") from None
             raise TargetUnavailable(f"{self.name} does not answer: {told}") from None
-
-
-def _is_denied(code: int) -> bool:
-    from confluent_kafka import KafkaError
-
-    return code in (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError._INVALID_ARG,
-    )
 
 
 def _is_delete(batch: pa.RecordBatch) -> list[bool]:
