@@ -38,6 +38,7 @@ from benchmarks import (
     travel,
     upserts,
     views,
+    views_cold,
 )
 from benchmarks.harness import Row, report
 from benchmarks.workspace import Workspace
@@ -72,6 +73,7 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "dataflow-graphs": loops.graphs,
     "dataflow-durable": dataflow_durable.durable,
     "views": views.tpch,
+    "views-cold": views_cold.cold,
     "spark": spark.snapshots,
     "spark-write": spark.write,
     "spark-streams": spark.streams,
@@ -97,7 +99,10 @@ def main(command_line: list[str] | None = None) -> int:
         action="store_true",
         help="take CPU time of all threads, of both sides, in place of wall time: for a machine that others use, too",
     )
+    parser.add_argument("--cold", action="store_true", help="of views: each refresh in a new process")
     arguments = parser.parse_args(command_line)
+    if arguments.cold:
+        arguments.names = [f"{name}-cold" for name in arguments.names]
     if unknown := [name for name in arguments.names if name not in MEASURES]:
         parser.error(f"no such measure: {', '.join(unknown)}; there are {', '.join(MEASURES)}")
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="persist-bench-") as name:

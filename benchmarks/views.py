@@ -35,14 +35,14 @@ def tpch(work: Workspace) -> list[Row]:
     peer = {name: _recomputed(sql, tables) for name, sql in QUERIES.items()}
     with persist.open(FileBlob(Path(work.folder) / "views"), settings=persist.Settings(background=False)) as client:
         for name, table in tables.items():
-            client.create_or_load(name, key=table.schema).write(_updates(table, 0, 1), seal=1).result()
+            client.create_or_load(name, key=table.schema).write(updates(table, 0, 1), seal=1).result()
         changing, at, engine = Refreshes(tables, 1), 1, client.engine
         views = {name: client.create_view(name, sql) for name, sql in QUERIES.items()}
         touched = [name for name in QUERIES if name not in UNTOUCHED]
         built, alone, computed = {}, {}, {}
         for name, view in views.items():
             built[name] = _timed(view)
-            change = _changed if name in touched else _parts_changed
+            change = changed if name in touched else _parts_changed
             computing = ViewProgram(engine, views_for(engine, {view.id: name}), is_rehearsal=True).open(engine)
             computing.run()
             taken, bare = [], []
@@ -66,7 +66,7 @@ def tpch(work: Workspace) -> list[Row]:
             together.refresh()
             taken = []
             for _ in range(REFRESHES):
-                at = _changed(client, changing, at)
+                at = changed(client, changing, at)
                 began = time.process_time()
                 together.refresh()
                 taken.append(time.process_time() - began)
@@ -86,7 +86,7 @@ def _hundred(client: persist.Client, changing: Refreshes, at: int) -> Row:
             together.refresh()
             each = []
             for _ in range(REFRESHES):
-                at = _changed(client, changing, at)
+                at = changed(client, changing, at)
                 began = time.process_time()
                 together.refresh()
                 each.append(time.process_time() - began)
@@ -102,7 +102,7 @@ def _parts_changed(client: persist.Client, changing: Refreshes, at: int) -> int:
     )
 
 
-def _changed(client: persist.Client, changing: Refreshes, at: int) -> int:
+def changed(client: persist.Client, changing: Refreshes, at: int) -> int:
     """Change 0.1% of the orders and their lines, at one time; return where all tables are sealed then."""
     return _written(client, changing, at, changing.replaced(0.001))
 
@@ -116,13 +116,13 @@ def _written(
             gone, come = found.get(name, (None, None))
             for rows, diff in ((gone, -1), (come, 1)):
                 if rows is not None and rows.num_rows:
-                    multi.write(collection, _updates(rows, at, diff))
+                    multi.write(collection, updates(rows, at, diff))
             multi.seal(collection, at + 1)
     client.maintain()
     return at + 1
 
 
-def _updates(rows: pa.Table, time_: int, diff: int) -> pa.Table:
+def updates(rows: pa.Table, time_: int, diff: int) -> pa.Table:
     for name, value in (("_time", time_), ("_diff", diff)):
         rows = rows.append_column(name, pa.array([value] * rows.num_rows))
     return rows

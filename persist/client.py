@@ -357,7 +357,8 @@ class Client(CreatingCalls, Described):
         self.engine.check_open("view")
         from persist.sql import given_options, live_view  # As above.
 
-        return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
+        with self.engine.follower.one_look():
+            return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
 
     def multi_write(
         self,

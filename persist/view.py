@@ -79,9 +79,10 @@ class View(Collection):
             SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
             ReadOnly: this client only reads.
         """
-        with self._adopting():
-            self.live.refresh(policy)
-        return self.upper
+        with self.handle.engine.follower.one_look():
+            with self._adopting():
+                self.live.refresh(policy)
+            return self.upper
 
     def open_state(self) -> Antichain:
         """Bring the view up to date, and keep in memory what the next refreshes of this handle need; return its upper.
@@ -89,16 +90,18 @@ class View(Collection):
         This is what `refresh` does by itself where it pays. All of the inputs is read, and errors are those of
         `refresh`. `close()` frees the state.
         """
-        with self._adopting():
-            self.live.open_state()
-        return self.upper
+        with self.handle.engine.follower.one_look():
+            with self._adopting():
+                self.live.open_state()
+            return self.upper
 
     def explain_refresh(self, *, policy: "Policy" = "auto") -> str:
         """Return how `refresh` would bring the view up to date now: by a step or with state, why, and what it reads.
 
         What the ways are about to take is an estimate, which compares them and is no promise.
         """
-        return self.live.explain_refresh(policy)
+        with self.handle.engine.follower.one_look():
+            return self.live.explain_refresh(policy)
 
     def redefine(self, sql: str | None = None, *, start: "Start" = None) -> None:
         """Give the view another query, from the time on to which it is sealed; see `docs/views.md`.

@@ -16,6 +16,7 @@ from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Sta
 from persist.engine.engine import Engine
 from persist.engine.moments import MOMENTS, MomentMap
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound, with_timeline
+from persist.hold import no_claim
 from persist.log import KeyedForm, check_parts, kinds
 from persist.read import ClaimedRead, machine_needed, snapshot_scan, snapshot_tables
 from persist.replica import last_moved
@@ -38,6 +39,8 @@ class CollectionHandle:
         schema: its key and value columns.
         keyed: how it resolves events, if it is keyed.
         machine: which it does that with, if that is known here.
+        is_kept: whether reads claim nothing, because a permanent hold keeps what they read as long as they are of use.
+            Blobs outlive what refers to them by the grace period, so such a read is short.
     """
 
     engine: Engine
@@ -46,6 +49,7 @@ class CollectionHandle:
     schema: CollectionSchema
     keyed: KeyedForm | None = None
     machine: Machine | None = None
+    is_kept: bool = False
 
     @property
     def name(self) -> str:
@@ -187,7 +191,7 @@ class CollectionHandle:
         Raises:
             AsOfCompacted: since has passed time.
         """
-        claim = self.engine.claim(self.id, self.name, time, consumer)
+        claim = no_claim(self.id) if self.is_kept else self.engine.claim(self.id, self.name, time, consumer)
         try:
             # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
             contents = self.known()

@@ -17,7 +17,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -80,6 +80,7 @@ class Follower:
         self._lock = threading.RLock()
         self._advanced = threading.Condition(self._lock)
         self._is_closed = False
+        self._once = threading.local()  # Of a thread in `one_look`: has_looked.
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._levels = KnownLevels()
@@ -173,8 +174,31 @@ class Follower:
 
         Where they are many and the store is remote, a LIST for 1,000 of them, and `AT_ONCE` GETs at a time.
 
-        Callers that wait for each other share the requests of one of them, if it began after they asked.
+        Callers that wait for each other share the requests of one of them, if it began after they asked. In `one_look`,
+        only the first call of a thread asks for anything.
         """
+        if getattr(self._once, "has_looked", False):
+            return self._state
+        state = self._refreshed()
+        if hasattr(self._once, "has_looked"):
+            self._once.has_looked = True
+        return state
+
+    @contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Look at the log once in this block, however much a thread asks for. This client's own commits are seen, and
+        what was in their way; who waits for a change looks again.
+        """
+        if hasattr(self._once, "has_looked"):
+            yield
+            return
+        self._once.has_looked = False
+        try:
+            yield
+        finally:
+            del self._once.has_looked
+
+    def _refreshed(self) -> State:
         self._issued = ticket = next(self._tickets)
         with self._lock:
             if self._served < ticket:
@@ -572,6 +596,8 @@ class Follower:
                 return None
             pause_s = self.first_pause_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
             seen = seqno
+            if hasattr(self._once, "has_looked"):
+                self._once.has_looked = False
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed and self._hints == hints:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))

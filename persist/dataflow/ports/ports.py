@@ -29,6 +29,7 @@ class Ports:
         conditions: the collections that outputs wait for.
         replace: the program has changed.
         jump: pass over times at which it failed.
+        is_brief: nobody reads for long, so no lease is taken where permanent holds keep what is read.
 
     Attributes:
         sources: each with the time as of which it begins; all the same one.
@@ -51,7 +52,9 @@ class Ports:
         conditions: Sequence[UpperReader] = (),
         replace: bool = False,
         jump: bool = False,
+        is_brief: bool = False,
     ) -> None:
+        self.is_brief = is_brief
         self._program, self._engine, self._plan, self._domain = program, engine, plan, domain
         self._replaces = replace
         self._conditions = conditions
@@ -77,7 +80,7 @@ class Ports:
             raise
 
     @classmethod
-    def of_step(cls, program: Draft, engine: Engine) -> "Ports":
+    def of_step(cls, program: Draft, engine: Engine, *, is_brief: bool = False) -> "Ports":
         """Open a program for one step that reads its sources, and writes its outputs, without operators that run."""
         plan, domain = program.plan.without_unused(), Domain()
         sources, sinks = [], []
@@ -88,7 +91,7 @@ class Ports:
                     sources.append((source, node.schema, gate))
                 case Persist(collection, keys):
                     sinks.append(SinkOperator(Position(node.title, [], 1, 0), node.schema, collection, keys))
-        return cls(program, engine, plan, sources, sinks, {}, domain)
+        return cls(program, engine, plan, sources, sinks, {}, domain, is_brief=is_brief)
 
     def _drop_unused(self, kept: Mapping[str, KeptLinear]) -> None:
         """Of a changed program: destroy the hidden collections that it does not use any more."""
@@ -114,6 +117,7 @@ class Ports:
                 self._domain,
                 renews=self._replaces,
                 makes_holds=self._program.makes_holds(),
+                is_brief=self.is_brief,
             )
             for source, schema, gate in sources
         ]

@@ -50,6 +50,7 @@ class SourceReader:
         holders: what the permanent holds that it needs are called.
         renews: the program has changed: it reads with the newest schema from now on.
         makes_holds: make those that are not there; otherwise they went with what they were for.
+        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any.
 
     Attributes:
         handle: the source.
@@ -70,11 +71,13 @@ class SourceReader:
         *,
         renews: bool = False,
         makes_holds: bool = True,
+        is_brief: bool = False,
     ) -> None:
         self.operator = operator
         self._engine = engine
         self._holders = list(holders)
         self._makes_holds = makes_holds
+        self._is_brief = is_brief and bool(self._holders)
         self._schema = schema
         self._gate = gate
         self._domain = domain
@@ -159,7 +162,7 @@ class SourceReader:
             return
         with self._explained():
             handle = self.handle
-            self._first = take_hold(handle, as_of, None)
+            self._first = None if self._is_brief else take_hold(handle, as_of, None)
             version = handle.schema.version
             # One may be further already, because another copy of the program has moved it.
             time = as_of if self._makes_holds else None
@@ -168,6 +171,7 @@ class SourceReader:
                 self._leased = take_hold(handle, as_of, None)
             for name in self._holders if self._renews else ():
                 hold_with_schema(handle, name, version)
+            self.handle = replace(handle, is_kept=self._is_brief)
 
     def held_at(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""

@@ -69,6 +69,7 @@ class StepPlan:
     ) -> None:
         self.program = program.name
         self._outputs: Outputs = ports.outputs
+        self._is_brief = ports.is_brief
         self._location, self._storage, self._parallel = location, storage, parallel
         self._readers = {reader.operator.collection: reader for reader in ports.sources}
         self.until = min((end_of(reader.handle.contents().upper) for reader in ports.sources), default=NEVER)
@@ -391,7 +392,7 @@ class StepPlan:
         columns = list(source.schema.names)
         if source.number in self._own:
             output, as_of = self._own[source.number]
-            handle, end = output.handle, as_of + 1
+            handle, end = replace(output.handle, is_kept=self._is_brief), as_of + 1
         else:
             reader = self._readers[source.operator.collection]
             handle, as_of, end = reader.handle, reader.as_of, self.until

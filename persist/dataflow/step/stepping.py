@@ -35,6 +35,7 @@ from persist.engine import Engine, loaded
 from persist.errors import (
     CollectionNotFound,
     HoldMoved,
+    LeaseExpired,
     OperatorFailed,
     UpdatesBeyondUpper,
     UpperMismatch,
@@ -144,7 +145,7 @@ class Stepping:
                 return self._tried()
             except UpdatesBeyondUpper:
                 return self._left_to_state("somebody else writes an output")
-            except (UpperMismatch, HoldMoved, ViewRedefined):
+            except (UpperMismatch, HoldMoved, ViewRedefined, LeaseExpired):
                 if not left:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -155,7 +156,10 @@ class Stepping:
         program = self.program()
         if (refused := self._refused(program)) is not None:
             return str(refused)
-        with Ports.of_step(program, self.engine) as ports, self._planned(program, ports) as step:
+        with (
+            Ports.of_step(program, self.engine, is_brief=self.elsewhere is None) as ports,
+            self._planned(program, ports) as step,
+        ):
             chosen, known = self._chosen(step, finds_by_tasks=False)
             lines = [str(chosen), *map(str, chosen.estimates), *step.reads(known), *step.missing(known), *step.lines()]
             return "\n".join(lines)
@@ -165,7 +169,7 @@ class Stepping:
         refused = self._refused(program)
         if refused is not None:
             return refused
-        with Ports.of_step(program, self.engine) as ports:
+        with Ports.of_step(program, self.engine, is_brief=self.elsewhere is None) as ports:
             for stands in (True, False):
                 with self._planned(program, ports, stands=stands) as step:
                     try:
