@@ -35,6 +35,7 @@ from persist.dataflow.plan.plan import (
 from persist.dataflow.plan.stages import record_schema
 from persist.dataflow.plan.types import Columns, shown
 from persist.dataflow.ports.output import kept_name, kept_of
+from persist.dataflow.ports.sources import writable
 from persist.dataflow.running.running import Options, Running
 from persist.dataflow.stream import Stream
 from persist.engine import Engine, OnEngine, drop, engine_of, loaded, take_hold
@@ -81,6 +82,7 @@ class Program(Draft):
         schema: Columns | None = None,
         as_of: int | Moment | None = None,
         unsealed: bool = False,
+        written: bool = False,
     ) -> Stream:
         """Return a persisted collection: a snapshot, then its changes.
 
@@ -92,15 +94,36 @@ class Program(Draft):
             unsealed: pass records on before their time is sealed, and those of this client's writes before they are
                 durable. What never becomes part of a sealed time is taken back. Operators without state work ahead, and
                 `Stream.early` shows it; everything else, outputs too, waits for the seal. Not of a keyed collection.
+            written: the program writes it: `running[collection].insert(…)` and `advance_to`. A step computes from what
+                was given before that is durable, and one commit has it and all outputs that come of it. Nobody else
+                may write the collection meanwhile. Needs `using`, and is not of a keyed collection or one with codecs.
         """
         self._check_read(collection)
+        for name, value in (("unsealed", unsealed), ("written", written)):
+            if not isinstance(value, bool):
+                raise InvalidUsage(f"source {collection!r}: {name}={value!r} is neither True nor False")
+        if written:
+            return self._written(collection, is_plain=schema is None and as_of is None and not unsealed)
         if schema is None:
             schema = self._columns_of(collection)
         given = record_schema(schema, f"source {collection!r}")
         columns = pa.schema([pa.field(field.name, field.type) for field in given])
-        if not isinstance(unsealed, bool):
-            raise InvalidUsage(f"source {collection!r}: unsealed={unsealed!r} is neither True nor False")
         return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
+
+    def _written(self, collection: str, *, is_plain: bool) -> Stream:
+        """Return a source that the program writes: one that is an output, too."""
+        if not is_plain:
+            raise InvalidUsage(
+                f"source {collection!r}: with written=True all of it is read, as far as it is sealed: leave schema, "
+                "as_of and unsealed out"
+            )
+        self.check_output(collection)
+        columns = self._columns_of(collection)
+        assert self.engine is not None
+        schema = writable(loaded(self.engine, collection)).schema
+        source = self.plan.add(Source(collection, written=True), (), columns)
+        self.plan.add(Persist(collection, schema.key_names), (source.number,), columns)
+        return Stream(self, source.number)
 
     def upper_of(self, collection: str) -> Stream:
         self._check_read(collection)

@@ -27,11 +27,13 @@ class Source:
     Attributes:
         unsealed: its records are passed on before their time is sealed. That changes nothing in what is complete, so
             it is no part of what tells sources apart.
+        written: from where it is sealed on, its updates are given to the running program, which commits them.
     """
 
     collection: str
     as_of: int | Moment | None = None
     unsealed: bool = field(default=False, compare=False)
+    written: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,8 +458,8 @@ def described(operator: Operator) -> str:
         case Reduce(keys, _, logic, before, after):
             ahead = f", input: [{_stack(before)}]" if before else ""
             return f"reduce[by {', '.join(keys) or 'nothing'}: {_logic(logic)}{ahead}{_tail(after)}]"
-        case Source(collection, as_of, unsealed):
-            when = ("" if as_of is None else f" as of {as_of}") + " unsealed" * unsealed
+        case Source(collection, as_of, unsealed, written):
+            when = ("" if as_of is None else f" as of {as_of}") + " unsealed" * unsealed + " written" * written
             return f"source[{collection!r}{when}]"
         case Input(name, _) | Variable(name, _) | Probe(name) | Capture(name):
             return f"{type(operator).__name__.lower()}[{name!r}]"

@@ -12,7 +12,7 @@ from persist.dataflow.plan.plan import Persist, Plan, Source
 from persist.dataflow.ports.inputs import Gate
 from persist.dataflow.ports.output import KeptLinear
 from persist.dataflow.ports.sinks import Outputs
-from persist.dataflow.ports.sources import SourceReader, UpperReader
+from persist.dataflow.ports.sources import SourceReader, UpperReader, writable
 from persist.dataflow.updates.words import Domain
 from persist.engine import Engine, drop, loaded
 from persist.errors import CollectionNotFound, SourceLost
@@ -59,12 +59,17 @@ class Ports:
         self._replaces = replace
         self._conditions = conditions
         self.sources: list[SourceReader] = []
+        # What the program is given and writes as it is: it is computed by nothing.
+        own = {source.collection for source, _, _ in sources if source.written}
+        there = {sink.collection: program.output(sink.collection) for sink in sinks}
+        there |= {name: writable(loaded(engine, name)) for name in own}
         self.outputs = Outputs(
             engine,
             program.name,
-            [(sink, program.output(sink.collection), program.definition(sink.collection)) for sink in sinks],
+            [(sink, there[sink.collection], program.definition(sink.collection)) for sink in sinks],
             kept,
-            {sink.collection: fingerprint(program.plan, sink.collection) for sink in sinks},
+            {name: fingerprint(program.plan, name) for name in there.keys() - own},
+            own,
             domain,
             replace=replace,
             jump=jump,

@@ -14,7 +14,7 @@ A program is resumed by reading its sources as of the last time that its outputs
 arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import pyarrow as pa
 
@@ -48,6 +48,7 @@ class Outputs:
         sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
             `Draft.definition`).
         fingerprints: of what each output is computed by (see `persist.dataflow.plan.origin`).
+        own: those that hold what the program is given, as it is.
         replace: the program has changed: correct what its outputs hold.
         jump: go on at the latest time that the sources have sealed, and pass over the times before it.
 
@@ -63,6 +64,7 @@ class Outputs:
         sinks: Sequence[tuple[SinkOperator, CollectionHandle | None, DefinedAs | None]],
         kept: Mapping[str, KeptLinear],
         fingerprints: Mapping[str, str],
+        own: Set[str],
         domain: Domain,
         *,
         replace: bool,
@@ -70,6 +72,7 @@ class Outputs:
     ) -> None:
         self._engine = engine
         self._program = program
+        self._own = own
         self.every = [
             Output(
                 engine, sink, known, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
@@ -77,7 +80,7 @@ class Outputs:
             for sink, known, definition in sinks
         ]
         for output in self.every:
-            output.corrects |= replace and output.upper > 0
+            output.corrects |= replace and output.upper > 0 and output.handle.name not in own
         self.has_pending = False
         self.goes_on_from: int | None = None
         self._replays = False
@@ -141,6 +144,7 @@ class Outputs:
         given to inputs in memory is not kept at all. The fingerprint says whether the program has changed.
         """
         known = output.corrects or output.keeps is not None or output.definition is not None
+        known |= output.handle.name in self._own
         if known or not 0 < output.upper < NEVER or self._replays:
             return False
         if output.has_changed:

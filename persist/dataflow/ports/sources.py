@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain
+from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, CollectionSchema, SchemaMismatch
 from persist.dataflow.plan.plan import Source
 from persist.dataflow.plan.types import is_read_as, shown
-from persist.dataflow.ports.inputs import Gate
+from persist.dataflow.ports.inputs import Gate, InputHandle
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 from persist.engine import (
@@ -89,6 +90,7 @@ class SourceReader:
         self._moved_at = clock.monotonic()
         self._listen: Listen | None = None
         self.has_lost = False
+        self._is_given = False
         with self._explained():
             self.handle: CollectionHandle = loaded(engine, operator.collection)
             if not renews:
@@ -177,9 +179,22 @@ class SourceReader:
         """Return where the first of the permanent holds on this source is; None if there is none."""
         return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
 
+    def opened(self) -> InputHandle:
+        """Of a source that the program writes: read what is sealed, and return what takes what comes then."""
+        with self._explained():
+            contents = self.handle.contents()
+        if contents.upper > Antichain(self._as_of) and not self.take(contents):
+            raise AsOfNotSealed(self._as_of, contents.upper, 0.0)
+        self._is_given = True
+        if self._listen is not None:
+            self._listen.close()
+        return InputHandle(self.operator.collection, self.handle.schema, self._gate, self._domain, 1)
+
     def advanced(self) -> CollectionState | None:
         """Return the newest known state of the collection if more is sealed in it than was taken here, or else None."""
         handle, listen = self.handle, self._listen
+        if self._is_given:
+            return None  # What else is sealed there is noticed when the program commits.
         with self._explained():
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
@@ -194,6 +209,8 @@ class SourceReader:
     @property
     def reached(self) -> int:
         """The first time that was not taken."""
+        if self._is_given:
+            return TIME_MAX + 1 if self._gate.frontier.time is None else self._gate.frontier.time
         return self._as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
@@ -378,6 +395,20 @@ class UpperReader:
         """Let the gate be complete as far as a state is sealed, whatever is read of others."""
         self._gate.frontier = contents.upper
         return True
+
+
+def writable(handle: CollectionHandle) -> CollectionHandle:
+    """Return a collection that a program may write from what it is given.
+
+    Raises:
+        InvalidUsage: it is keyed, or has codecs.
+    """
+    if handle.keyed is not None or {handle.schema.key.codec_name, handle.schema.value.codec_name} != {None}:
+        raise InvalidUsage(
+            f"source {handle.name!r}: written=True is for collections of plain updates, and this one is keyed or has "
+            "codecs: write it with a client, and leave written=True out"
+        )
+    return handle
 
 
 Followed: TypeAlias = SourceReader | UpperReader

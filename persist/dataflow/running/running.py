@@ -182,6 +182,13 @@ class Running(Closes):
             raise
         self._sources, self._outputs = ports.sources, ports.outputs
         self._followed = [*self._sources, *conditions]
+        try:
+            for source in self._sources:
+                if source.operator.written:
+                    self._inputs[source.operator.collection] = source.opened()
+        except BaseException:
+            self.close()
+            raise
 
     def __getitem__(self, name: str) -> InputHandle:
         """Return the input of a name."""
@@ -230,7 +237,8 @@ class Running(Closes):
         if not self._resumes:
             return 0
         at = None if self._outputs is None else self._outputs.goes_on_from
-        if at is None or self._inputs or any(gate.frontier.has_beyond((at,)) for gate in self._gates.values()):
+        is_given = any(isinstance(node.operator, Input) for node in self.plan.nodes.values())
+        if at is None or is_given or any(gate.frontier.has_beyond((at,)) for gate in self._gates.values()):
             self._resumes = False
             return 0
         assert self._outputs is not None
