@@ -32,7 +32,7 @@ SECTIONS = {
     "Change": ("evolve", "index", "rename", "clone", "revert", "drop"),
     "Exchange": ("export", "import", "publish", "unpublish", "serve"),
     "Copy": ("backup", "restore", "copy", "verify"),
-    "Maintain": ("compact", "gc", "fsck", "bench"),
+    "Maintain": ("compact", "gc", "fsck", "doctor", "bench"),
 }
 
 

@@ -36,6 +36,7 @@ from persist.spark.data_source import PersistDataSource, columns_used, pruned, r
 from persist.spark.reading import SparkLocation, as_of_join, changes, create_views, explain, location, snapshot
 from persist.spark.reading.sql_views import sql
 from persist.spark.refreshing import explain_refresh, refresh, run_program
+from persist.spark.workers import check_python as check_python  # For the command line.
 from persist.spark.writing import delete, foreach_batch_writer, upsert, write
 
 __all__ = [

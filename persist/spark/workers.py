@@ -53,13 +53,14 @@ def check_workers(spark: SparkSession) -> None:
         return
     choose_local_workers(context)
     if context.master.startswith("local"):
-        _check_here(context.pythonExec, sys.executable)
+        check_python(context.pythonExec, sys.executable)
     else:
         _check_there(context)
 
 
 @lru_cache(maxsize=16)
-def _check_here(command: str, ours: str) -> None:
+def check_python(command: str, ours: str) -> None:
+    """Raise InvalidUsage if workers on this machine, which run a command, cannot do what a driver's Python does."""
     python = shutil.which(command)
     if python is None:
         raise InvalidUsage(_told(f"{command}, which there is not"))

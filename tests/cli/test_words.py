@@ -35,6 +35,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "create": ([Client.create_or_load, persist.Keyed], {"format"}),
     "delete": ([Collection.delete], {"format", "ignore"}),
     "diff": ([Collection.diff], LIMITED),
+    "doctor": ([], {"no_write"} | ROWS_OUT),
     "drop": ([Collection.drop], {"yes"}),
     "egress": ([persist.egress], set()),
     "evolve": ([Collection.evolve, persist.Keyed], set()),
