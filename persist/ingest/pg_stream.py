@@ -13,12 +13,16 @@ from persist.errors import InvalidUsage
 from persist.ingest.pg_copy import Copied, SlotInUse
 from persist.ingest.pg_database import CLOCK_US, Database, Published
 from persist.ingest.pg_rows import TableRows, held
+from persist.ingest.pg_spool import Spools
 from persist.ingest.pgoutput import Relation, begin, change, lsn_of, lsn_text, relation, truncated
 from persist.ingest.source import Batch, Change, Run
 
 logger = logging.getLogger(__name__)
 COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
 POLL_S = 0.25
+CHANGES = b"IUD"
+STREAMS_FROM = 140000  # The version of the server that sends transactions before they are committed.
+ALIVE_EVERY = 20_000  # Messages of a transaction, before the server hears that we are there.
 KEPT_BYTES_MAX = 1 << 30
 IDLE_SLOTS = (
     "SELECT slot_name, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8 FROM pg_replication_slots "
@@ -47,6 +51,9 @@ class Stream:
         self._ahead_us = 0  # The server's clock minus ours, since 1970 on one side and any moment on the other.
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
+        self._time = self._moment_us = 0  # Of the transaction whose messages come.
+        self._is_known, self._is_inside, self._done = True, False, self._upper
+        self._spools = Spools()
         self._copied = {name: Copied.of(run.collections[name]) or Copied([0], 0) for name in tables}
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
 
@@ -62,6 +69,7 @@ class Stream:
                 target = self._begun(connection, cursor)
                 yield from self._read(cursor, target)
         finally:
+            self._spools.close()
             connection.close()
 
     def _begun(self, connection: Any, cursor: Any) -> int:
@@ -100,6 +108,8 @@ class Stream:
                 "one was just killed, which the server notices soon"
             )
         options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
+        if connection.server_version >= STREAMS_FROM:
+            options |= {"proto_version": "2", "streaming": "on"}
         cursor.start_replication(slot_name=slot, decode=False, start_lsn=lsn_text(self._upper), options=options)
         return end
 
@@ -120,18 +130,17 @@ class Stream:
 
     def _read(self, cursor: Any, target: int) -> Iterator[Batch]:
         run, clock = self._run, self._run.client.engine.clock
-        time, moment_us, is_known, is_inside = 0, 0, True, False
-        done, told_s = self._upper, clock.monotonic_s()
+        told_s = clock.monotonic_s()
         while True:
             message = cursor.read_message()
             if message is None:
-                if not is_inside:
+                if not self._is_inside:
                     is_end = run.stop.is_set() or (run.once and cursor.wal_end >= target)
                     is_due = is_end or clock.monotonic_s() - told_s >= self._database.config.heartbeat_s
-                    if self._count or (is_due and max(done, cursor.wal_end) > self._upper):
+                    if self._count or (is_due and max(self._done, cursor.wal_end) > self._upper):
                         if is_due:  # All that the server has sent is here, so times up to there are complete.
-                            done = self._reached(max(done, cursor.wal_end))
-                        yield self._batch(done)
+                            self._done = self._reached(max(self._done, cursor.wal_end))
+                        yield self._batch(self._done)
                     if is_due:  # And durable, so it need not keep its log for this slot.
                         cursor.send_feedback(flush_lsn=self._upper, force=True)
                         told_s = clock.monotonic_s()
@@ -142,33 +151,67 @@ class Stream:
                 select.select([cursor], [], [], POLL_S)
                 continue
             data = message.payload
-            kind = data[0]
-            if kind == 66:  # B
-                time, moment_us, _ = begin(data)
-                while (reached := self._reached_by(time)) is not None:
-                    # Rows that were copied again at that time count from there on, so it is sealed first.
-                    done = reached + 1
-                    if not self._moments or self._moments[-1][0] < reached:
-                        self._moments.append((reached, moment_us))
-                    yield self._batch(done)
-                is_known, is_inside = time < self._upper, True
-            elif kind == 67:  # C
-                is_inside = False
-                if not is_known:
-                    done = time + 1
-                    self._moments.append((time, moment_us))
-                count = max(self._count, len(self._moments))
-                if count >= self._database.config.batch_rows or (count and run.stop.is_set()):
-                    yield self._batch(done)
+            if self._spools.is_inside:
+                if data[0] == 69:  # E
+                    self._spools.stop()
+                else:
+                    self._spools.keep(data)
+            elif data[0] in CHANGES:
+                self._change(data)
+            else:
+                before = self._upper
+                yield from self._control(data, cursor)
+                if self._upper != before:
                     cursor.send_feedback(flush_lsn=self._upper)
-            elif kind == 82:  # R
-                yield from self._relation(relation(data), time, done)
-            elif is_known:
-                continue
-            elif kind in (73, 85, 68):  # I, U, D
-                self._change(data, time)
-            elif kind == 84:  # T
-                yield from self._emptied(truncated(data), time, done)
+
+    def _control(self, data: bytes, cursor: Any) -> Iterator[Batch]:
+        """Take a message that is no change of a row."""
+        kind = data[0]
+        if kind == 66:  # B
+            time, moment_us, _ = begin(data)
+            yield from self._transaction(time, moment_us)
+        elif kind == 67:  # C
+            yield from self._committed()
+        elif kind == 82:  # R
+            yield from self._relation(relation(data))
+        elif kind == 84 and not self._is_known:  # T
+            yield from self._emptied(truncated(data))
+        elif kind == 83:  # S
+            self._spools.start(data)
+        elif kind == 65:  # A
+            self._spools.undo(data)
+        elif kind == 99:  # c
+            xid, time, moment_us = self._spools.committed(data)
+            yield from self._transaction(time, moment_us)
+            for count, kept in enumerate(self._spools.messages(xid)):
+                if kept[0] in CHANGES:
+                    self._change(kept)
+                else:
+                    yield from self._control(kept, cursor)
+                if count % ALIVE_EVERY == 0:
+                    cursor.send_feedback(flush_lsn=self._upper, force=True)
+            yield from self._committed()
+
+    def _transaction(self, time: int, moment_us: int) -> Iterator[Batch]:
+        """Begin with the transaction that was committed at a time."""
+        while (reached := self._reached_by(time)) is not None:
+            # Rows that were copied again at that time count from there on, so it is sealed first.
+            self._done = reached + 1
+            if not self._moments or self._moments[-1][0] < reached:
+                self._moments.append((reached, moment_us))
+            yield self._batch(self._done)
+        self._time, self._moment_us = time, moment_us
+        self._is_known, self._is_inside = time < self._upper, True
+
+    def _committed(self) -> Iterator[Batch]:
+        """End the transaction; what came becomes a commit if it is enough."""
+        self._is_inside = False
+        if not self._is_known:
+            self._done = self._time + 1
+            self._moments.append((self._time, self._moment_us))
+        count = max(self._count, len(self._moments))
+        if count >= self._database.config.batch_rows or (count and self._run.stop.is_set()):
+            yield self._batch(self._done)
 
     def _batch(self, upper: int) -> Batch:
         """Return what has come as a batch. When the loop goes on after it, it is durable."""
@@ -197,17 +240,19 @@ class Stream:
     def _monotonic_us(self) -> int:
         return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
-    def _change(self, data: bytes, time: int) -> None:
+    def _change(self, data: bytes) -> None:
+        if self._is_known:
+            return
         id_, old, new, is_key = change(data)
         rows = self._relations.get(id_)
-        if rows is not None and time > rows.begin:
+        if rows is not None and self._time > rows.begin:
             kept = self._kept[id_]
             if len(kept) != len(new or old or ()):
                 old = None if old is None else [old[at] for at in kept]
                 new = None if new is None else [new[at] for at in kept]
-            rows.take(old, new, time, is_key)
+            rows.take(old, new, self._time, is_key)
 
-    def _relation(self, found: Relation, time: int, done: int) -> Iterator[Batch]:
+    def _relation(self, found: Relation) -> Iterator[Batch]:
         """Take a table as it is from here on; its collection follows, once all before is durable."""
         name = self._names.get((found.schema, found.name))
         if name is None:
@@ -223,8 +268,8 @@ class Stream:
         columns, types = database.kept(table, found.columns), database.types(table, found.columns)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
         if have != types:
-            if done > self._upper:
-                yield self._batch(done)
+            if self._done > self._upper:
+                yield self._batch(self._done)
             self._follow_schema(collection, table, have, types)
         self._kept[found.id] = [at for at, column in enumerate(found.columns) if column in columns]
         names, key = [column.name for column in columns], [*collection.schema.key_names]
@@ -279,15 +324,15 @@ class Stream:
             connection.close()
         return next((dict(each.numbers) for each in published if each.full_name == table), {})
 
-    def _emptied(self, ids: list[int], time: int, done: int) -> Iterator[Batch]:
+    def _emptied(self, ids: list[int]) -> Iterator[Batch]:
         """Remove all rows of tables that were truncated, those that the transaction had added before, too."""
-        tables = [rows for id_ in ids if (rows := self._relations.get(id_)) is not None and time > rows.begin]
+        tables = [rows for id_ in ids if (rows := self._relations.get(id_)) is not None and self._time > rows.begin]
         for rows in tables:
-            rows.forget(time)
-        if done > self._upper:
-            yield self._batch(done)
+            rows.forget(self._time)
+        if self._done > self._upper:
+            yield self._batch(self._done)
         names = {id(rows): name for name, rows in self._rows.items()}
         for rows in tables:
             collection = self._run.collections[names[id(rows)]]
             with held(collection, self._upper, rows.reached) as snapshot:
-                rows.empty(snapshot.to_arrow(), time)
+                rows.empty(snapshot.to_arrow(), self._time)

@@ -161,3 +161,47 @@ def test_a_copy_whose_slot_is_gone_says_what_to_do(database: Database, store: Me
         persist.InvalidUsage, match=r"is gone.*persist drop LOCATION accounts; persist drop LOCATION lines"
     ):
         run(database, store)
+
+
+def test_large_transactions_come_before_they_are_committed(database: Database) -> None:
+    import psycopg2
+
+    [[name]] = database.rows("SELECT current_database()")
+    database.run(f"ALTER DATABASE {name} SET logical_decoding_work_mem = '64kB'")
+    database.run("CREATE TABLE t (id int PRIMARY KEY, pad text)", "CREATE TABLE u (n int)")
+    database.run("ALTER TABLE u REPLICA IDENTITY FULL", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    first = database.ingest()
+
+    def many(table: str, start: int) -> str:
+        pad = ", repeat('x', 100)" if table == "t" else ""
+        return f"INSERT INTO {table} SELECT g{pad} FROM generate_series({start}, {start + 1999}) g"
+
+    one, other, gone = (psycopg2.connect(database.url) for _ in range(3))
+    steps = [
+        (one, many("t", 1000)), (other, many("u", 0)), (gone, many("t", 50_000)), (one, "SAVEPOINT a"),
+        (one, many("t", 10_000)), (other, "TRUNCATE u"), (one, "ROLLBACK TO a"), (other, many("u", 7)),
+        (one, "UPDATE t SET pad = 'c' WHERE id < 1500"), (gone, many("t", 60_000)), (one, "DELETE FROM t WHERE id = 2"),
+    ]  # fmt: skip
+    for connection, statement in steps:
+        connection.cursor().execute(statement)
+    other.commit()
+    one.commit()
+    gone.rollback()
+    for connection in (one, other, gone):
+        connection.close()
+    database.run(
+        "ALTER TABLE t ADD COLUMN more int", "INSERT INTO t SELECT g, 'y', 1 FROM generate_series(7000, 9999) g"
+    )
+    assert database.ingest(batch_rows=100).commits == 3
+    for table in ("t", "u"):
+        rows = [tuple(row.values()) for row in database.contents(table)]
+        assert sorted(rows, key=str) == sorted(database.rows(f"SELECT * FROM {table}"), key=str)
+    times = [first.uppers["t"]]
+    with persist.open(database.location, mode="read") as client:
+        times = [len({*client.load(table).changes(times[0]).to_arrow()["_time"].to_pylist()}) for table in ("t", "u")]
+    assert times == [2, 1]
+    query = (
+        "SELECT sum(stream_txns) FROM pg_stat_replication_slots JOIN pg_replication_slots USING (slot_name) "
+        "WHERE database = current_database()"
+    )
+    assert any(database.rows(query)[0][0] >= 3 for _ in range(2000))  # The server tells it a little later.
