@@ -249,15 +249,14 @@ def _read(made: dict[str, Summary]) -> list[str]:
 
 
 def _is_distinct(aggregation: Aggregation) -> bool:
-    return aggregation.distinct and aggregation.function in ("count", "sum", "avg")
+    return aggregation.distinct and _SUMMARIES.get(aggregation.function, "min") not in ("min", "max")
 
 
 FOLDED = frozenset(
     (
         *("bit_and", "bit_or", "bit_xor", "mode", "list", "string_agg", "histogram", "quantile", "mad"),
-        *("stddev_samp", "stddev_pop", "var_samp", "var_pop", "sem", "skewness", "kurtosis", "kurtosis_pop"),
-        *("covar_pop", "covar_samp", "corr", "regr_avgx", "regr_avgy", "regr_count", "regr_intercept", "regr_r2"),
-        *("regr_slope", "regr_sxx", "regr_sxy", "regr_syy"),
+        *("skewness", "kurtosis", "kurtosis_pop", "covar_pop", "covar_samp", "corr", "regr_avgx", "regr_avgy"),
+        *("regr_count", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx", "regr_sxy", "regr_syy"),
     )
 )
 PICKED = ("first", "last", "any")  # Without an ORDER BY, these are the least or the greatest value.
@@ -277,4 +276,5 @@ _SUMMARIES = {
     **dict.fromkeys(("max", "bool_or", "last"), "max"),
     "sum": "sum",
     "avg": "mean",
+    **{name: name for name in ("stddev_samp", "stddev_pop", "var_samp", "var_pop", "sem")},
 }

@@ -24,13 +24,16 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs import DiffOverflow, SchemaMismatch, whole_numbers
+from persist.dataflow.operators.moments import product_digits
 from persist.dataflow.updates.batch import NONE, largest, mixed, products
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL, Domain, is_narrow
 
-ACCUMULABLE = ("count", "sum", "mean", "wide_sum")
+VARIANCES = ("var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem")  # Of floats.
+ACCUMULABLE = ("count", "sum", "mean", "wide_sum", *VARIANCES)
 NULLS, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
-SLOTS = 128  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
+SQUARES = 96  # The slots from here on are those of the squares of floats; those before, of floats, are fewer.
+SLOTS = 256  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
 _BITS = np.int64(32)
 _MASK = np.int64(0xFFFFFFFF)
 _LOWEST = 1074  # The least positive float is 2**-1074.
@@ -70,6 +73,8 @@ def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
         return pa.decimal128(38, 0)
     if kind == "mean" and pat.is_decimal(of):
         return pa.float64()
+    if kind in VARIANCES and pat.is_float64(of):
+        return of
     if kind in ("sum", "mean"):
         if pat.is_floating(of) or (kind == "mean" and pat.is_integer(of)):
             return pa.float64()
@@ -111,6 +116,14 @@ def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
         slots.append(at[contributing] + FIRST_LIMB)
         amounts.append(amount[contributing])
     return np.concatenate(rows), np.concatenate(slots), np.concatenate(amounts)
+
+
+def _with_squares(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
+    """Return what floats contribute, and their squares."""
+    rows, places, amounts = product_digits([np.where(np.isfinite(values), values, 0.0)] * 2)
+    both = zip(float_slots(values), (rows, places + SQUARES, amounts), strict=True)
+    one, slots, more = (np.concatenate(pair) for pair in both)
+    return one, slots, more
 
 
 def whole_slots(values: npt.NDArray[np.object_]) -> tuple[Ints, Ints, Ints]:
@@ -192,7 +205,8 @@ def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tu
     if kind == "count":
         return NONE, NONE, NONE
     if pat.is_floating(of):
-        return float_slots(domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False))
+        values = domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return _with_squares(values) if kind in VARIANCES else float_slots(values)
     if (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of):
         return whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
     return integer_slots(words)

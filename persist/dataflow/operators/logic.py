@@ -29,6 +29,8 @@ from persist.dataflow.operators.aggregates import (
     NAN,
     NULLS,
     SLOTS,
+    SQUARES,
+    VARIANCES,
     Wanted,
     check_int64,
     contributions,
@@ -37,6 +39,7 @@ from persist.dataflow.operators.aggregates import (
     to_float,
 )
 from persist.dataflow.operators.linear import Column, Frame, row_columns
+from persist.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
 from persist.dataflow.updates.batch import check_sum, largest, products, summed
 from persist.dataflow.updates.bulk import order_by
 from persist.dataflow.updates.times import Flags, Ints
@@ -143,6 +146,8 @@ def aggregate(wanted: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Int
             and max(abs(small.max(initial=0)), abs(small.min(initial=0))) < 10**wanted.result.precision
         ):
             return np.where(counts == 0, NULL, small)
+    if wanted.kind in VARIANCES:
+        return _variances(wanted.kind, counts, groups, slots, sums, domain)
     is_limb = slots >= FIRST_LIMB
     totals = exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
     if pat.is_decimal(wanted.result):
@@ -158,6 +163,22 @@ def aggregate(wanted: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Int
     ]
     words = domain.encode(pa.array(floats, pa.float64()))
     return _with_infinities(words, groups, slots, sums, count, domain)
+
+
+def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
+    is_square = slots >= SQUARES
+    is_one = (slots >= FIRST_LIMB) & ~is_square
+    ones = exact_sums(groups[is_one], slots[is_one], sums[is_one], len(counts))
+    places = slots[is_square] - (SQUARES - FIRST_LIMB)
+    squares = exact_sums(groups[is_square], places, sums[is_square], len(counts))
+    has_other = np.zeros(len(counts), np.bool_)
+    has_other[groups[(slots >= NAN) & (slots <= MINUS_INFINITE)]] = True
+    _, made_of = STATISTICS[kind]
+    values: list[float | None] = []
+    for count, one, square, is_other in zip(counts.tolist(), ones, squares, has_other.tolist(), strict=True):
+        each = Sums(count, {"x": one << (LOWEST - 1074), "xx": square})  # Sums of floats are in 2**-1074.
+        values.append(None if count <= 0 else of_others(kind, count) if is_other else made_of(each))
+    return domain.encode(pa.array(values, pa.float64()))
 
 
 def _whole_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
