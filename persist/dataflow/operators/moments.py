@@ -273,11 +273,15 @@ def statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) ->
             made.append(made_of(Sums(rows, {product: totals[at] for product, totals in sums.items()})))
         elif name in ("regr_avgx", "regr_avgy"):
             made.append(float(columns[letters[0]][owners == at].sum()))  # An infinity, which no count changes, or NaN.
-        elif name == "regr_r2" and np.ptp(columns["y"][owners == at]) == 0:
+        elif name == "regr_r2" and _is_one(columns["y"][owners == at]):
             made.append(None)
         else:
             made.append(of_others(name, rows))
     return made
+
+
+def _is_one(values: Floats) -> bool:
+    return bool((values == values[0]).all() and np.isfinite(values[0]))
 
 
 def of_others(name: str, rows: int) -> float | None:
