@@ -7,6 +7,7 @@ values that they depend on.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from persist.errors import InvalidUsage
@@ -17,6 +18,7 @@ from persist.sql.algebra import (
     Aggregate,
     Distinct,
     Filter,
+    Frame,
     Join,
     Let,
     Node,
@@ -31,6 +33,7 @@ from persist.sql.algebra import (
     Unnest,
     Values,
     Window,
+    WindowCall,
     every,
     terms_of,
 )
@@ -38,7 +41,7 @@ from persist.sql.by_duckdb import name_of
 from persist.sql.duck import Columns
 from persist.sql.prune import types_of, width_of
 from persist.sql.temporal import bounded, check_without_now, reads_now
-from persist.sql.types import Unreadable
+from persist.sql.types import Unreadable, constant, to_arrow
 
 _SERIES = ("unnest", "range", "generate_series")
 _ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
@@ -53,10 +56,13 @@ _COMPARED = {
 }  # fmt: skip
 
 
+_NEAREST = (
+    *("COMPARE_GREATERTHAN", "COMPARE_GREATERTHANOREQUALTO"),
+    *("COMPARE_LESSTHAN", "COMPARE_LESSTHANOREQUALTO"),
+)
 _INSTEAD_OF_ALL = "write it as joins, groups and set operations"
 _INSTEAD = {
     "SAMPLE": "what it takes is another part each time. Write a condition on a column, such as id % 10 = 0",
-    "ASOF JOIN": "write a LATERAL subquery with ORDER BY … DESC LIMIT 1",
     "POSITIONAL JOIN": "rows of collections are in no order. Join by a column",
 }
 
@@ -177,6 +183,71 @@ class Adapter:
         elif how not in ("semi", "anti"):
             picked += [width + number for number in rights or range(others)]
         return Project(join, tuple(map(Place, picked)))
+
+    def asof(self, plan: Json) -> Node:
+        """Return each row of the left with the row of the right that is next to it in an order, and not beyond it.
+
+        Both are put into one order, and each row of the left has what the last row of the right before it says. Rows
+        that agree with it stand before it or behind it, as the comparison wants.
+        """
+        left, right = self._child(plan), self._child(plan, 1)
+        how, width, others = plan["join_type"], width_of(left), width_of(right)
+        equal: list[tuple[Term, Term, bool]] = []
+        nearest: list[tuple[Term, Term, str]] = []
+        for clause in plan.get("conditions", ()):
+            comparison = clause["comparison"]
+            if comparison not in ("COMPARE_EQUAL", "COMPARE_NOT_DISTINCT_FROM", *_NEAREST):
+                raise InvalidUsage("an ASOF JOIN has columns that are equal, and one that is nearest, and nothing else")
+            one, other = self._of.one(clause["left"]), self._of.one(clause["right"])
+            if comparison in _NEAREST:
+                nearest.append((one, other, comparison))
+            else:
+                equal.append((one, other, comparison == "COMPARE_EQUAL"))
+        if how not in ("INNER", "LEFT") or len(nearest) != 1 or plan.get("expressions"):
+            raise InvalidUsage(f"an ASOF {how} JOIN is not supported in a view: write ASOF JOIN or ASOF LEFT JOIN")
+        [(key, other_key, comparison)] = nearest
+        kinds = [*types_of(left), *types_of(right)]
+        nulls = [constant(kind, None) for kind in kinds]
+        keys = (*(one for one, _, _ in equal), key)
+        other_keys = (*(other for _, other, _ in equal), other_key)
+        needed = [at for at, (_, _, is_strict) in enumerate(equal) if is_strict] + [len(equal)]
+        there = all_of([sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
+        ours = Project(left, (*map(Place, range(width)), *nulls[width:], *keys, Lit(pa.scalar(False))))
+        theirs = Project(
+            Filter(right, there), (*nulls[:width], *map(Place, range(others)), *other_keys, Lit(pa.scalar(True)))
+        )
+        first = width + others
+        is_right, by = Place(first + len(keys)), Place(first + len(equal))
+        is_down, is_with_equal = comparison in _NEAREST[2:], comparison.endswith("OREQUALTO")
+        window = WindowCall(
+            "count_star",
+            "int64",
+            partition=tuple(map(Place, range(first, first + len(equal)))),
+            order=(Order(by, is_down), Order(is_right, is_with_equal)),
+            frame=Frame(None, ("rows", 0)),
+            where=is_right,
+        )
+        calls = [
+            msgspec.structs.replace(window, function="last_value", type=kinds[at], arguments=(Place(at),))
+            for at in range(width, first)
+        ]
+        rows = Window(SetOperation("union", ours, theirs), (*calls, window))
+        of_left: Node = Filter(rows, sql_call("not", pa.bool_(), is_right))
+        count = Place(first + len(keys) + 1 + others)
+        matched = all_of(
+            [
+                sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))),
+                *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed),
+            ]
+        )
+        if how == "INNER":
+            of_left = Filter(of_left, matched)
+        found = (Place(first + len(keys) + 1 + at) for at in range(others))
+        shown = (
+            sql_call("case", to_arrow(kinds[width + at]), matched, place, nulls[width + at])
+            for at, place in enumerate(found)
+        )
+        return Project(of_left, (*map(Place, range(width)), *shown))
 
     def aggregate(self, plan: Json) -> Node:
         node = self._child(plan)
@@ -308,6 +379,7 @@ _ADAPTED: dict[str, Any] = {
     "LOGICAL_DUMMY_SCAN": Adapter.dummy,
     "LOGICAL_EXPRESSION_GET": Adapter.expressions,
     "LOGICAL_UNNEST": Adapter.unnest,
+    "LOGICAL_ASOF_JOIN": Adapter.asof,
     "LOGICAL_EMPTY_RESULT": Adapter.empty,
 }
 
@@ -341,6 +413,7 @@ _MEMBERS = {
     "LOGICAL_RECURSIVE_CTE": f"{_RUNS} ctename internal_types union_all key_targets payload_aggregates",
     "LOGICAL_DUMMY_SCAN": _RUNS,
     "LOGICAL_EXPRESSION_GET": f"{_RUNS} expr_types expressions",
+    "LOGICAL_ASOF_JOIN": f"{_JOIN} delim_flipped",
     "LOGICAL_UNNEST": f"{_RUNS} expressions unnest_index",
     "LOGICAL_EMPTY_RESULT": f"{_RUNS} return_types bindings",
 }

@@ -273,3 +273,12 @@ SELECT a, list_transform(list(b ORDER BY b), lambda x: CASE WHEN x > 2 THEN 'big
 SELECT CAST(to_days(a) AS VARCHAR) AS x, d + CAST(b || ' days' AS INTERVAL) AS y FROM t;
 SELECT CAST([a, b] AS VARCHAR[]) AS l, CAST([a] AS VARCHAR) AS t, CAST('[1, 2]' AS BIGINT[]) AS m, CAST({'x': a} AS STRUCT(x DOUBLE)) AS s FROM t;
 SELECT * FROM t UNPIVOT (v FOR n IN (a, b));
+
+-- The nearest row of another relation.
+SELECT t.a, t.b, u.b AS c FROM t ASOF JOIN (SELECT DISTINCT a, b FROM u) u ON t.a = u.a AND t.b >= u.b;
+SELECT t.a, t.b, t.s, u.b AS c FROM t ASOF LEFT JOIN (SELECT DISTINCT a, b FROM u) u ON t.a = u.a AND t.b > u.b;
+SELECT t.a, t.b, u.b AS c, u.n FROM t ASOF JOIN (SELECT b, count(*) AS n FROM u GROUP BY b) u ON t.b <= u.b;
+SELECT t.d, t.b, u.b AS c, u.n FROM t ASOF LEFT JOIN (SELECT b, count(a) AS n FROM u GROUP BY b) u ON t.a < u.b;
+SELECT t.m, w.x FROM t ASOF LEFT JOIN (SELECT ts, max(x) AS x FROM w GROUP BY ts) w ON t.d >= w.ts;
+SELECT t.a, u.b AS c FROM t ASOF JOIN (SELECT DISTINCT a, b FROM u) u USING (a, b);
+SELECT a, b, s, d, m, f, nth_value(s, 2 IGNORE NULLS) OVER (ORDER BY a, b, s, d, m, f ROWS BETWEEN 3 PRECEDING AND CURRENT ROW) AS y FROM t;

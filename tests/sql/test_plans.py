@@ -190,7 +190,7 @@ def test_a_query_that_nests_deeper_than_can_be_run_is_refused(client: persist.Cl
     ("sql", "message"),
     [
         ("SELECT * FROM t USING SAMPLE 2", "another part each time"),
-        ("SELECT t.a FROM t ASOF JOIN t o ON t.a >= o.b", "ORDER BY … DESC LIMIT 1"),
+        ("SELECT t.a FROM t ASOF RIGHT JOIN t o ON t.a >= o.b", "write ASOF JOIN or ASOF LEFT JOIN"),
         ("SELECT t.a FROM t POSITIONAL JOIN t o", "in no order"),
         ("SELECT * FROM json_each('[1]')", r"json_each\(\) is none"),
         ("SELECT a FROM t LIMIT (SELECT 2)", "constant whole number"),

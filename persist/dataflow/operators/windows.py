@@ -64,13 +64,41 @@ def _column(
     arguments = [sorted_[schema.get_field_index(name)] for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
-    if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
+    if call.function in _FOLDS and not (call.exclude or call.within or call.is_distinct):
+        made = _nth_of_some(call, places, arguments[0], _eligible(call, arguments[0], sorted_, schema))
+    elif call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
         made = _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
     else:
         made = _folded(call, places, sorted_, arguments, kinds, schema, domain)
     column = np.empty(len(groups), np.int64)
     column[order] = made
     return column
+
+
+def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
+    """Return which rows count for a function of one row of a frame."""
+    eligible = np.ones(len(words), np.bool_)
+    if call.where:
+        eligible &= values[schema.get_field_index(call.where)] == 1
+    if call.ignores_nulls:
+        eligible &= words != NULL
+    return eligible
+
+
+def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
+    """Return the value of the first, the last or the n-th row of each frame, of those rows that count."""
+    places = eligible.nonzero()[0]
+    before = np.concatenate(([0], eligible.cumsum()))
+    first, end = before.take(p.low), before.take(p.high)
+    number = end - 1 if call.function == "last_value" else first + (call.number - 1 if _is_nth(call) else 0)
+    inside = (number >= first) & (number < end)
+    if not len(places):
+        return np.full(len(words), NULL, np.int64)
+    return np.where(inside, words.take(places.take(np.where(inside, number, 0))), NULL)
+
+
+def _is_nth(call: WindowFunction) -> bool:
+    return call.function == "nth_value"
 
 
 def _folded(
@@ -247,15 +275,6 @@ def _past_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
     return valued.take(places), inside
 
 
-def _nth(place: Callable[[WindowFunction, Places], Ints]) -> Function:
-    def nth(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
-        target = place(call, p)
-        inside = (target >= p.low) & (target < p.high)
-        return np.where(inside, arguments[0].take(np.where(inside, target, 0)), NULL)
-
-    return nth
-
-
 def _count_star(call: WindowFunction, p: Places, *_: Any) -> Ints:
     return p.high - p.low
 
@@ -370,9 +389,6 @@ _FUNCTIONS: dict[str, Function] = {
     "ntile": _ntile,
     "lag": _shifted(-1),
     "lead": _shifted(1),
-    "first_value": _nth(lambda call, p: p.low),
-    "last_value": _nth(lambda call, p: p.high - 1),
-    "nth_value": _nth(lambda call, p: p.low + call.number - 1),
     "count_star": _count_star,
     "count": _count,
     "sum": _sum,
