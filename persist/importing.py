@@ -15,6 +15,7 @@ compared with all that is there.
 import logging
 import os
 import posixpath
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from persist.work import task
 from persist.write import Step, check_token, with_token
 
 BATCH_ROWS = 64 * 1024
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # The library writes its errors for terminals.
 _Refusal = Callable[[object], InvalidUsage]
 
 
@@ -111,7 +113,7 @@ def import_delta(
     library = required("deltalake>=1.6")
     if not isinstance(uri, (str, os.PathLike)):
         raise InvalidUsage(f"uri={uri!r} is neither the path nor the URL of a Delta table")
-    table = _DeltaTable(library, os.fspath(uri), dict(storage_options or {}))
+    table = DeltaVersions(library, os.fspath(uri), dict(storage_options or {}))
     handle.engine.writer("import_delta")
     before = _last_imported(handle, table.id)
     done: list[ImportedVersion] = []
@@ -124,7 +126,7 @@ def import_delta(
 
 
 def _imported(
-    handle: CollectionHandle, table: "_DeltaTable", version: int, timestamp_ms: int, before: ImportedVersion | None
+    handle: CollectionHandle, table: "DeltaVersions", version: int, timestamp_ms: int, before: ImportedVersion | None
 ) -> ImportedVersion:
     """Commit one version, given the one that was imported last."""
     upper = handle.contents().upper.time
@@ -157,7 +159,7 @@ def _last_imported(handle: CollectionHandle, table: str) -> ImportedVersion | No
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class DatasetFiles:
     """Some of the files of a dataset, by path, and what is raised if they cannot be read."""
 
     dataset: Any
@@ -165,12 +167,14 @@ class _Files:
     refused: _Refusal
 
     @classmethod
-    def of(cls, dataset: Any, refused: _Refusal) -> "_Files":
+    def of(cls, dataset: Any, refused: _Refusal) -> "DatasetFiles":
+        """Return all files of a dataset."""
         return cls(dataset, {fragment.path: fragment for fragment in dataset.get_fragments()}, refused)
 
-    def without(self, other: "_Files") -> "_Files":
+    def without(self, other: "DatasetFiles") -> "DatasetFiles":
+        """Return those that another one does not have."""
         left = {path: each for path, each in self.fragments.items() if path not in other.fragments}
-        return _Files(self.dataset, left, self.refused)
+        return DatasetFiles(self.dataset, left, self.refused)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows, with the columns that only the paths of files tell."""
@@ -186,7 +190,7 @@ class _Files:
 
 
 @dataclass(frozen=True, slots=True)
-class _DeltaTable:
+class DeltaVersions:
     """A Delta table, read through its own library."""
 
     library: Any
@@ -194,6 +198,7 @@ class _DeltaTable:
     storage: dict[str, str]
 
     def at(self, version: int | None, refused: type[InvalidUsage] = InvalidUsage) -> Any:
+        """Return the table at a version, or now; refused is raised if there is none."""
         try:
             return self.library.DeltaTable(self.uri, version=version, storage_options=self.storage)
         except Exception as error:
@@ -201,17 +206,31 @@ class _DeltaTable:
 
     @property
     def id(self) -> str:
+        """What tells the table from others."""
         return str(self.at(None).metadata().id)
+
+    def has_feed(self, version: int) -> bool:
+        """Return whether a version says what it changed."""
+        return str(self.at(version).metadata().configuration.get("delta.enableChangeDataFeed")).lower() == "true"
+
+    def feed(self, version: int) -> Iterator[pa.RecordBatch]:
+        """Yield what a version changed: its columns, and `_change_type`."""
+        try:
+            yield from pa.RecordBatchReader.from_stream(self.at(version).load_cdf(version, version))
+        except InvalidUsage:
+            raise
+        except Exception as error:
+            raise InvalidUsage(self._reason("read", version, error)) from error
 
     def history(self) -> list[tuple[int, int]]:
         """Return the versions there are, in order, each with its time in milliseconds."""
         return sorted((each["version"], each.get("timestamp", 0)) for each in self.at(None).history())
 
-    def rows(self, version: int, refused: type[InvalidUsage] = InvalidUsage) -> _Files:
+    def rows(self, version: int, refused: type[InvalidUsage] = InvalidUsage) -> DatasetFiles:
         """Return the files of a version; refused is raised if it cannot be read, by now or when its rows are."""
         try:
             dataset = self.at(version, refused).to_pyarrow_dataset()
-            return _Files.of(dataset, lambda error: refused(self._reason("read", version, error)))
+            return DatasetFiles.of(dataset, lambda error: refused(self._reason("read", version, error)))
         except InvalidUsage:
             raise
         except Exception as error:  # What a library raises is its own choice.
@@ -219,13 +238,14 @@ class _DeltaTable:
 
     def _reason(self, done: str, version: int | None, error: object) -> str:
         at = "" if version is None else f" at version {version}"
+        error = " ".join(_COLOURS.sub("", str(error)).split()).removesuffix(" .")
         return (
             f"the Delta table {self.uri} cannot be {done}{at}: {error}. Versions that are not kept any more are left "
             "out with first="
         )
 
 
-def _signed(names: Sequence[str], time: int, files: Sequence[tuple[int, _Files]]) -> Iterator[pa.Table]:
+def _signed(names: Sequence[str], time: int, files: Sequence[tuple[int, DatasetFiles]]) -> Iterator[pa.Table]:
     """Yield the rows of some files as updates at a time."""
     for diff, each in files:
         for batch in each.batches():
@@ -249,7 +269,9 @@ def _files(source: Any, columns: Collection[str]) -> Iterator[tuple[str, Callabl
     import pyarrow.dataset as ds
 
     dataset, base = _opened(source)
-    files = _Files.of(dataset, lambda error: InvalidUsage(f"{source!r} cannot be read as Parquet: {error}")).fragments
+    files = DatasetFiles.of(
+        dataset, lambda error: InvalidUsage(f"{source!r} cannot be read as Parquet: {error}")
+    ).fragments
     _check_whole(source, dataset.filesystem, {*map(os.path.dirname, files), *([] if base is None else [base])})
     if not files:
         raise InvalidUsage(
@@ -271,7 +293,7 @@ def _files(source: Any, columns: Collection[str]) -> Iterator[tuple[str, Callabl
         whole = ds.FileSystemDataset([fragment], schema, dataset.format, dataset.filesystem)
         yield (
             _name(path, base, is_single, is_local),
-            _Files(whole, {path: fragment}, refused).batches,
+            DatasetFiles(whole, {path: fragment}, refused).batches,
         )
 
 

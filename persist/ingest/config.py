@@ -44,6 +44,10 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
             "MySQL and MariaDB are not read directly: let Debezium, Maxwell or Canal write their changes to Kafka, and "
             'take those in: kafka://host/topic with format = "debezium", "maxwell" or "canal"'
         )
+    if url.startswith(("delta:", "iceberg:")):
+        from persist.ingest.tables import Tables, TablesConfig
+
+        return Tables(checked(TablesConfig, config, where))
     from persist.ingest.files import Files, FilesConfig
 
     return Files(checked(FilesConfig, config, where))

@@ -1,0 +1,358 @@
+"""Tables of Delta and Iceberg: each version is one commit and one time, its moment or the next one that is free.
+
+A second collection, `NAME.versions`, says which version has which time. It is sealed with the rows, so both agree
+whoever is killed when. Between two versions, only files are read that one has and the other has not, or the change feed
+of a Delta table that has one. Rows that were copied from one file to another cancel out.
+
+Columns are told apart by their ids where the format has any, and by their names where it has none. Where they change,
+the collection follows (`evolve`) before the first version that has them.
+"""
+
+import logging
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from persist.client import Client
+from persist.codecs import int64_array
+from persist.collection import Collection
+from persist.errors import InvalidUsage, PersistError
+from persist.importing import DeltaVersions
+from persist.ingest.source import Batch, Change, Run, Target, without_secrets
+from persist.read import required
+from persist.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+Signed = Iterator[tuple[int, pa.RecordBatch]]
+Columns = Mapping[Any, pa.Field]
+
+
+class TablesConfig(msgspec.Struct, kw_only=True):
+    """The options of a table of Delta or Iceberg.
+
+    Attributes:
+        source: delta: or iceberg: before a path or a URL, of the table's folder, or of its metadata; or the name of a
+            table in a catalog.
+        collection: that gets the rows.
+        key: columns that are the key, if the collection is made.
+        timeline: the unit of times, if the collection is made.
+        first: the first version that is taken in, of Iceberg the id of a snapshot; else the oldest there is.
+        catalog: of pyiceberg: its name, or properties such as type and uri, or both.
+        poll_s: how often to look for new versions.
+        storage_options: for the store of the table, as deltalake or pyiceberg take them.
+    """
+
+    source: str
+    collection: str
+    key: list[str] = []
+    timeline: str = "ms"
+    first: int | None = None
+    catalog: dict[str, str] | None = None
+    poll_s: float = 5.0
+    storage_options: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a table, and its moment in milliseconds."""
+
+    number: int
+    at_ms: int
+
+
+class Table(Protocol):
+    """What is asked of a table in some format."""
+
+    def versions(self) -> list[Version]:
+        """Return the versions there are, in their order."""
+        ...
+
+    def columns(self, version: Version) -> Columns:
+        """Return the columns of a version, by what tells them from each other."""
+        ...
+
+    def changes(self, before: Version | None, version: Version) -> Signed:
+        """Yield the rows that come with a version, and those that go, each with its sign and the version's columns."""
+        ...
+
+
+class Tables:
+    """A source of one table."""
+
+    moments = None
+
+    def __init__(self, config: TablesConfig) -> None:
+        self.config = config
+        self.name = without_secrets(config.source)
+        kind, _, place = config.source.partition(":")
+        if not config.poll_s > 0:
+            raise InvalidUsage(f"poll_s={config.poll_s} must be above 0")
+        if kind == "delta" and config.catalog is not None:
+            raise InvalidUsage("catalog goes with iceberg:, and not with delta:")
+        self._table: Table = _Delta(place, config) if kind == "delta" else _Iceberg(place, config)
+
+    def targets(self, client: Client) -> Sequence[Target]:
+        """Return the collection of rows, and that of versions; if it is new, the first version tells types."""
+        name, timeline = self.config.collection, self.config.timeline
+        if name in client:
+            timeline = client.load(name).schema.timeline or ""
+            main = Target(name, {}, {})
+        else:
+            fields = {field.name: field.type for field in self._table.columns(self._first()).values()}
+            if missing := [column for column in self.config.key if column not in fields]:
+                raise InvalidUsage(f"key: {self.name} has no column {missing[0]!r}; it has {', '.join(fields)}")
+            key = {column: fields.pop(column) for column in self.config.key}
+            main = Target(name, key, fields, False, timeline, f"the table {self.name}")
+        comment = f"the versions of {self.name} that were taken into {name}"
+        columns = {"version": pa.int64(), "at_ms": pa.int64()}
+        return [main, Target(f"{name}.versions", {"time": pa.int64()}, columns, False, timeline or None, comment)]
+
+    def batches(self, run: Run) -> Generator[Batch]:
+        """Yield a batch for each version that was not taken in, and look for more until the run stops."""
+        collection = run.collections[self.config.collection]
+        before = _last(run.collections[f"{self.config.collection}.versions"])
+        while not run.stop.is_set():
+            versions = self._table.versions()
+            for version in versions[self._next(versions, before) :]:
+                if run.stop.is_set():
+                    return
+                self._follow_columns(collection, before, version)
+                yield self._batch(run, collection, before, version)
+                before = version
+            if run.once or run.wait(self.config.poll_s):
+                return
+
+    def close(self) -> None:
+        """Do nothing: files are closed where they are read."""
+
+    def _first(self) -> Version:
+        versions = self._table.versions()
+        wanted = self.config.first
+        found = versions[:1] if wanted is None else [each for each in versions if each.number == wanted]
+        if not found:
+            there = ", ".join(str(each.number) for each in versions[-5:]) or "none"
+            raise InvalidUsage(f"{self.name} has no version {'' if wanted is None else wanted}: the last are {there}")
+        return found[0]
+
+    def _next(self, versions: Sequence[Version], before: Version | None) -> int:
+        """Return which of the versions comes after the last one that was taken in."""
+        if before is None:
+            return versions.index(self._first()) if versions else 0
+        at = [place for place, each in enumerate(versions) if each == before]
+        if not at:
+            raise InvalidUsage(
+                f"{self.name} does not have its version {before.number} any more, which was taken in last. So what has "
+                f"changed since cannot be told: drop {self.config.collection!r} and its versions, and begin anew"
+            )
+        return at[-1] + 1
+
+    def _follow_columns(self, collection: Collection, before: Version | None, version: Version) -> None:
+        """Let a collection have the columns that a version has."""
+        now = self._table.columns(version)
+        was = now if before is None else self._table.columns(before)
+        names = {*collection.schema.names}
+        rename = {
+            was[id_].name: field.name
+            for id_, field in now.items()
+            if id_ in was and was[id_].name != field.name and was[id_].name in names
+        }
+        names = {rename.get(name, name) for name in names}
+        wanted = {field.name: field.type for field in now.values()}
+        types = {rename.get(name, name): collection.schema.arrow.field(name).type for name in collection.schema.names}
+        change: dict[str, Any] = {
+            "rename": rename,
+            "add": {name: kind for name, kind in wanted.items() if name not in names},
+            "drop": [name for name in types if name not in wanted],
+            "widen": {},
+        }
+        if before is not None:  # Of a collection that was there before, types may be wider than those of the table.
+            old = {field.name: field.type for field in was.values()}
+            back = {new: name for name, new in rename.items()}
+            change["widen"] = {
+                name: kind
+                for name, kind in wanted.items()
+                if name in types and types[name] != kind and old.get(back.get(name, name)) != kind
+            }
+        change = {what: names for what, names in change.items() if names}
+        if not change:
+            return
+        try:
+            collection.evolve(**change)
+        except PersistError as error:
+            raise InvalidUsage(
+                f"version {version.number} of {self.name} has columns that {collection.name!r} cannot follow: {error}"
+            ) from error
+        logger.warning("%r follows version %d of %s: %s", collection.name, version.number, self.name, change)
+
+    def _batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
+        timeline, time = collection.schema.timeline, run.uppers[collection.name]
+        if timeline is not None:
+            time = max(time, version.at_ms * Timeline(timeline).per_second // 1000)
+        batch = Batch((), time + 1)
+        schema = pa.schema([collection.schema.arrow.field(name) for name in collection.schema.names])
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for sign, found in self._table.changes(before, version):
+                batch.rows += found.num_rows
+                yield _signed(found, schema, sign, time)
+
+        def changes() -> Iterator[Change]:
+            updates = rows()
+            first = next(updates, None)
+            if first is not None:
+                reader = pa.RecordBatchReader.from_batches(first.schema, _chained(first, updates))
+                yield Change(collection.name, reader)
+            mark = {"time": time, "version": version.number, "at_ms": version.at_ms}
+            yield Change(f"{collection.name}.versions", [mark], time)
+
+        batch.changes = changes()
+        return batch
+
+
+class _Delta:
+    """A table of Delta, by its own library."""
+
+    def __init__(self, place: str, config: TablesConfig) -> None:
+        self._table = DeltaVersions(required("deltalake>=1.6"), place, dict(config.storage_options))
+
+    def versions(self) -> list[Version]:
+        return [Version(number, at_ms) for number, at_ms in self._table.history()]
+
+    def columns(self, version: Version) -> Columns:
+        schema = pa.schema(self._table.at(version.number).schema().to_arrow())
+        return {field.name: _plain(field) for field in schema}
+
+    def changes(self, before: Version | None, version: Version) -> Signed:
+        if before is not None and self._table.has_feed(version.number):
+            for batch in self._table.feed(version.number):
+                batch = batch.cast(pa.schema([_plain(field) for field in batch.schema]))
+                kind = batch.column("_change_type")
+                for sign, kinds in ((-1, ["delete", "update_preimage"]), (1, ["insert", "update_postimage"])):
+                    yield sign, batch.filter(pc.is_in(kind, pa.array(kinds)))
+            return
+        rows = self._table.rows(version.number)
+        if before is None:
+            yield from ((1, batch) for batch in rows.batches())
+            return
+        old = self._table.rows(before.number)
+        for sign, files in ((-1, old.without(rows)), (1, rows.without(old))):
+            yield from ((sign, batch) for batch in files.batches())
+
+
+class _Iceberg:
+    """A table of Iceberg, by pyiceberg: its snapshots, as far as they were ever the newest one."""
+
+    def __init__(self, place: str, config: TablesConfig) -> None:
+        required("pyiceberg>=0.12")
+        self._place = place
+        self._config = config
+
+    def versions(self) -> list[Version]:
+        metadata = self._loaded().metadata
+        there = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+        return [
+            Version(entry.snapshot_id, entry.timestamp_ms)
+            for entry in metadata.snapshot_log
+            if entry.snapshot_id in there
+        ]
+
+    def columns(self, version: Version) -> Columns:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        schema = self._schema(self._loaded(), version)
+        arrow = schema_to_pyarrow(schema, include_field_ids=False)
+        return {id_.field_id: _plain(field) for id_, field in zip(schema.fields, arrow, strict=True)}
+
+    def changes(self, before: Version | None, version: Version) -> Signed:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        table = self._loaded()
+        scan = ArrowScan(table.metadata, table.io, self._schema(table, version), AlwaysTrue())
+        new = self._tasks(table, version)
+        old = {} if before is None else self._tasks(table, before)
+        for sign, tasks in ((-1, _without(old, new)), (1, _without(new, old))):
+            if tasks:
+                try:
+                    yield from ((sign, batch) for batch in scan.to_record_batches(tasks))
+                except (OSError, ValueError, pa.ArrowException) as error:
+                    raise InvalidUsage(
+                        f"snapshot {version.number} of {self._place} cannot be read: {without_secrets(str(error))}"
+                    ) from error
+
+    def _loaded(self) -> Any:
+        """Return the table as it is now."""
+        try:
+            if self._config.catalog is not None:
+                from pyiceberg.catalog import load_catalog
+
+                properties = dict(self._config.catalog)
+                return load_catalog(properties.pop("name", None), **properties).load_table(self._place)
+            from pyiceberg.table import StaticTable
+
+            return StaticTable.from_metadata(self._place, self._config.storage_options)
+        except Exception as error:  # What a library raises is its own choice.
+            raise InvalidUsage(
+                f"the Iceberg table {without_secrets(self._place)} cannot be opened: {without_secrets(str(error))}"
+            ) from None
+
+    def _schema(self, table: Any, version: Version) -> Any:
+        snapshot = table.snapshot_by_id(version.number)
+        return table.schemas()[snapshot.schema_id] if snapshot.schema_id is not None else table.schema()
+
+    def _tasks(self, table: Any, version: Version) -> dict[Any, Any]:
+        """Return the files of a version, each with those that say which of its rows are gone."""
+        tasks = table.scan(snapshot_id=version.number).plan_files()
+        return {(each.file.file_path, frozenset(f.file_path for f in each.delete_files)): each for each in tasks}
+
+
+def _without(some: Mapping[Any, Any], others: Mapping[Any, Any]) -> list[Any]:
+    return [task for name, task in some.items() if name not in others]
+
+
+def _last(versions: Collection) -> Version | None:
+    """Return the version that was taken in last; None if none was."""
+    if versions.upper.time == 0:
+        return None
+    with versions.snapshot() as snapshot:
+        rows = snapshot.to_arrow()
+    if not len(rows):
+        return None
+    last = rows.take([int(np.argmax(rows["time"].to_numpy()))]).to_pylist()[0]
+    return Version(last["version"], last["at_ms"])
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Return a column with the type that it gets here: offsets of 64 bits, and views, are of no use in a collection."""
+    kind = field.type
+    if pt.is_large_string(kind) or pt.is_string_view(kind):
+        kind = pa.string()
+    elif pt.is_large_binary(kind) or pt.is_binary_view(kind):
+        kind = pa.binary()
+    elif pt.is_large_list(kind) or pt.is_list(kind):
+        kind = pa.list_(_plain(kind.value_field))
+    elif pt.is_struct(kind):
+        kind = pa.struct([_plain(each) for each in kind])
+    return pa.field(field.name, kind)
+
+
+def _signed(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> pa.RecordBatch:
+    """Return rows as updates at a time; a column that their version did not have is NULL."""
+    there = {*batch.schema.names}
+    columns = [
+        batch.column(field.name).cast(field.type) if field.name in there else pa.nulls(len(batch), field.type)
+        for field in schema
+    ]
+    columns += [int64_array(np.full(len(batch), value, np.int64)) for value in (time, sign)]
+    return pa.RecordBatch.from_arrays(columns, [*schema.names, "_time", "_diff"])
+
+
+def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest

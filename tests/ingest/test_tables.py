@@ -1,0 +1,144 @@
+"""Tables of Delta and Iceberg into collections: each version is a time, and the contents at it are its own."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+
+deltalake = pytest.importorskip("deltalake")
+Rows = list[dict[str, Any]]
+
+
+def ingested(place: Path, source: str, **more: Any) -> Any:
+    options = {"source": source, "collection": "orders", "key": ["id"]}
+    return persist.ingest(str(place / "location"), {**options, **more}, once=True)
+
+
+def times(place: Path) -> list[tuple[int, int]]:
+    """Return the time and the version of each version that was taken in."""
+    with persist.open(str(place / "location"), mode="read") as client:
+        rows = client.load("orders.versions").snapshot().to_arrow().to_pylist()
+    return sorted((row["time"], row["version"]) for row in rows)
+
+
+def contents(place: Path, as_of: int | None = None) -> Rows:
+    with persist.open(str(place / "location"), mode="read") as client:
+        rows: Rows = client.load("orders").snapshot(as_of).to_arrow().to_pylist()
+    return sorted(rows, key=str)
+
+
+def delta(place: Path, rows: Rows, **options: Any) -> str:
+    deltalake.write_deltalake(str(place / "table"), pa.Table.from_pylist(rows), **options)
+    return f"delta:{place / 'table'}"
+
+
+@pytest.mark.parametrize("feed", ["true", "false"])
+def test_each_version_of_a_delta_table_is_a_time(tmp_path: Path, feed: str) -> None:
+    source = delta(tmp_path, [{"id": 1, "n": 1}, {"id": 2, "n": 2}], configuration={"delta.enableChangeDataFeed": feed})
+    table = deltalake.DeltaTable(str(tmp_path / "table"))
+    table.update(updates={"n": "n + 10"}, predicate="id = 1")
+    first = ingested(tmp_path, source)
+    assert first.commits == 2
+    table.delete("id = 2")
+    delta(tmp_path, [{"id": 3, "n": 3}, {"id": 3, "n": 3}], mode="append")
+    deltalake.DeltaTable(str(tmp_path / "table")).optimize.compact()
+    second = ingested(tmp_path, source)
+    assert (second.commits, ingested(tmp_path, source).commits) == (2 if feed == "true" else 3, 0)
+    found = times(tmp_path)
+    assert [version for _, version in found] == [0, 1, 2, 3, 4]
+    history = deltalake.DeltaTable(str(tmp_path / "table")).history()
+    assert {version: at for at, version in found} == {each["version"]: each["timestamp"] for each in history}
+    for time, version in found:
+        there = deltalake.DeltaTable(str(tmp_path / "table"), version=version).to_pyarrow_table().to_pylist()
+        assert contents(tmp_path, time) == sorted(there, key=str)
+
+
+def test_columns_of_a_delta_table_are_followed(tmp_path: Path) -> None:
+    source = delta(tmp_path, [{"id": 1, "a": "x"}])
+    ingested(tmp_path, source)
+    delta(tmp_path, [{"id": 2, "a": "y", "b": 2}], mode="append", schema_mode="merge")
+    ingested(tmp_path, source)
+    assert contents(tmp_path) == [{"id": 1, "a": "x", "b": None}, {"id": 2, "a": "y", "b": 2}]
+    delta(tmp_path, [{"id": 3, "b": 3}], mode="overwrite", schema_mode="overwrite")
+    ingested(tmp_path, source)
+    assert contents(tmp_path) == [{"id": 3, "b": 3}]
+    delta(tmp_path, [{"id": "text", "b": 3}], mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(persist.InvalidUsage, match=r"version 3 of delta:.* has columns that 'orders' cannot follow"):
+        ingested(tmp_path, source)
+
+
+def test_a_version_that_was_vacuumed_is_told(tmp_path: Path) -> None:
+    source = delta(tmp_path, [{"id": 1}])
+    delta(tmp_path, [{"id": 2}], mode="overwrite")
+    table = deltalake.DeltaTable(str(tmp_path / "table"))
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    with pytest.raises(persist.InvalidUsage, match=r"cannot be read at version 0.*first"):
+        ingested(tmp_path, source)
+    assert ingested(tmp_path, source, first=1).rows == 1
+    with pytest.raises(persist.InvalidUsage, match="has no version 9"):
+        ingested(tmp_path, source, collection="other", first=9)
+    shutil.rmtree(tmp_path / "table")
+    delta(tmp_path, [{"id": 1}])
+    with pytest.raises(persist.InvalidUsage, match="does not have its version 3 any more, which was taken in last"):
+        ingested(tmp_path, source)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Any:
+    pytest.importorskip("sqlalchemy")
+    sql = pytest.importorskip("pyiceberg.catalog.sql")
+    made = sql.SqlCatalog("test", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    made.create_namespace("shop")
+    return made
+
+
+def read_iceberg(table: Any) -> Callable[[int], Rows]:
+    return lambda snapshot: sorted(table.scan(snapshot_id=snapshot).to_arrow().to_pylist(), key=str)
+
+
+def test_each_snapshot_of_an_iceberg_table_is_a_time(tmp_path: Path, catalog: Any) -> None:
+    types = pytest.importorskip("pyiceberg.types")
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("a", pa.string())])
+    table = catalog.create_table("shop.orders", schema)
+    table.append(pa.Table.from_pylist([{"id": 1, "a": "x"}, {"id": 2, "a": "y"}], schema))
+    properties = {
+        "name": "test",
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }
+    options: dict[str, Any] = {"source": "iceberg:shop.orders", "catalog": properties}
+    assert ingested(tmp_path, **options).rows == 2
+    table.delete("id = 1")
+    table.append(pa.Table.from_pylist([{"id": 3, "a": "z"}], schema))
+    ingested(tmp_path, **options)
+    read = read_iceberg(catalog.load_table("shop.orders"))
+    assert [contents(tmp_path, time) for time, _ in times(tmp_path)] == [read(number) for _, number in times(tmp_path)]
+    with table.update_schema() as update:
+        update.rename_column("a", "b")
+        update.add_column("n", types.IntegerType())
+    table.append(pa.table({"id": [4], "b": ["w"], "n": pa.array([7], pa.int32())}))
+    ingested(tmp_path, **options)
+    with table.update_schema() as update:
+        update.update_column("n", types.LongType())
+    table.append(pa.table({"id": [5], "b": ["v"], "n": [2**40]}))
+    ingested(tmp_path, **options)
+    assert contents(tmp_path) == [
+        {"id": 2, "b": "y", "n": None},
+        {"id": 3, "b": "z", "n": None},
+        {"id": 4, "b": "w", "n": 7},
+        {"id": 5, "b": "v", "n": 2**40},
+    ]
+    static = catalog.load_table("shop.orders").metadata_location
+    assert ingested(tmp_path, f"iceberg:{static}").commits == 0
+
+
+def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
+    for kind in ("delta", "iceberg"):
+        with pytest.raises(persist.InvalidUsage, match=r"table .*nowhere.* cannot be opened"):
+            ingested(tmp_path, f"{kind}:{tmp_path}/nowhere")
