@@ -20,6 +20,7 @@ from persist.errors import (
     ReadOnly,
     Superseded,
 )
+from persist.facts import waiting_blobs
 from persist.fsck import FsckReport
 from persist.log import collection_part
 from persist.upsert import Behind
@@ -183,6 +184,17 @@ def test_rule_10_what_one_has_compacted_away_stays_as_long_as_the_other_names_it
         assert not shared & parts(dated)
         assert client.load("orders").snapshot().count() == 59_995
         assert not checked(client).unreferenced
+
+
+def test_what_waits_for_the_collector_is_not_what_a_clone_names(client: persist.Client) -> None:
+    orders = filled(client)
+    clone = client.clone("orders", "orders-test")
+    orders.drop().result()
+    assert [(each.why, each.blobs) for each in waiting_blobs(client, 0.0)] == [("dropped", 0)]
+    clone.compact()
+    clone.allow_compaction(3).result()
+    clone.compact()
+    assert [(each.why, each.blobs) for each in waiting_blobs(client, 0.0)] == [("dropped", 3), ("replaced", 3)]
 
 
 def test_a_reader_of_a_dropped_clone_keeps_what_lies_with_its_dropped_source(dated: DatedBlob) -> None:

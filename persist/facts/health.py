@@ -24,9 +24,10 @@ from persist.codecs import TIME_MAX
 from persist.compact import must_destroy, next_work
 from persist.facts.surveys import THREADS, Facts, hold_for_people, names_by_id, survey
 from persist.ingest import SOURCE
-from persist.log import read_record, table_root
+from persist.log import collection_part, read_record, table_root
 from persist.state import CollectionState, Dropped, LocationState, is_waited_for
 from persist.state import due as events_due
+from persist.upkeep import named_in, sharers
 
 LISTED_MAX = 64
 
@@ -258,20 +259,32 @@ def _live_bytes(facts: Facts) -> int:
 
 
 def waiting_blobs(client: "persist.Client", now_s: float) -> list[Waiting]:
-    """Return what waits for the collector, the oldest first. Cost: a LIST for each collection, `LISTED_MAX` at most."""
+    """Return what waits for the collector, the oldest first; not what a clone, or its source, still names.
+
+    Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
+    """
     engine, state = client.engine, client.engine.follower.state
-    dropped, names = state.control.dropped, names_by_id(client)
-    ids = [*dict.fromkeys(each.collection for each in dropped)][:LISTED_MAX]
+    dropped, names, shares = state.control.dropped, names_by_id(client), sharers(state)
+    folders = [_folders(each) for each in dropped]
+    ids = [*dict.fromkeys(folder for each in folders for folder in each)][:LISTED_MAX]
 
     def list_sizes(id_: str) -> dict[str, int]:
-        return {entry.key: entry.bytes for entry in engine.blob.list(table_root(id_))}
+        named = named_in(engine.blob, state, id_, shares) if id_ in shares else set()
+        return {entry.key: entry.bytes for entry in engine.blob.list(table_root(id_)) if entry.key not in named}
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
-        sizes = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
-    return [
-        _waiting(each, names.get(each.collection), sizes.get(each.collection), state.control, engine.settings, now_s)
-        for each in dropped
-    ]
+        listed = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
+    found = []
+    for each, within in zip(dropped, folders, strict=True):
+        known = [listed[folder] for folder in within if folder in listed]
+        sizes = {key: size for one in known for key, size in one.items()} if len(known) == len(within) else None
+        found.append(_waiting(each, names.get(each.collection), sizes, state.control, engine.settings, now_s))
+    return found
+
+
+def _folders(dropped: Dropped) -> list[str]:
+    """Return the folders in which the blobs lie: a clone's may lie in those of others, too."""
+    return [*dict.fromkeys((dropped.collection, *map(collection_part, dropped.blobs)))]
 
 
 def _waiting(
