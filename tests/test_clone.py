@@ -29,7 +29,7 @@ from tests.publish.readers import by_deltalake, same_rows
 from tests.tuned import tuned
 
 KEY = {"k": pa.int64()}
-HOUR, DAY = 3600.0, 86400.0
+DAY = 86400.0
 
 
 class Asked(DatedBlob):
@@ -184,6 +184,27 @@ def test_rule_10_what_one_has_compacted_away_stays_as_long_as_the_other_names_it
         assert not shared & parts(dated)
         assert client.load("orders").snapshot().count() == 59_995
         assert not checked(client).unreferenced
+
+
+@pytest.mark.parametrize("read", ["orders", "orders-test"])
+def test_a_reader_keeps_what_both_have_merged_away(dated: DatedBlob, read: str) -> None:
+    with opened(dated, lease_s=100 * DAY) as reader:
+        with opened(dated, merge_runs=2) as client:
+            orders = filled(client)
+            clone = client.clone("orders", "orders-test")
+            snapshot = reader.load(read).snapshot()
+            shared = {part.blob for part in clone.handle.contents().parts if part.blob}
+            for each in (orders, clone):
+                each.compact(only_due=True)
+                assert not shared & {part.blob for part in each.handle.contents().parts}
+            if read != "orders":
+                orders.drop().result()
+        with snapshot:
+            collected(dated)
+            assert shared <= parts(dated)
+            assert snapshot.to_arrow().num_rows == 59_995
+    collected(dated)
+    assert not shared & parts(dated)
 
 
 def test_what_waits_for_the_collector_is_not_what_a_clone_names(client: persist.Client) -> None:

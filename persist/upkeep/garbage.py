@@ -15,11 +15,10 @@ A collector may stop anywhere for hours, while others commit, make checkpoints a
 listed long ago, so each of these is safe because it can never come to be needed again, not because of a delay:
 
 - *Parts*: what the log has dropped, and what a record has declared void, no later record can name (`apply` refuses it).
-  Clones name parts in the folders of others. What one collection has dropped, another may still name: it stays, and is
-  deleted when the last one has dropped it. The folder of a destroyed collection stays as far as clones name what is in
-  it. What a destroyed clone alone named in other folders is like an upload that no record names, once nobody reads the
-  clone any more. No later record can name what no collection names: a new clone names only what its source names when
-  the record is made.
+  Clones name parts in the folders of others. What a collection has dropped stays as long as one of its clones names it.
+  What a clone has dropped in the folder of another collection is like an upload that no record names, once nobody reads
+  it any more. No later record can name what no collection names: a new clone names only what its source names when the
+  record is made.
 - *Records*: those below the floor of a checkpoint that has been read. Floors never go back, so every later checkpoint
   has that floor, too, and somebody who creates a record in such a slot finds out by it (`Follower.was_truncated`).
 - *Checkpoints*: those that two newer ones follow in a listing. So the newest one is never among them.
@@ -392,16 +391,14 @@ class _Round:
         for dropped in due:
             # Its part lists stay as long as the log records that name them, because following the log reads them; its
             # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
-            id_, unused = dropped.collection, frozenset(dropped.blobs) - replaced
+            id_, unused = dropped.collection, frozenset(dropped.blobs)
+            named = replaced | shared_in(id_)
+            unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
             if dropped.is_destroyed:  # Its published tables go with it.
-                named = replaced | shared_in(id_)
-                unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
                 gone = (entry for entry in unnamed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
-                self._delete("parts", gone)
-                continue
-            for folder in {collection_part(key) for key in unused} - kept:
-                gone_there, listed = unused - shared_in(folder), self._blob.list(table_root(folder))
-                self._delete("parts", (entry for entry in listed if entry.key in gone_there))
+            else:
+                gone = (entry for entry in unnamed if entry.key in unused)
+            self._delete("parts", gone)
         if due:
             self._with_room(lambda: self._forget(due))
             self._collections += self._is_dry * sum(dropped.is_destroyed for dropped in due)
