@@ -379,7 +379,7 @@ class _Round:
             (due if is_due else waiting).append(dropped)
         kept = {folder for dropped in waiting for folder in _whole_folders(dropped)}
         replaced = {key for dropped in waiting for key in dropped.blobs}
-        due = [dropped for dropped in due if not (dropped.is_destroyed and dropped.collection in kept)]
+        due = [dropped for dropped in due if dropped.collection not in kept]
         shares = sharers(state)
         shared: dict[str, set[str]] = {}
 
