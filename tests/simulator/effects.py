@@ -137,8 +137,8 @@ def may_have_happened(event: Event) -> bool:
 
 def could_be(event: Event, effect: Effect) -> bool:
     if event.op == "create_or_load":
-        named = effect[0] == "create" and event.args["name"] == effect[2]
-        return named and (not event.ok or event.outcome[1] == effect[1])
+        # It creates another one if somebody has destroyed its first one before it could load that.
+        return bool(effect[0] == "create" and event.args["name"] == effect[2])
     if event.op == "clone":
         named = effect[0] == "clone" and event.args["target"] == effect[2]
         return named and (not event.ok or event.outcome[1] == effect[1])
