@@ -27,7 +27,7 @@ from persist.blob.protocol import KEY_BYTES_MAX, BlobEntry, check_key, check_ran
 from persist.blob.stores.s3_errors import S3ErrorMap
 
 S3_KEY_BYTES_MAX = 1024
-CONNECTIONS_MAX = 32  # Sockets that are kept: enough for the threads of one process.
+CONNECTIONS_MAX = 64  # Sockets that are kept: enough for the threads of one client.
 _NOT_IN_XML = frozenset("\ufffe\uffff")
 _Text = Annotated[str, Meta(min_length=1)]
 

@@ -11,7 +11,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from persist.blob import InvalidUsage, Pool, ReadOnlyStore, StoreFull, StoreMisconfigured
+from persist.blob import InvalidUsage, Pool, ReadOnlyStore, StoreFull, StoreMisconfigured, is_remote
 from persist.closing import close_after
 from persist.engine.writer import Mode, OpenOptions, Writer
 from persist.errors import ClientClosed, LogInterrupted, ReadOnly
@@ -24,7 +24,7 @@ from persist.settings import Storage
 from persist.work import commit_span
 from persist.write import CommitFuture, Step, Unclosed
 
-IO_THREADS = 4
+IO_THREADS, REMOTE_IO_THREADS = 4, 32  # Many where each request waits for a network; memory is bounded elsewhere.
 
 
 class Engine:
@@ -60,7 +60,7 @@ class Engine:
         self.follower = (
             Follower(blob, clock, poll_s) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
         )
-        self.pool = Pool(IO_THREADS, "persist-io")
+        self.pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
         budget = self.settings.memory_budget
         self.caches = caches = options.caches or PartCaches.within(budget)
         folder = self.settings.cache_folder

@@ -230,7 +230,7 @@ class Follower:
         A remote store takes tens of milliseconds for each, so who is far behind would never catch up with a busy log
         one by one. After `ONE_BY_ONE` records, a listing says how many there are, and these are read at once.
         """
-        found = 0
+        found = ONE_BY_ONE if self._is_opening else 0  # There may be as many as between two checkpoints.
         while self._state.seqno < last:
             if found == ONE_BY_ONE and is_remote(self._blob):
                 yield from self._listed(last)

@@ -42,7 +42,7 @@ def test_compressed_rows_are_refused_before_they_are_unpacked(codec: str) -> Non
     before = pa.total_allocated_bytes()
     with pytest.raises(ValueError, match="compressed: send a record batch without compression"):
         rows_from(data, schema_of(v=str))
-    assert pa.total_allocated_bytes() == before
+    assert pa.total_allocated_bytes() < before + 1_000_000  # Unpacked it has 12 MB; other threads have a little.
 
 
 def test_rows_that_are_said_to_be_more_than_their_bytes_can_hold_are_refused() -> None:

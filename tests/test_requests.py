@@ -1,0 +1,24 @@
+"""How many requests operations on a remote store take: numbers that hardly depend on the machine."""
+
+import pytest
+
+from benchmarks.requests import operations
+
+# What they take now; the figure that is to be reached stands beside each in the benchmark.
+MOST = {
+    "open 1,000 collections": 40,  # As many records may have come since the last checkpoint.
+    "catch up 40 commits": 45,
+    "first write of a client": 4,
+    "first get, tail of 450 small parts": 8,
+    "snapshot of the same": 480,
+    "compaction of 450 small parts": 760,
+    "snapshots of 100 collections": 345,
+    "create_view and first refresh": 48,
+}
+
+
+@pytest.mark.costly("a thousand collections and a thousand commits are made for them")
+def test_operations_on_a_remote_store_take_no_more_requests_than_they_did() -> None:
+    taken = {done.name: done.requests.total for done in operations()}
+    assert taken.keys() == MOST.keys()
+    assert {name: count for name, count in taken.items() if count > MOST[name]} == {}
