@@ -81,13 +81,18 @@ def _print(findings: list[Finding]) -> None:
 
 def _python(at: Place) -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("Python", FINE, f"{version} at {sys.executable}, persist {metadata.version(DISTRIBUTION)}")
+    yield Finding("Python", FINE, f"{version} at {sys.executable}, persist {persist.__version__}")
 
 
 def _packages(at: Place) -> Iterator[Finding]:
     """Tell which optional packages are there, and which have the wrong version."""
     present, missing = [], []
-    for requirement in metadata.requires(DISTRIBUTION) or ():
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or ()
+    except metadata.PackageNotFoundError:
+        yield Finding("packages", LEFT_OUT, "persist runs from a folder, and is not installed", "pip install it.")
+        return
+    for requirement in requirements:
         match = _REQUIREMENT.fullmatch(requirement)
         assert match is not None, requirement
         name, bounds, extra = match[1], match[2].strip(), match[3]

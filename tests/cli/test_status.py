@@ -119,6 +119,19 @@ def test_bytes_add_up_and_what_waits_is_what_the_collector_deletes(place: str) -
         assert health_of(client, NOW_S).waiting == ()
 
 
+def test_a_location_of_many_collections_is_looked_at_once(place: str) -> None:
+    with opened(place) as client, client.multi_write() as multi:
+        for i in range(300):
+            multi.write(client.create_or_load(f"c{i}", key={"k": int}), [(1, None)])
+    with opened(place, mode="read") as client:
+        client.collections()
+        before = client.metrics().store
+        assert len(health_of(client, NOW_S).collections) == 300
+        after = client.metrics().store
+    asked = {name: after[name].requests - before[name].requests for name in after}
+    assert sum(asked.values()) <= 3, asked
+
+
 def test_the_screen_and_its_json_tell_the_same(place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(place) as client:
         for i in range(12):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import persist
@@ -45,6 +45,7 @@ def printed(rows: list[tuple[object, ...]], width: int) -> tuple[list[str], str]
 
 
 @given(st.lists(CELLS, min_size=1, max_size=5), st.integers(10, 160))
+@example([("a" * 20, 10**6, "xyz" * 20, "pq", "rs")], 60)
 @settings(max_examples=examples(200))
 def test_a_table_fits_and_cuts_nothing_but_texts(rows: list[tuple[object, ...]], width: int) -> None:
     lines, beside = printed(rows, width)
