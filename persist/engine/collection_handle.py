@@ -6,6 +6,7 @@ It stands for that very collection, by id: after its destruction, it does not tu
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, cast, get_args
 
 import pyarrow as pa
@@ -454,9 +455,7 @@ class CollectionHandle:
 
         Cost: one GET, and a few more when it is asked.
         """
-        if self.timeline is not None:
-            return None
-        id_ = self.contents().about.properties.get(MOMENTS)
+        id_ = None if self.timeline is not None else self._map_of(self.contents())
         if id_ is None:
             return None
         contents = self.engine.follower.load(id_)
@@ -475,6 +474,23 @@ class CollectionHandle:
                 reading.close()
 
         return MomentMap(self.name, contents.upper, read)
+
+    def _map_of(self, contents: CollectionState) -> str | None:
+        """Return the map of a collection: its own, or of a view the one that all its inputs have."""
+        own = contents.about.properties.get(MOMENTS)
+        if own is not None or contents.view is None:
+            return own
+        inputs = [self.engine.follower.load(id_) for id_ in contents.view["inputs"]]
+        maps = {None if each is None else self._map_of(each) for each in inputs}
+        return maps.pop() if len(maps) == 1 else None
+
+    def read_until(self) -> datetime | None:
+        """Return the moment up to which the source of the collection was read; None if that is not known.
+
+        Cost: a few GETs.
+        """
+        moments = self._moment_map()
+        return None if moments is None or not moments.upper.time else moments.last()
 
     def _timeline_for(self, what: str, given: Moment) -> Timeline:
         timeline = self.timeline

@@ -13,6 +13,7 @@ next may be at that moment or before it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -72,6 +73,10 @@ class MomentMap:
         if not len(same):
             raise self._too_early(moment)
         return int(pc.min(same[TIME]).as_py())
+
+    def last(self) -> datetime:
+        """Return the last moment; at later ones, more may come."""
+        return UNIT.datetime_of(self._last_us())
 
     def _last_us(self) -> int:
         upper = self.upper.time

@@ -171,7 +171,7 @@ def health_of(client: "persist.Client", now_s: float | None = None) -> Health:
         keeps_all=sum(facts.contents.allowed_times == (0,) for facts in shown),
         collections=tuple(sorted(map(_lagging(now_s), shown), key=lambda lag: -(lag.behind_s or 0.0))),
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
-        sources=_sources(shown, now_s),
+        sources=_sources(client, shown, now_s),
         kept_back=tuple(each for facts in all_facts for each in _kept_back(facts, names, state.control)),
         waiting=tuple(waiting),
         due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
@@ -210,7 +210,7 @@ def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
     )
 
 
-def _sources(all_facts: Sequence[Facts], now_s: float) -> tuple[Filled, ...]:
+def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float) -> tuple[Filled, ...]:
     filled = defaultdict[str, list[Facts]](list)
     for facts in all_facts:
         if (source := facts.contents.about.properties.get(SOURCE)) is not None:
@@ -219,10 +219,18 @@ def _sources(all_facts: Sequence[Facts], now_s: float) -> tuple[Filled, ...]:
         Filled(
             source,
             tuple(facts.name for facts in some),
-            max((lag for facts in some if (lag := facts.lag_s(now_s)) is not None), default=None),
+            max((lag for facts in some if (lag := _source_lag_s(client, facts, now_s)) is not None), default=None),
         )
         for source, some in sorted(filled.items())
     )
+
+
+def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float | None:
+    """Return how far what was read of a source is behind a moment, where its times are moments, or have them."""
+    if facts.timeline is not None:
+        return facts.lag_s(now_s)
+    read = client.load(facts.name).handle.read_until()
+    return None if read is None else now_s - read.timestamp()
 
 
 def _kept_back(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.errors import AsOfNotSealed
+from persist.facts import health_of
 from persist.ingest import Batch, Change, Run, Target
 from tests.tiers import examples
 
@@ -112,6 +113,24 @@ def test_python_sql_and_the_command_line_take_moments(tmp_path: Any, capsys: Any
 
     assert main(["read", location, "t", "--as-of", "2026-11-23T12:30Z"]) == 0
     assert "12" in capsys.readouterr().out
+
+
+def test_a_view_is_read_as_of_moments_if_all_its_inputs_are(client: Any) -> None:
+    persist.ingest(client, Positions(STEPS), once=True)
+    client.create_view("twice", "SELECT id, time * 2 AS time FROM t").refresh()
+    client.create_view("again", "SELECT id, time + 1 AS time FROM twice").refresh()
+    assert held(client.view("twice"), "2026-11-23T13:00Z") == 40
+    assert held(client.view("again"), "2026-11-23T12:59Z") == 25
+    client.create_or_load("other", key={"id": int}, value=None)
+    client.create_view("both", "SELECT time FROM t JOIN other USING (id)")
+    with pytest.raises(persist.InvalidUsage, match="no timeline"):
+        client.view("both").snapshot("2026-11-23T13:00Z")
+
+
+def test_the_health_of_a_location_says_how_far_a_source_was_read(client: Any) -> None:
+    persist.ingest(client, Positions(STEPS), once=True)
+    [source] = health_of(client, now_s=NOON / 1e6 + 7200 + 90).sources
+    assert source.behind_s == 90.0
 
 
 def test_a_moment_before_the_first_or_after_the_last_is_an_error(client: Any) -> None:
