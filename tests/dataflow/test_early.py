@@ -208,6 +208,28 @@ def test_at_every_moment_a_source_has_given_what_is_written_and_outputs_hold_wha
         running.close()
 
 
+def test_who_may_only_read_sees_what_is_durable_and_texts_that_are_in_no_sealed_record(blob: MemoryBlob) -> None:
+    with persist.open(blob) as client, persist.open(blob, mode="read") as reader:
+        words = client.create_or_load("words", key={"word": pa.string()}, value=None)
+        words.seal(1).result()
+        program = Program("reads").using(reader)
+        source = program.source("words", unsealed=True)
+        seen, short = source.early(), source.filter(col("word") != "long").capture()
+        with program.open(reader) as running:
+            running.run()
+            words.write([(("a", None), 1, 1), (("long", None), 1, 1), (("b", None), 2, 1)]).result()
+            running.run()
+            assert shown(seen, early=True) == Counter([("a", 1, 1), ("long", 1, 1), ("b", 2, 1)])
+            words.write([(("long", None), 1, -1)]).result()
+            words.compact()
+            running.run()
+            assert shown(seen, early=True) == Counter([("a", 1, 1), ("b", 2, 1)])
+            words.seal(3).result()
+            running.run()
+            assert sorted(short.rows()) == [(("a",), 1, 1), (("b",), 2, 1)]
+            assert shown(seen) == shown(seen, early=False) == Counter([("a", 1, 1), ("b", 2, 1)])
+
+
 def test_what_cannot_be_read_ahead_is_refused(client: persist.Client) -> None:
     client.create_or_load("keyed", key=KEY, value=VALUE, keyed=persist.Keyed())
     program = Program("ahead").using(client)

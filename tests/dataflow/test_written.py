@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -86,14 +87,18 @@ ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2
 
 
 @settings(max_examples=examples(40))
-@given(steps=st.lists(st.tuples(ROWS, st.integers(0, 2), st.sampled_from(["step", "step", "fail", "reopen", "lose"]))))
+@given(
+    steps=st.lists(
+        st.tuples(ROWS, st.integers(0, 2), st.sampled_from(["step", "step", "fail", "doubt", "reopen", "lose"]))
+    )
+)
 def test_whatever_fails_outputs_hold_what_was_given_and_sealed(steps: Any) -> None:
-    """A commit fails and is tried again, programs are closed, and updates that no step has taken are lost."""
+    """Commits fail or are in doubt, programs are closed, and updates that no step has taken are lost."""
     store = Stepped(MemoryBlob())
     options = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
 
-    def fail() -> None:
-        raise persist.Unavailable("not now")
+    def fail(what: str) -> None:
+        raise (persist.Unavailable if what == "fail" else persist.Indeterminate)("not now")
 
     with persist.open(store, settings=options) as client:
         events_of(client)
@@ -105,10 +110,11 @@ def test_whatever_fails_outputs_hold_what_was_given_and_sealed(steps: Any) -> No
             given += new
             upper += later
             running["events"].advance_to(upper)
-            if what == "fail" and later:
-                store.before("create", "log/", fail)
-                with suppress(persist.Unavailable):
+            if what in ("fail", "doubt") and later:
+                (store.before if what == "fail" else store.after)("create", "log/", partial(fail, what))
+                with suppress(persist.Unavailable, persist.Indeterminate):
                     running.step()
+                assert store.is_done
             if what == "lose":
                 sealed = client.load("events").upper.time or 0
                 given = [row for row in given if row[2] < sealed]

@@ -193,7 +193,8 @@ class Gate:
         frontier = self.frontier if limit is None else self.frontier.meet(limit)
         self._entry.frontier = frontier
         bound = frontier.time
-        self._early.take(lambda times: ~beyond(frontier, times), bound)
+        if not self._early.is_empty:
+            self._early.take(lambda times: ~beyond(frontier, times), bound)
         if self._stash.is_empty:
             self._entry.out = None
             return 0
