@@ -7,8 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.blob import MissingBlob
 from persist.codecs import CollectionSchema, SortedKeys, consolidate, sort_indices
 from persist.engine import CollectionHandle, snapshot
+from persist.errors import LeaseExpired
 from persist.expression import equal_values
 from persist.index.indexes import indexes_of
 from persist.read import (
@@ -17,6 +19,7 @@ from persist.read import (
     Scan,
     Snapshot,
     changes_scan,
+    collected,
     negated,
     read_changes,
     repeated,
@@ -64,7 +67,17 @@ class Path:
         return size, parts
 
     def records(self, keys: pa.Table, reader: PartReader) -> pa.Table:
-        """Return the records with one of some keys, with their multiplicities as `_diff`."""
+        """Return the records with one of some keys, with their multiplicities as `_diff`.
+
+        Raises:
+            LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
+        """
+        try:
+            return self._records(keys, reader)
+        except MissingBlob as error:
+            raise collected(error) from error
+
+    def _records(self, keys: pa.Table, reader: PartReader) -> pa.Table:
         lookup = Lookup(self.contents)
         table = lookup.contents(lookup.wanted(self._own_keys(keys)), "diff", reader)
         table = table.select([*self.own, "_diff"]).rename_columns([*self.names, "_diff"])
@@ -137,7 +150,10 @@ def _by_index(handle: CollectionHandle, plain: Snapshot, where: str) -> pa.Table
     if at < 0 or PAYS * size > scan.memory:
         return None
     path, keys = paths[at]
-    table = path.records(keys, handle.engine.reader()).filter(scan.filter)
+    try:
+        table = path.records(keys, handle.engine.reader()).filter(scan.filter)
+    except LeaseExpired:
+        return None
     table = consolidate(table.select([*scan.columns, "_diff"]), [*scan.columns])
     return pa.concat_tables([pa.Table.from_batches([], plain.schema), *repeated(table, scan)])
 

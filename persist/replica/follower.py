@@ -198,6 +198,11 @@ class Follower:
         finally:
             del self._once.has_looked
 
+    def look_again(self) -> None:
+        """Let the next refresh look at the log, in `one_look`, too."""
+        if hasattr(self._once, "has_looked"):
+            self._once.has_looked = False
+
     def _refreshed(self) -> State:
         self._issued = ticket = next(self._tickets)
         with self._lock:
@@ -596,8 +601,7 @@ class Follower:
                 return None
             pause_s = self.first_pause_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
             seen = seqno
-            if hasattr(self._once, "has_looked"):
-                self._once.has_looked = False
+            self.look_again()
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed and self._hints == hints:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))

@@ -244,6 +244,15 @@ def test_of_two_that_make_or_refresh_an_index_at_once_one_does(facts: persist.Co
         assert facts.index("d").as_of == 1
 
 
+def test_a_look_up_goes_on_without_an_index_whose_parts_are_gone(facts: persist.Collection) -> None:
+    facts.index("d")
+    blob = facts.handle.engine.blob
+    for part in indexes_of(facts.handle)[0].contents.parts:
+        blob.delete(part.blob)
+    with indexes_that_always_pay():
+        assert by_all(facts.get(where="d = 7919")) == plain(facts, "d = 7919")
+
+
 def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:
     orders = client.create_or_load("orders", key={"id": int}, value={"tags": pa.list_(pa.string()), "c": int})
     with pytest.raises(InvalidUsage, match=r"'tags' is of type list.* which has no order"):
