@@ -1,5 +1,6 @@
 """An index: what is read by it, how it is kept, and what it follows; answers are those of the collection without it."""
 
+import pickle
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ import pytest
 
 import persist
 from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
-from persist.index import indexes_of, steps_to_drop
+from persist.index import indexes_of, paths_of, steps_to_drop
 from persist.log import kinds
 from tests.index.always import QUIET, indexes_that_always_pay
 
@@ -251,6 +252,15 @@ def test_a_look_up_goes_on_without_an_index_whose_parts_are_gone(facts: persist.
         blob.delete(part.blob)
     with indexes_that_always_pay():
         assert by_all(facts.get(where="d = 7919")) == plain(facts, "d = 7919")
+
+
+def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection) -> None:
+    facts.index("d")
+    facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
+    (path,) = paths_of(facts.handle, facts.handle.known(), facts.schema, 1, ["id", "d"])
+    sent = pickle.loads(pickle.dumps(path))
+    found = sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader())
+    assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))
 
 
 def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:
