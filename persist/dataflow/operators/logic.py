@@ -35,7 +35,6 @@ from persist.dataflow.operators.aggregates import (
     check_int64,
     contributions,
     exact_sums,
-    small_sums,
     to_float,
 )
 from persist.dataflow.operators.linear import Column, Frame, row_columns
@@ -139,13 +138,6 @@ def aggregate(wanted: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Int
         return counts
     if not pat.is_floating(wanted.result) and not pat.is_decimal(wanted.result):
         return _whole_sums(wanted.name, groups, slots, sums, counts)
-    if pat.is_decimal(wanted.result):
-        small = small_sums(groups, slots, sums, count)
-        if (
-            small is not None
-            and max(abs(small.max(initial=0)), abs(small.min(initial=0))) < 10**wanted.result.precision
-        ):
-            return np.where(counts == 0, NULL, small)
     if wanted.kind in VARIANCES:
         return _variances(wanted.kind, counts, groups, slots, sums, domain)
     is_limb = slots >= FIRST_LIMB
