@@ -15,7 +15,7 @@ from persist.dataflow.running.report import OperatorReport, depths
 from persist.dataflow.running.running import Options, Running, Step
 from persist.dataflow.step.stepping import Elsewhere, Policy, Refreshed, Stepping, Where
 from persist.dataflow.step.tasks import SHAPE, Asked, StageTask, Stored, StoredParts
-from persist.dataflow.step.wanting import wanted_indexes
+from persist.dataflow.step.touched import wanted_indexes
 from persist.dataflow.stream import Grouped, Stream
 from persist.expression import Aggregate, Expression, col, lit, when
 

@@ -19,9 +19,13 @@ others anything. What is new is exact, because a term holds for all that it meet
 Keys are told apart by hashes: equal keys have equal ones, NULL and NaN included, and whether a record is kept depends
 on the hash of its key alone, so that a key is kept or left out as a whole. Two keys with the same hash cost a little
 reading. The values themselves only say where in a collection to look: parts, row groups, or single keys.
+
+The steps of a plan want an index where records are needed by columns that a source is not in the order of. A plan
+tells that without any data. Records are taken to stand for groups wherever an output holds enough, as they do in
+most steps (`standing.py`): without them, the past of a group is needed by the columns of the group, too.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import and_, or_
@@ -34,11 +38,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs import boolean_array, row_hashes
-from persist.dataflow.plan.plan import Arrange, Concat, Consolidate, Join, Linear, Node, Persist, Reduce
+from persist.dataflow.plan.plan import Arrange, Concat, Consolidate, Join, Linear, Node, Persist, Plan, Reduce, Source
 from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate, Unnest
 from persist.dataflow.plan.stages import Stage as LinearStage
-from persist.dataflow.step.stages import Keys, StagePlan
-from persist.dataflow.step.standing import OnlyNew
+from persist.dataflow.step.stages import Keys, StagePlan, cut, why_not
+from persist.dataflow.step.standing import OnlyNew, stand_in, standing_in
 from persist.expression import Col
 
 LISTED_MAX = 500  # Values of a column that are named one by one to find parts; of more, the range is.
@@ -357,3 +361,35 @@ def _through_join(need: frozenset[Term], node: Node, stage: StagePlan, place: in
         else:
             return None
     return frozenset(terms)
+
+
+KeyOf = Callable[[str], Keys]  # The key columns of a collection.
+
+
+def wanted_indexes(plan: Plan, key_of: KeyOf) -> list[tuple[str, Keys]]:
+    """Return the collections of a plan, each with columns that its steps would look records up by, and cannot yet.
+
+    Args:
+        plan: changed by this.
+        key_of: of each collection that it reads.
+    """
+    plan = plan.without_unused()
+    if why_not(plan) is not None:
+        return []
+    sources = {number for number, node in plan.nodes.items() if isinstance(node.operator, Source)}
+    outputs = [node.operator.collection for node in plan.nodes.values() if isinstance(node.operator, Persist)]
+    for standing in standing_in(plan, outputs, lambda collection, column: False):
+        stand_in(plan, standing, 0)
+    stages = cut(plan)
+    needs = needs_of(stages)
+    wanted = dict[tuple[str, Keys], None]()
+    for stage in stages:
+        if stage.source is None or stage.source.number not in sources:
+            continue
+        assert isinstance(stage.source.operator, Source)
+        collection = stage.source.operator.collection
+        key = key_of(collection)
+        for term in sorted(needs.get(stage.source.number, NOTHING) or (), key=repr):
+            if term.columns and {*term.columns} != {*key[: len(term.columns)]}:
+                wanted[collection, tuple(sorted(term.columns))] = None
+    return [*wanted]
