@@ -29,7 +29,6 @@ from persist.read import required
 logger = logging.getLogger(__name__)
 ASK_S = 30.0
 CLOSE_S = 1.0
-PACKAGE = "confluent_kafka>=2.6"
 _FENCED = ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
 _REFUSED = (
     "MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "_INVALID_ARG", "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED",
@@ -73,7 +72,7 @@ class KafkaSink:
     """A sink of topics."""
 
     def __init__(self, config: KafkaSinkConfig) -> None:
-        required(PACKAGE)
+        required("confluent-kafka>=2.6", "confluent_kafka")
         self.config = config
         self._brokers, topic = brokers_at(config.sink, config.client, config.password_file)
         self.name = self._brokers.name

@@ -249,7 +249,7 @@ class _Iceberg:
     """A table of Iceberg, by pyiceberg: its snapshots, as far as they were ever the newest one."""
 
     def __init__(self, place: str, config: TablesConfig) -> None:
-        required("pyiceberg>=0.12")
+        required("pyiceberg[pyarrow]>=0.12")
         self._place = place
         self._config = config
 
