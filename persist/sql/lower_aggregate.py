@@ -210,8 +210,9 @@ def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> St
         columns, constants = split(aggregation.function, aggregation.arguments)
         arguments = tuple(f"v{number}_{at}" for at in range(len(columns)))
         within = tuple((f"o{number}_{at}", key.descending, key.nulls_first) for at, key in enumerate(aggregation.order))
-        # The row of NULLs that keeps a group of nothing is no row of it.
-        where = f"w{number}" if aggregation.where is not None else "" if keys else "there"
+        # The row of NULLs that keeps a group of nothing is no row of it; most folds leave NULLs out.
+        is_needed = not keys and aggregation.function == "list"
+        where = f"w{number}" if aggregation.where is not None else "there" if is_needed else ""
         kinds = [rows.schema.field(argument).type for argument in arguments]
         call = fold_of(aggregation.function, name, to_arrow(aggregation.type), constants, kinds)
         call = replace(call, arguments=arguments, within=within, where=where, is_distinct=aggregation.distinct)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persist.codecs import DiffOverflow
-from persist.dataflow import Program, Running, Stream, col, lit
+from persist.dataflow import Program, Running, Stream, WindowFunction, col, lit
 from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.large_groups import LargeGroups
 from persist.dataflow.state.ranked import Order, Ranked
@@ -232,3 +232,30 @@ def test_what_ranked_groups_came_to_outlives_forgotten_values() -> None:
     total = Decimal(sum(range(2000)) + 5000) / 4
     times = {(record[1], diff) for record, time, diff in seen.rows() if time == 2}
     assert times == {(total, -1), (total + Decimal(6002) / 4, 1)}
+
+
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3) | st.none(), st.sampled_from([-1, 1, 2])), max_size=12))
+def test_quantiles_of_ranked_groups_are_those_of_whole_ones(
+    always_ranked: Counter[str], steps: list[tuple[int | None, int]]
+) -> None:
+    shares = [(False, False, False, (1, 4)), (False, False, True, 0.3), (True, False, False, (1, 2))]
+    calls = [
+        WindowFunction(f"q{at}", "quantile", pa.float64() if each[0] else pa.int64(), ("v",), constants=each)
+        for at, each in enumerate(shares)
+    ]
+    whole = [*calls, WindowFunction("m", "mode", pa.int64(), ("v",))]  # With this, the group is not ranked.
+    program = Program("quantiles")
+    values = program.input("in", key={"v": pa.int64()})
+    ranked, looked_at = (values.group_by().fold(each).capture() for each in (calls, whole))
+    have: Counter[Any] = Counter()
+    want: Counter[Any] = Counter()
+    with program.open() as running:
+        for time, (value, diff) in enumerate(steps):
+            running["in"].insert([((value, None), time, diff)])
+            running["in"].advance_to(time + 1)
+            running.step()
+            for counts, seen in ((have, ranked), (want, looked_at)):
+                for row in seen.take().to_pylist():
+                    counts[row["q0"], row["q1"], row["q2"]] += row["_diff"]
+            assert +have == +want

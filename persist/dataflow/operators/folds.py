@@ -261,44 +261,54 @@ def _histogram(call: WindowFunction, rows: Rows) -> Ints:
 
 
 def _quantile(call: WindowFunction, rows: Rows) -> Ints:
-    """Return the value at a share of the rows, in the order of values: one that is there, or between two of them."""
-    is_between, is_list, down, *shares = call.constants
     rows = rows.take(np.lexsort((rows.first_ranks(), rows.owners)))
-    kind = call.result.value_type if is_list else call.result
-    if is_between and kind != rows.kinds[0]:
-        words = rows.domain.encode(rows.domain.decode(rows.arguments[0], rows.kinds[0]).cast(kind))
-        rows = replace(rows, arguments=[words], kinds=[kind])
     firsts, ends = rows.firsts()
-    columns = []
-    for share in shares:
-        made = _between(rows, firsts, ends, share, down) if is_between else _at_share(rows, firsts, ends, share, down)
-        columns.append(made)
-    if not is_list:
+    words = rows.arguments[0]
+    columns = quantiles(call, ends - firsts, lambda places: words.take(firsts + places), rows.kinds[0], rows.domain)
+    if not call.constants[1]:
         return rows.placed(firsts, columns[0])
     every = np.array(columns, np.int64).reshape(len(columns), len(firsts)).T.reshape(-1)
-    owners = rows.owners.take(firsts).repeat(len(columns))
-    return rows.domain.encode(_lists(call.result, replace(rows, owners=owners, arguments=[every])))
+    made = replace(rows, owners=rows.owners.take(firsts).repeat(len(columns)), arguments=[every])
+    return rows.domain.encode(_lists(call.result, replace(made, kinds=[call.result.value_type])))
 
 
-def _at_share(rows: Rows, firsts: Ints, ends: Ints, share: Any, down: bool) -> Ints:
-    """Return the value at the least place that at least a share of the rows is at or before."""
-    sizes = ends - firsts
+def quantiles(
+    call: WindowFunction, sizes: Ints, pick: Callable[[Ints], Ints], of: pa.DataType, domain: Domain
+) -> list[Ints]:
+    """Return the values at shares of the rows of groups, in the order of values: some that are there, or between two.
+
+    Args:
+        sizes: how many values each group has, one at least.
+        pick: returns the words of one value of each group, by its place in the order.
+        of: the type of the values.
+    """
+    is_between, is_list, down, *shares = call.constants
+    kind = call.result.value_type if is_list else call.result
+
+    def at(places: Ints) -> Ints:
+        words = pick(sizes - 1 - places if down else places)
+        return words if kind == of else domain.encode(domain.decode(words, of).cast(kind))
+
+    columns = []
+    for share in shares:
+        if not is_between:
+            columns.append(at(_place_at(share, sizes)))
+            continue
+        exact = (sizes - 1) * (share[0] / share[1] if isinstance(share, tuple) else share)
+        low, high = np.floor(exact).astype(np.int64), np.ceil(exact).astype(np.int64)
+        one, other = at(low), at(high)
+        columns.append(np.where(low == high, one, _interpolated(one, other, exact - low, kind, domain)))
+    return columns
+
+
+def _place_at(share: Any, sizes: Ints) -> Ints:
+    """Return the least place that at least a share of the rows is at or before."""
     if isinstance(share, tuple):  # A whole number over another: exact.
         part, whole = share
         places = np.array([size - (size * whole - size * part) // whole for size in sizes.tolist()], np.int64)
     else:
         places = sizes - np.floor(sizes - sizes * share).astype(np.int64)
-    places = np.maximum(places, 1) - 1
-    return rows.arguments[0].take(ends - 1 - places if down else firsts + places)
-
-
-def _between(rows: Rows, firsts: Ints, ends: Ints, share: Any, down: bool) -> Ints:
-    part = share[0] / share[1] if isinstance(share, tuple) else share
-    exact = (ends - firsts - 1) * part
-    low, high = np.floor(exact).astype(np.int64), np.ceil(exact).astype(np.int64)
-    one = rows.arguments[0].take(ends - 1 - low if down else firsts + low)
-    other = rows.arguments[0].take(ends - 1 - high if down else firsts + high)
-    return np.where(low == high, one, _interpolated(one, other, exact - low, rows.kinds[0], rows.domain))
+    return np.maximum(places, 1) - 1
 
 
 def _interpolated(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain: Domain) -> Ints:

@@ -11,6 +11,7 @@ This is for totally ordered times only, where the records of a group before a ch
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +19,9 @@ import pyarrow as pa
 
 from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, contributions
+from persist.dataflow.operators.folds import quantiles
 from persist.dataflow.operators.logic import aggregate
+from persist.dataflow.plan.plan import WindowFunction
 from persist.dataflow.state.ranked import Order, Ranked, Record, has_rank
 from persist.dataflow.updates.batch import check_sum, products
 from persist.dataflow.updates.times import Flags, Ints
@@ -152,6 +155,47 @@ class AggregatedGroup(Group):
         return NULL if record is None else record[0]
 
 
+class FoldedGroup(Group):
+    """Quantiles of the only column of a group: its values in order."""
+
+    def __init__(
+        self, calls: Sequence[WindowFunction], kind: pa.DataType, domain: Domain, records: Ints, diffs: Ints
+    ) -> None:
+        self._calls = calls
+        self._kind = kind
+        self._domain = domain
+        is_value = records[0] != NULL
+        self._nulls = _exact_sum(diffs[~is_value])
+        self._ranked = Ranked(Order([(0, False, False)], [kind], domain), records[:, is_value], diffs[is_value])
+
+    @property
+    def rows(self) -> int:
+        return self._ranked.rows
+
+    @property
+    def bytes(self) -> int:
+        return self._ranked.bytes
+
+    def add(self, records: Ints, diffs: Ints) -> None:
+        for word, diff in zip(records[0].tolist(), diffs.tolist(), strict=True):
+            if word == NULL:
+                self._nulls += diff
+            else:
+                self._ranked.add((word,), diff)
+
+    def made(self) -> Made:
+        size = self._ranked.total
+        if not size:
+            return {(NULL,) * len(self._calls): 1} if self._nulls > 0 else {}
+        pick = partial(_picked, self._ranked)
+        columns = [quantiles(call, np.array([size]), pick, self._kind, self._domain) for call in self._calls]
+        return {tuple(int(words[0]) for [words] in columns): 1}
+
+
+def _picked(ranked: Ranked, places: Ints) -> Ints:
+    return np.array([next(ranked.taken(place, 1))[0][0] for place in places.tolist()], np.int64)
+
+
 def _exact_sum(diffs: Ints) -> int:
     if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
         return sum(diffs.tolist())
@@ -174,6 +218,16 @@ def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Ranki
     if not all(wanted.kind in ACCUMULABLE or has_rank(wanted.of) for wanted in aggregates):
         return None
     return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs)
+
+
+def ranking_of_folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Ranking | None:
+    """Return what makes a group of `folds.folds`; None if it looks at groups as a whole."""
+    is_single = len(schema) == 1 and has_rank(schema.field(0).type)
+    if not is_single or any(call.function != "quantile" or call.is_distinct or call.constants[1] for call in calls):
+        return None
+    if any(len(call.constants) != 4 for call in calls):
+        return None
+    return lambda records, diffs: FoldedGroup(calls, schema.field(0).type, domain, records, diffs)
 
 
 class LargeGroups:

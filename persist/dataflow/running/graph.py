@@ -17,7 +17,7 @@ from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
 from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.folds import folds
 from persist.dataflow.operators.join import JoinOperator, JoinPaths
-from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
+from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_folds, ranking_of_top
 from persist.dataflow.operators.linear import Shape, compiled, traced
 from persist.dataflow.operators.logic import (
     Logic,
@@ -400,6 +400,8 @@ class Builder:
             case TopK(count, _, skip, _):
                 values = _picked(given, reduce.values)
                 return ranking_of_top(count, skip, _order(reduce.logic, values), values.types, self.domain)
+            case Folded(calls):
+                return ranking_of_folds(calls, _picked(given, reduce.values), self.domain)
         return None
 
 

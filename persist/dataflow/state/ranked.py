@@ -119,6 +119,11 @@ class Ranked:
         """How much memory the records take."""
         return 8 * (self._width + 1) * self.rows
 
+    @property
+    def total(self) -> int:
+        """How many records there are, by multiplicity."""
+        return sum(self._counts)
+
     def add(self, record: Record, diff: int) -> None:
         """Change the multiplicity of a record.
 
@@ -155,7 +160,7 @@ class Ranked:
 
     def middle(self) -> Record | None:
         """Return the record in the middle, by multiplicity; of two, the first."""
-        total = sum(self._counts)
+        total = self.total
         return next((record for record, _ in self.taken((total - 1) // 2, 1)), None) if total else None
 
     def taken(self, skip: int, count: int) -> Iterator[tuple[Record, int]]:
