@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.dataflow.operators.aggregates import Wanted, contributions
-from persist.dataflow.operators.logic import aggregate, slot_sums, starts_of
+from persist.dataflow.operators.logic import aggregate, copies, slot_sums, starts_of
 from persist.dataflow.operators.moments import STATISTICS, statistics
 from persist.dataflow.plan.plan import WindowFunction
 from persist.dataflow.updates.times import Flags, Ints
@@ -76,7 +76,7 @@ def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) ->
     """Return the logic of a reduction that gives one record for each group, with a column for each call."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
-        rows = np.arange(len(groups)).repeat(np.maximum(diffs, 0))
+        rows = copies(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
         firsts = starts_of(groups)
         owners = np.arange(len(firsts)).repeat(np.diff(np.append(firsts, len(groups))))

@@ -50,6 +50,7 @@ KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, 
 Logic: TypeAlias = Callable[[Ints, Ints, Ints, KeysOf], Result]
 
 FOREMOST_ROWS = 256  # From so many records on, it pays to look at the first column of an order alone first.
+COPIES_MAX = 1 << 31  # Records that are put into an order at once, each as often as it is there.
 NOTHING = np.empty((0, 0), np.int64)
 
 
@@ -58,6 +59,18 @@ def starts_of(groups: Ints) -> Ints:
     if len(groups) < 2:
         return np.zeros(len(groups), np.int64)
     return np.concatenate(([0], np.flatnonzero(groups[1:] != groups[:-1]) + 1))
+
+
+def copies(diffs: Ints) -> Ints:
+    """Return the number of each record as often as it is there; not at all, if its multiplicity is negative.
+
+    Raises:
+        DiffOverflow: these are more than can be looked at one by one.
+    """
+    counts = np.maximum(diffs, 0)
+    if len(counts) and len(counts) * largest(counts) > COPIES_MAX and sum(counts.tolist()) > COPIES_MAX:
+        raise DiffOverflow(f"groups have {sum(counts.tolist())} records, and up to {COPIES_MAX} are put into an order")
+    return np.arange(len(diffs)).repeat(counts)
 
 
 def distinct(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:

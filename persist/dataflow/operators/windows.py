@@ -20,6 +20,7 @@ import pyarrow.types as pat
 from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import to_float
 from persist.dataflow.operators.folds import Rows, folded, framed
+from persist.dataflow.operators.logic import copies
 from persist.dataflow.plan.plan import WindowFunction
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, directed, ranks
@@ -42,7 +43,7 @@ def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) 
     """Return the logic of a reduction that gives the values and a column for each function."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
-        rows = np.arange(len(groups)).repeat(np.maximum(diffs, 0))
+        rows = copies(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
         ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
         columns = [_column(call, groups, values, ranked, schema, domain) for call in calls]
