@@ -70,7 +70,7 @@ def is_json(kind: Json) -> bool:
 def casts(given: Json, kind: Json) -> bool:
     """Return whether DuckDB casts values of a type of a plan to another one, which it tells only when it has some."""
     names = given.get("id"), kind.get("id")
-    if "VARCHAR" in names or "STRING_LITERAL" in names:
+    if {"VARCHAR", "STRING_LITERAL", "SQLNULL"} & {*names}:
         return True
     if names[0] != names[1] or not is_nested(kind):
         return why_not_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind))) is None
