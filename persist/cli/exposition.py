@@ -25,14 +25,13 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
 
 import persist
 from persist.closing import Closes
-from persist.facts import Facts, survey
+from persist.facts import Facts, KnownFacts
 from persist.metrics import Reading, readings
 from persist.notify import host_of, is_loopback, listening
 
@@ -42,20 +41,12 @@ TIMEOUT_S = 10.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What was found of a collection, and the entry of the state that it was found for."""
-
-    entry: Any
-    facts: Facts
-
-
 class Exposition:
     """The text of a client's metrics; safe to use from many threads."""
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
-        self._known: dict[str, _Known] = {}
+        self._known = KnownFacts(client)
         self._lock = threading.Lock()
 
     def text(self) -> str:
@@ -77,20 +68,8 @@ class Exposition:
         yield Reading("persist.collections", len(names), False)
         if len(names) <= COLLECTIONS_MAX:
             now_s = time.time()
-            for facts in self._facts(names):
+            for facts in self._known.of(names):
                 yield from _of_collection(facts, now_s)
-
-    def _facts(self, names: Iterable[str]) -> list[Facts]:
-        state = self._client.engine.follower.state
-        entries = {name: state.entries[state.ids[name]] for name in names if name in state.ids}
-        stale = [n for n, entry in entries.items() if n not in self._known or self._known[n].entry is not entry]
-        fresh_facts = {facts.name: facts for facts in survey(self._client, stale)}
-        self._known = {
-            name: _Known(entry, fresh_facts[name]) if name in fresh_facts else self._known[name]
-            for name, entry in entries.items()
-            if name in fresh_facts or name in self._known
-        }
-        return [known.facts for known in self._known.values()]
 
 
 def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:

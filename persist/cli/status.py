@@ -38,7 +38,7 @@ def status(
     watch: Watch = False,
 ) -> int:
     """Show how a location fares: what lags, who keeps history back, what waits to be deleted, and what is due."""
-    from persist.facts import health_of
+    from persist.facts import KnownFacts, health_of
 
     if format not in ("table", "json"):
         raise persist.InvalidUsage(f"--format {format!r} is none of a status: use table, or json for all of it")
@@ -47,7 +47,8 @@ def status(
         raise persist.InvalidUsage("--watch shows a screen, again and again: leave JSON out")
     with at.reading() as client:
         if watch:
-            watch_screen(client, lambda: health_of(client), print_health)
+            known = KnownFacts(client)
+            watch_screen(client, lambda: health_of(client, known=known), print_health)
         elif is_json:
             print_json(health_of(client).as_json())
         else:

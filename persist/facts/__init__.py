@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from persist.facts.surveys import (
         GETS_1000,
         Facts,
+        KnownFacts,
         Portrait,
         hold_for_people,
         monthly_dollars,
@@ -21,6 +22,6 @@ if TYPE_CHECKING:
         survey,
     )
 
-_SURVEYS = ("GETS_1000", "Facts", "Portrait", "hold_for_people", "monthly_dollars", "names_by_id")
+_SURVEYS = ("GETS_1000", "Facts", "KnownFacts", "Portrait", "hold_for_people", "monthly_dollars", "names_by_id")
 _HEALTH = ("Health", "health_of", "waiting_blobs")
 __getattr__ = late_names(__name__, {"surveys": [*_SURVEYS, "portrait", "survey"], "health": _HEALTH})

@@ -22,7 +22,7 @@ from typing import Any
 import persist
 from persist.codecs import TIME_MAX
 from persist.compact import must_destroy, next_work
-from persist.facts.surveys import THREADS, Facts, hold_for_people, names_by_id, survey
+from persist.facts.surveys import THREADS, Facts, KnownFacts, hold_for_people, names_by_id
 from persist.ingest import SOURCE
 from persist.log import collection_part, read_record, table_root
 from persist.state import CollectionState, Dropped, LocationState, is_waited_for
@@ -147,11 +147,15 @@ class Health:
         return asdict(self)
 
 
-def health_of(client: "persist.Client", now_s: float | None = None) -> Health:
-    """Return how a location fares. Cost: that of `survey` of all collections, a GET, and the listings."""
+def health_of(client: "persist.Client", now_s: float | None = None, *, known: KnownFacts | None = None) -> Health:
+    """Return how a location fares. Cost: that of `survey` of all collections, a GET, and the listings.
+
+    Args:
+        known: of an earlier look, so that only what has changed since is read.
+    """
     now_s = time.time() if now_s is None else now_s
     state = client.engine.follower.refresh()
-    all_facts = [*survey(client, state.names())]
+    all_facts = (known or KnownFacts(client)).of(state.names())
     names, by_id = names_by_id(client), {facts.contents.id: facts for facts in all_facts}
     record = read_record(client.engine.blob, state.seqno)
     shown = [facts for facts in all_facts if not facts.name.startswith(".")]

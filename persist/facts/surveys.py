@@ -4,7 +4,7 @@ Facts come from the states of collections alone. Each state is an object of its 
 time, so that a thousand of them in a far store take seconds and not a minute.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -149,6 +149,27 @@ def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
                 # A state object that newer checkpoints do not refer to has been collected: ask the follower.
                 found = [follower.load(each.id) for each in some]
             yield from (Facts(each) for each in found if each is not None)
+
+
+class KnownFacts:
+    """The facts of collections as they are at each look: only of those that have changed since is anything read."""
+
+    def __init__(self, client: "persist.Client") -> None:
+        self._client = client
+        self._known: dict[str, tuple[CollectionEntry, Facts]] = {}
+
+    def of(self, names: Iterable[str]) -> list[Facts]:
+        """Return the facts of collections, in their order, without those that do not exist (any more)."""
+        state = self._client.engine.follower.state
+        entries = {name: state.entries[state.ids[name]] for name in names if name in state.ids}
+        stale = [n for n, entry in entries.items() if n not in self._known or self._known[n][0] is not entry]
+        fresh = {facts.name: facts for facts in survey(self._client, stale)}
+        self._known = {
+            name: (entry, fresh[name]) if name in fresh else self._known[name]
+            for name, entry in entries.items()
+            if name in fresh or name in self._known
+        }
+        return [facts for _, facts in self._known.values()]
 
 
 def names_by_id(client: "persist.Client") -> dict[str, str]:
