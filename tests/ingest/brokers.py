@@ -1,10 +1,12 @@
 """Brokers for tests: the mock cluster of the client library, which listens on loopback; and a registry of schemas."""
 
+import ctypes
 import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 PARTITIONS = 4  # Of topics that the mock cluster makes by itself.
@@ -27,6 +29,44 @@ class Cluster:
             more = {"timestamp": at_ms} if at_ms else {}
             self._producer.produce(topic, key=_bytes(key), value=_bytes(value), partition=partition, **more)
         assert self._producer.flush(60) == 0
+
+
+class FragileCluster(Cluster):
+    """A cluster whose broker goes away and comes back; only the C interface of the library has that."""
+
+    def __init__(self) -> None:
+        import confluent_kafka
+
+        folder = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
+        self._library = ctypes.CDLL(str(next(folder.glob("librdkafka*"))))
+        self._library.rd_kafka_conf_new.restype = ctypes.c_void_p
+        self._library.rd_kafka_new.restype = ctypes.c_void_p
+        self._library.rd_kafka_new.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+        self._library.rd_kafka_mock_cluster_new.restype = ctypes.c_void_p
+        self._library.rd_kafka_mock_cluster_new.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        self._library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+        for name in ("mock_cluster_bootstraps", "mock_cluster_destroy", "destroy"):
+            getattr(self._library, f"rd_kafka_{name}").argtypes = [ctypes.c_void_p]
+        for name in ("up", "down"):
+            getattr(self._library, f"rd_kafka_mock_broker_set_{name}").argtypes = [ctypes.c_void_p, ctypes.c_int32]
+        self._client = self._library.rd_kafka_new(0, self._library.rd_kafka_conf_new(), None, 0)
+        self._cluster = self._library.rd_kafka_mock_cluster_new(self._client, 1)
+        self.address = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+        self._producer = confluent_kafka.Producer({"bootstrap.servers": self.address, "log_level": 0})
+
+    def set_down(self) -> None:
+        """Let the broker refuse all connections, and cut those that there are."""
+        self._library.rd_kafka_mock_broker_set_down(self._cluster, 1)
+
+    def set_up(self) -> None:
+        """Let the broker answer again."""
+        self._library.rd_kafka_mock_broker_set_up(self._cluster, 1)
+
+    def close(self) -> None:
+        """End it."""
+        del self._producer
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        self._library.rd_kafka_destroy(self._client)
 
 
 def _bytes(given: Any) -> bytes | None:

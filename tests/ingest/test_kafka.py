@@ -12,7 +12,7 @@ import persist
 from persist.blob import MemoryBlob
 from persist.errors import UpperMismatch
 from persist.ingest.config import source_of
-from tests.ingest.brokers import PARTITIONS, Cluster
+from tests.ingest.brokers import PARTITIONS, Cluster, FragileCluster
 from tests.upsert.test_crash import SETTINGS, Died, MortalBlob
 
 _topics = (f"t{number}" for number in itertools.count())
@@ -177,6 +177,33 @@ def test_a_topic_and_partitions_that_appear_are_taken_in(client: Any, cluster: C
         finally:
             stop.set()
             follow.join()
+
+
+def test_a_broker_that_goes_away_is_waited_for(client: Any, caplog: Any) -> None:
+    fragile, topic, stop = FragileCluster(), next(_topics), threading.Event()
+    fragile.send(topic, {"id": 0})
+    config = {"source": f"kafka://{fragile.address}/{topic}", "collection": "rows", "key": ["id"]}
+    taken(client, fragile, topic, key=["id"])
+    follow = threading.Thread(target=persist.ingest, args=(client, config), kwargs={"stop": stop})
+    try:
+        with client.load("rows").listen(0) as listen:
+            follow.start()
+            for id_ in (1, 2):
+                fragile.send(topic, {"id": id_})
+                while (progress := next(listen)) and not len(progress.updates):
+                    pass
+                assert progress.updates["id"].to_pylist() == [id_]
+                if id_ == 1:
+                    caplog.clear()
+                    fragile.set_down()
+                    while "does not answer" not in caplog.text:
+                        assert follow.is_alive()
+                    fragile.set_up()
+    finally:
+        stop.set()
+        follow.join()
+        fragile.close()
+    assert len(held(client)) == 3
 
 
 def test_a_topic_that_lost_messages_is_told_with_what_to_do(client: Any, cluster: Cluster, topic: str) -> None:
