@@ -1,14 +1,16 @@
 """Commands that copy a location elsewhere and prove copies: backup, copy, restore, verify."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from persist.backup import Copied
 from persist.cli.command import OK, PROBLEMS, command
 from persist.cli.place import Place, storage_options, tell_done
 from persist.cli.text import print_json, say, worded
+
+if TYPE_CHECKING:  # Loading it takes long.
+    from persist.backup import Copied
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A folder or URL of another place.")]
 TargetOptions = Annotated[
@@ -94,6 +96,6 @@ def _target_options(at: Place, target: str, given: list[str] | None, file: str |
     return at.options if target.partition("://")[0] == at.location.partition("://")[0] and "://" in target else {}
 
 
-def _told(at: Place, target: str, done: Copied) -> int:
+def _told(at: Place, target: str, done: "Copied") -> int:
     tell_done(at, {"target": target, **asdict(done)}, f"{target} has {done}")
     return PROBLEMS if done.damaged else OK
