@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +18,9 @@ from persist.blob import InvalidUsage
 from persist.cli.casting import REASONS_MAX, Caster, Misfits
 from persist.cli.text_in import csv_pieces, first_names, head_of, json_pieces
 from persist.codecs import arrow_type, did_you_mean
+from persist.ingest import READ, format_by_name, schema_of, stored_batches
 
-READ = ("csv", "json", "parquet", "arrow")
 WRITTEN = ("table", *READ)
-BY_SUFFIX = {
-    ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".arrow": "arrow",
-    ".arrows": "arrow", ".ipc": "arrow", ".feather": "arrow",
-}  # fmt: skip
-COMPRESSED = (".gz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True)
@@ -52,10 +46,7 @@ class RowFile:
         """
         if format is not None and format not in READ:
             raise InvalidUsage(f"--format {format!r} is no format of rows: use one of {', '.join(READ)}")
-        suffixes = [suffix.lower() for suffix in Path(name or path).suffixes]
-        if suffixes and suffixes[-1] in COMPRESSED:
-            suffixes.pop()
-        file_format = format or BY_SUFFIX.get(suffixes[-1] if suffixes else "")
+        file_format = format or format_by_name(name or path)[0]
         if file_format is None:
             raise InvalidUsage(f"the format of {name or path!r} cannot be told from its name: say --format, of {READ}")
         return cls(path, name or path, file_format)
@@ -106,34 +97,9 @@ class RowFile:
 
 
 def _batches(path: str, format: str) -> Iterator[pa.Table]:
-    for batch in _parquet(path) if format == "parquet" else _arrow(path):
-        yield pa.Table.from_batches([batch])
-
-
-def _parquet(path: str) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        if not file.metadata.num_rows:
-            yield pa.RecordBatch.from_pylist([], schema=file.schema_arrow)
-        yield from file.iter_batches()
-
-
-def _arrow(path: str) -> Iterator[Any]:
     with pa.OSFile(path) as source:
-        try:
-            file = pa.ipc.open_file(source)
-            batches = (file.get_batch(i) for i in range(file.num_record_batches))
-        except pa.ArrowInvalid:
-            source.seek(0)
-            file = pa.ipc.open_stream(source)
-            batches = iter(file)
-        is_empty = True
-        for batch in batches:
-            is_empty = False
-            yield batch
-        if is_empty:
-            yield pa.RecordBatch.from_pylist([], schema=file.schema)
+        for batch in stored_batches(source, format):
+            yield pa.Table.from_batches([batch])
 
 
 OWN = ("_time", "_diff")
@@ -194,21 +160,6 @@ def types_of(path: str, format: str | None) -> dict[str, pa.DataType]:
 
 
 def _schema_of(file: RowFile) -> pa.Schema:
-    if file.format == "csv":
-        import pyarrow.csv as csv
-
-        return csv.read_csv(file.path).schema
-    if file.format == "json":
-        import pyarrow.json as json
-
-        return json.read_json(file.path).schema
-    if file.format == "parquet":
-        import pyarrow.parquet as pq
-
-        return pq.read_schema(file.path)
-    with pa.OSFile(file.path) as source:
-        try:
-            return pa.ipc.open_file(source).schema
-        except pa.ArrowInvalid:
-            source.seek(0)
-            return pa.ipc.open_stream(source).schema
+    is_text = file.format in ("csv", "json")
+    with pa.input_stream(file.path, compression="detect") if is_text else pa.OSFile(file.path) as source:
+        return schema_of(source, file.format, is_whole=True)

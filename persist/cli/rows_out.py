@@ -15,10 +15,11 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.cli.rows_in import BY_SUFFIX, WRITTEN
+from persist.cli.rows_in import WRITTEN
 from persist.cli.table import print_table
 from persist.cli.text import cell, tell
 from persist.egress import row_writer
+from persist.ingest import BY_SUFFIX
 from persist.work import watched
 
 SHOWN_MAX = 50  # Rows of a table on the screen, unless more are asked for.

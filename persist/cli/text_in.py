@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.cli.casting import REASONS_MAX, Caster, Misfits, check_text_types
 from persist.codecs import children
+from persist.ingest import BLOCK_BYTES, csv_batches
 from persist.shown import counted
 
 
@@ -38,7 +38,6 @@ def first_names(path: str) -> list[str]:
     return [*first] if isinstance(first, dict) else []
 
 
-BLOCK_BYTES = 8 << 20
 FIELD_CHARS_MAX = 2**31 - 1
 
 
@@ -56,19 +55,8 @@ def csv_pieces(path: str, name: str, caster: Caster, misfits: Misfits) -> Iterat
 
     start, located = 0, _Located(path, len(names))
     with pa.input_stream(path, compression="detect") as source:
-        for batch in pa_csv.open_csv(
-            source,
-            pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-            pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
-            pa_csv.ConvertOptions(
-                column_types={column: pa.binary() for column in names},
-                include_columns=caster.wanted(names),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-                check_utf8=False,
-            ),
-        ):
+        types = dict.fromkeys(names, pa.binary())
+        for batch in csv_batches(source, types, columns=caster.wanted(names), skipped=skip, is_checked=False):
             cast = caster.cast(pa.Table.from_batches([batch]), is_text=True)
             located.add({start + row: why for row, why in cast.first(REASONS_MAX)})
             misfits.count += len(cast.misfits)
@@ -135,9 +123,6 @@ def _records(path: str) -> Iterator[tuple[int, list[str]]]:
 def _text(path: str) -> io.TextIOWrapper:
     source: Any = pa.input_stream(path, compression="detect")
     return io.TextIOWrapper(io.BufferedReader(source), encoding="utf-8-sig", errors="replace", newline="")
-
-
-BLOCK_BYTES = 8 << 20
 
 
 def json_pieces(path: str, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:

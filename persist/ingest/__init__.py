@@ -15,11 +15,22 @@ if TYPE_CHECKING:
     from persist.ingest.driver import Ingested, ingest
     from persist.ingest.kafka_config import Brokers, brokers_at
     from persist.ingest.pg_address import PgAddress, one_line
+    from persist.ingest.row_formats import (
+        BLOCK_BYTES,
+        BY_SUFFIX,
+        READ,
+        csv_batches,
+        format_by_name,
+        schema_of,
+        stored_batches,
+    )
     from persist.ingest.source import SOURCE, Batch, Change, Run, Source, SourceMoved, Target, without_secrets
 
 _SOURCE = ("SOURCE", "Batch", "Change", "Run", "Source", "SourceMoved", "Target", "without_secrets")
 _PG_ADDRESS = ("PgAddress", "one_line")
-__all__ = ["Brokers", "Ingested", "PgAddress", "brokers_at", "checked", "described", "ingest", "one_line", *_SOURCE]
+_FORMATS = ("BLOCK_BYTES", "BY_SUFFIX", "READ", "csv_batches", "format_by_name", "schema_of", "stored_batches")
+_OTHERS = ("Brokers", "Ingested", "brokers_at", "checked", "described", "ingest")
+__all__ = [*_FORMATS, *_OTHERS, *_PG_ADDRESS, *_SOURCE]
 __getattr__ = late_names(
     __name__,
     {
@@ -27,6 +38,7 @@ __getattr__ = late_names(
         "driver": ("Ingested", "ingest"),
         "kafka_config": ("Brokers", "brokers_at"),
         "pg_address": _PG_ADDRESS,
+        "row_formats": _FORMATS,
         "source": _SOURCE,
     },
 )

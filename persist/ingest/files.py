@@ -22,13 +22,11 @@ from persist.client import Client
 from persist.codecs import arrow_type, did_you_mean
 from persist.collection import Collection
 from persist.errors import InvalidUsage
+from persist.ingest.row_formats import BLOCK_BYTES, csv_batches, format_by_name, schema_of, stored_batches
 from persist.ingest.source import Batch, Change, Run, SourceMoved, Target, without_secrets
 from persist.timeline import Timeline
 
 logger = logging.getLogger(__name__)
-BLOCK_BYTES = 8 << 20
-FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".pq": "parquet"}
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 DELETED = "_deleted"
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
 
@@ -42,7 +40,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         key: columns that are the key, if the collection is made.
         columns: types of columns, if the collection is made; others are those of the first file.
         keyed: a row replaces the one that its key had, if the collection is made.
-        format: csv, json (lines) or parquet; else each file's name tells.
+        format: csv, json (lines), parquet or arrow; else each file's name tells.
         timeline: the unit of times, if the collection is made.
         drift: what becomes of a file with columns that the collection has not: "refuse", "add" them to the collection,
             or "ignore" them.
@@ -58,7 +56,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
     key: list[str] = []
     columns: dict[str, str] = {}
     keyed: bool = False
-    format: Literal["csv", "json", "parquet"] | None = None
+    format: Literal["csv", "json", "parquet", "arrow"] | None = None
     timeline: Literal["s", "ms", "us", "ns"] = "ms"
     drift: Literal["refuse", "add", "ignore"] = "refuse"
     changed: Literal["refuse", "again", "ignore"] = "refuse"
@@ -268,13 +266,12 @@ class Files:
     @contextmanager
     def _opened(self, file: SourceFile) -> Iterator[tuple[Any, str]]:
         """Yield the bytes of a file, and its format."""
-        stem, suffix = posixpath.splitext(file.path)
-        compression = COMPRESSED.get(suffix.lower())
-        form = self.config.format or FORMATS.get(posixpath.splitext(stem)[1] if compression else suffix.lower())
+        told, compression = format_by_name(file.path)
+        form = self.config.format or told
         if form is None:
             raise InvalidUsage(
-                f'the format of {file.path} cannot be told from its name: say format = "csv", "json" or "parquet", or '
-                "name the files that are meant, such as orders/*.csv"
+                f'the format of {file.path} cannot be told from its name: say format = "csv", "json", "parquet" or '
+                '"arrow", or name the files that are meant, such as orders/*.csv'
             )
         try:
             with self._files.open(file.path, "rb") as raw:
@@ -299,45 +296,21 @@ def _described(path: str, name: str, info: Mapping[str, Any]) -> SourceFile:
 
 def _batches(stream: Any, form: str, wanted: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in blocks; columns that are wanted get their types, if text tells none."""
-    if form == "parquet":
-        import pyarrow.parquet as pq
-
-        yield from pq.ParquetFile(stream).iter_batches()
-    elif form == "csv":
-        import pyarrow.csv as pa_csv
-
-        yield from pa_csv.open_csv(
-            stream,
-            pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-            pa_csv.ParseOptions(newlines_in_values=True),
-            pa_csv.ConvertOptions(
-                column_types=dict(wanted),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
-    else:
+    if form == "csv":
+        yield from csv_batches(stream, wanted)
+    elif form == "json":
         import pyarrow.json as pa_json
 
         options = pa_json.ParseOptions(explicit_schema=pa.schema(wanted.items()), unexpected_field_behavior="infer")
         yield from pa_json.open_json(stream, pa_json.ReadOptions(False, BLOCK_BYTES), options)
+    else:
+        yield from stored_batches(stream, form)
 
 
 def _schema_of(stream: Any, form: str, path: str) -> pa.Schema:
-    """Return the columns of a file, by its footer or its first block."""
+    """Return the columns of a file."""
     try:
-        if form == "parquet":
-            import pyarrow.parquet as pq
-
-            return pq.ParquetFile(stream).schema_arrow
-        if form == "csv":
-            import pyarrow.csv as pa_csv
-
-            return pa_csv.open_csv(stream, pa_csv.ReadOptions(block_size=BLOCK_BYTES)).schema
-        import pyarrow.json as pa_json
-
-        return pa_json.open_json(stream, pa_json.ReadOptions(False, BLOCK_BYTES)).schema
+        return schema_of(stream, form)
     except pa.ArrowException as error:
         raise InvalidUsage(f"{path} cannot be read as {form}: {' '.join(str(error).split())}") from None
 

@@ -64,12 +64,16 @@ def test_a_time_is_the_moment_at_which_a_file_was_taken_in(tmp_path: Path, optio
         assert orders.changes(0, times="int").to_arrow()["_time"].to_pylist() == [time, time]
 
 
-@pytest.mark.parametrize("form", ["json", "jsonl", "parquet", "csv.gz"])
+@pytest.mark.parametrize("form", ["json", "jsonl", "parquet", "csv.gz", "arrow"])
 def test_every_format_gives_the_same_rows(tmp_path: Path, folder: Path, options: dict[str, Any], form: str) -> None:
     (folder / "a.csv").unlink()
     path = folder / f"a.{form}"
     if form == "parquet":
         pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif form == "arrow":
+        table = pa.Table.from_pylist(ROWS)
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
     elif form == "csv.gz":
         path.write_bytes(gzip.compress(b"id,amount\n1,1.5\n2,2.5\n"))
     else:
