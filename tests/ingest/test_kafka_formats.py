@@ -211,13 +211,17 @@ def test_debezium_in_avro(client: Any, cluster: Cluster, topic: str) -> None:
     two = {**one, "id": 2, "weight": 0.5}
     keys = [framed(1, key, {"id": id_}) for id_ in (1, 2)]
     changes = [(keys[0], None, one, "c"), (keys[1], None, two, "c"), (keys[0], one, None, "d")]
-    cluster.send(topic, *((k, framed(2, envelope, {"before": b, "after": a, "op": op})) for k, b, a, op in changes))
-    cluster.send(topic, (keys[0], None))
+    messages = [(k, framed(2, envelope, {"before": b, "after": a, "op": op})) for k, b, a, op in changes]
+    options = {"key": ["id"], "format": "debezium"}
+    cluster.send(topic, *messages[:2])
     with registry({1: key, 2: envelope}) as url:
-        taken(client, cluster, topic, key=["id"], registry=url, format="debezium", batch_rows=2)
+        first = taken(client, cluster, topic, registry=url, **options).uppers["rows"]
+    cluster.send(topic, messages[2], (keys[0], None))
+    with registry({1: key, 2: envelope}) as url:
+        taken(client, cluster, topic, registry=url, **options)
     at = datetime.fromtimestamp(1_795_000_000, UTC).replace(tzinfo=None, microsecond=7)
     assert held(client) == [{"id": 2, "at": at, "weight": 0.5}]
-    assert [(row["id"], str(row["weight"])) for row in held(client, as_of=0)] == [(1, "nan"), (2, "0.5")]
+    assert [(row["id"], str(row["weight"])) for row in held(client, as_of=first - 1)] == [(1, "nan"), (2, "0.5")]
 
 
 def test_a_registry_that_does_not_let_in_is_told(client: Any, cluster: Cluster, topic: str) -> None:
