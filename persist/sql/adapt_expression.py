@@ -192,7 +192,7 @@ class Expressions:
         kind, given = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
         if kind == "OPERATOR_CAST":
             both = (node["return_type"], node["arguments"][0])
-            if both[1].get("id") == "SQLNULL":
+            if both[1].get("id") in ("NULL", "SQLNULL"):
                 return False
             if any(is_nested(one) or is_json(one) for one in both):
                 return True

@@ -70,7 +70,7 @@ def is_json(kind: Json) -> bool:
 def casts(given: Json, kind: Json) -> bool:
     """Return whether DuckDB casts values of a type of a plan to another one, which it tells only when it has some."""
     names = given.get("id"), kind.get("id")
-    if {"VARCHAR", "STRING_LITERAL", "SQLNULL"} & {*names}:
+    if {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
         return True
     if names[0] != names[1] or not is_nested(kind):
         return why_not_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind))) is None
@@ -140,7 +140,7 @@ class Text:
         """Return the text of a constant."""
         kind = value["type"]
         if value.get("is_null") or "value" not in value:
-            return "NULL" if kind.get("id") == "SQLNULL" else f"CAST(NULL AS {shown_type(kind)})"
+            return "NULL" if kind.get("id") in ("NULL", "SQLNULL") else f"CAST(NULL AS {shown_type(kind)})"
         literal = value["value"]
         if kind["id"] == "LIST":
             child = kind["type_info"]["child_type"]
