@@ -49,7 +49,7 @@ from persist.dataflow.plan.plan import (
     Reduce,
     Source,
 )
-from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate, Stage
+from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate, Stage, Unnest
 from persist.expression import Call, Col, Expression, Lit, Term, calls, col, term_of, when
 
 SUMS = ("sum", "wide_sum")
@@ -150,7 +150,7 @@ def sources_before(plan: Plan, node: Node) -> set[str] | None:
         match current.operator:
             case Source(collection):
                 sources.add(collection)
-            case Linear(stages) if all(isinstance(one, Map | Filter | FilterFunction) for one in stages):
+            case Linear(stages) if all(isinstance(one, Map | Filter | FilterFunction | Unnest) for one in stages):
                 pass
             case Join() | Concat() | Consolidate() | Arrange():
                 pass

@@ -273,3 +273,14 @@ def test_a_mean_goes_on_where_a_group_loses_its_values_and_itself(client: persis
     found, held = step(client, query, before, after)
     assert found == STOOD
     assert [(row["d"], row["a"], row["n"]) for row in held] == [(1, None, 1), (2, 8.0, 1), (3, 1.0, 1)]
+
+
+def test_counts_of_the_elements_of_lists_stand_for_their_groups(client: persist.Client) -> None:
+    facts = client.create_or_load("facts", key={"i": pa.int64()}, value={"d": pa.int64()})
+    facts.write([((i, i % 3), 0, 1) for i in range(9)], seal=1).result()
+    by_tasks, embedded = both(client, "SELECT e, count(*) AS n FROM (SELECT unnest([d, 9]) AS e FROM facts) GROUP BY e")
+    facts.write([((9, 2), 1, 1), ((0, 0), 1, -1)], seal=2).result()
+    assert stands(by_tasks)
+    assert stepped(by_tasks, partitions=2, looks_up=True, goes_without=False) is not None
+    embedded.refresh()
+    assert held(by_tasks) == held(embedded)
