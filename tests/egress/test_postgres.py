@@ -281,6 +281,31 @@ def test_a_collection_that_was_dropped_is_told(target: Target) -> None:
         assert "no collection 'orders'" in str(problems[0])
 
 
+def test_a_target_that_is_lost_while_it_is_followed_is_found_again(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    with persist.open(target.location) as client:
+        orders = made(client)
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=persist.egress, args=(client, target.config("orders")), kwargs={"stop": stop}, daemon=True
+        )
+        target.egress("orders", location=client)
+        thread.start()
+        try:
+            for time in range(3):
+                upserted(orders, time, k1=str(time))
+                while target.rows("SELECT status FROM orders") != [(str(time),)]:
+                    assert thread.is_alive()
+                ours = "FROM pg_stat_activity WHERE application_name = 'persist egress'"
+                assert len(target.rows(f"SELECT pg_terminate_backend(pid, 10000) {ours}")) == 1
+        finally:
+            stop.set()
+            thread.join()
+    assert "does not answer" in caplog.text
+    assert "it is tried again" in caplog.text
+
+
 def test_columns_follow_the_collection(target: Target) -> None:
     with persist.open(target.location) as client:
         orders = made(client, value={"a": pa.int32(), "b": pa.string(), "c": pa.string()})
