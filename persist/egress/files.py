@@ -13,6 +13,7 @@ A file is made in memory, compressed if it is Parquet.
 """
 
 import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -70,7 +71,8 @@ class FilesSink:
     def __init__(self, config: FilesConfig) -> None:
         self.config = config
         self.name = without_secrets(config.sink)
-        self.hold = config.name or sink_name("files", self.name)
+        where = self.name if "://" in config.sink else os.path.abspath(config.sink)
+        self.hold = config.name or sink_name("files", where)
         self.collections = config.collections
         self.rows = config.rows
         self.batch_rows = config.batch_rows
