@@ -136,10 +136,15 @@ def is_small(size: int, spent_s: float) -> bool:
 
 
 def could_pay(work: Work) -> bool:
-    """Whether looking up could be the best way if it read nothing but what is new; where it could not, a step needs no
-    look at its keys."""
-    least = replace(work, needed_bytes=work.changed_bytes)
+    """Whether looking up could be the best way if it read nothing but what is new, and what is needed whole whatever
+    that is; where it could not, a step needs no look at its keys."""
+    least = replace(work, needed_bytes=least_bytes(work))
     return best(estimates(least), work.spent_s).reads == "touched"
+
+
+def least_bytes(work: Work) -> int:
+    """Return what a step reads at least."""
+    return work.changed_bytes + work.whole_bytes
 
 
 def free_memory() -> int:

@@ -25,6 +25,7 @@ from persist.dataflow.step.tasks import Asked, StageTask, Stored, Written
 from persist.dataflow.step.touched import (
     NOTHING,
     Condition,
+    Need,
     TouchedKeys,
     before,
     demands_of,
@@ -39,6 +40,7 @@ from persist.index import paths_of
 from persist.sink import Target
 from persist.source import CollectionAddress
 
+FEW_KEYS = 20  # If so many times as many updates have changed as keys are touched, all keys are taken to be.
 WORTH = 2  # Touched keys are looked for if what they tell a part of is more than what is new, divided by this.
 
 
@@ -121,6 +123,16 @@ class StepPlan:
     def is_seal_only(self) -> bool:
         """Whether nothing comes of it but a seal: nothing has changed, and no output begins or switches."""
         return not self.changed and all(output.upper > 0 and not output.corrects for output in self._outputs.every)
+
+    @property
+    def whole_bytes(self) -> int:
+        """What there is of sources that are needed whole, whatever has changed."""
+        needs = needs_of(self.stages)
+        return sum(
+            self._readings[stage.number].contents_bytes
+            for stage in self.stages
+            if stage.source is not None and needs.get(stage.source.number, NOTHING) is None
+        )
 
     def why_everything(self) -> str | None:
         """Say why a step needs all of what its sources hold; None if what touched keys hold is enough."""
@@ -273,9 +285,23 @@ class StepPlan:
         whole = [
             self._readings[stage.number].contents_bytes
             for stage in self.stages
-            if stage.source is not None and known_only(needs.get(stage.source.number, NOTHING), known.keys()) is None
+            if stage.source is not None
+            and self._is_whole(known_only(needs.get(stage.source.number, NOTHING), known.keys()), known)
         ]
         return self._tasks(self.stages, 1, known, {})[1], sum(whole)
+
+    def _is_whole(self, need: Need, known: Mapping[int, TouchedKeys]) -> bool:
+        """Return whether about all is needed: also where few keys come of much that changed, so most records have one
+        of them."""
+        if need is None:
+            return True
+        sources = sources_of(self.stages)
+        for term in need:
+            keys = sum(map(len, known[term.exchange].tables))
+            changed = sum(self._readings[source].changed for source in sources[term.exchange] or ())
+            if term.columns and 0 < FEW_KEYS * keys < changed:
+                return True
+        return False
 
     def _tasks(
         self,

@@ -25,6 +25,7 @@ from persist.dataflow.step.choosing import (
     estimates,
     free_memory,
     is_small,
+    least_bytes,
 )
 from persist.dataflow.step.choosing import Where as Place
 from persist.dataflow.step.planning import StepPlan
@@ -252,6 +253,8 @@ class Stepping:
                 work = replace(work, needed_bytes=needed, whole_bytes=whole_bytes, jobs=1 + jobs)
             else:
                 work = replace(work, needed_bytes=None)
+        elif not everything:
+            work = replace(work, needed_bytes=least_bytes(work))
         costs = estimates(work)
         if must_step:
             fits = [cost for cost in costs if cost.way == "step" and self.where in ("auto", cost.where)]
@@ -290,6 +293,7 @@ class Stepping:
             spent_s=self.spent_s,
             free_bytes=free_memory(),
             budget_bytes=self.memory_budget,
+            whole_bytes=step.whole_bytes,
         )
 
     def _touched(self, step: StepPlan, *, finds_by_tasks: bool) -> tuple[Known | None, int]:

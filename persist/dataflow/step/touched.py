@@ -369,6 +369,8 @@ KeyOf = Callable[[str], Keys]  # The key columns of a collection.
 def wanted_indexes(plan: Plan, key_of: KeyOf) -> list[tuple[str, Keys]]:
     """Return the collections of a plan, each with columns that its steps would look records up by, and cannot yet.
 
+    What a reduction needs of its own groups is left out: only the data tell whether these are many.
+
     Args:
         plan: changed by this.
         key_of: of each collection that it reads.
@@ -381,7 +383,7 @@ def wanted_indexes(plan: Plan, key_of: KeyOf) -> list[tuple[str, Keys]]:
     for standing in standing_in(plan, outputs, lambda collection, column: False):
         stand_in(plan, standing, 0)
     stages = cut(plan)
-    needs = needs_of(stages)
+    needs, givers = needs_of(stages), sources_of(stages)
     wanted = dict[tuple[str, Keys], None]()
     for stage in stages:
         if stage.source is None or stage.source.number not in sources:
@@ -390,6 +392,7 @@ def wanted_indexes(plan: Plan, key_of: KeyOf) -> list[tuple[str, Keys]]:
         collection = stage.source.operator.collection
         key = key_of(collection)
         for term in sorted(needs.get(stage.source.number, NOTHING) or (), key=repr):
-            if term.columns and {*term.columns} != {*key[: len(term.columns)]}:
+            is_own = stage.number in (givers[term.exchange] or {stage.number})
+            if not is_own and term.columns and {*term.columns} != {*key[: len(term.columns)]}:
                 wanted[collection, tuple(sorted(term.columns))] = None
     return [*wanted]
