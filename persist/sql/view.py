@@ -338,16 +338,21 @@ class ViewsTogether(Closes):
         """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
         engine = self._views[0].engine
         engine.writer("refresh")
+        with engine.follower.one_look():
+            self._refresh(engine)
+            refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
+
+    def _refresh(self, engine: Engine) -> None:
         for left in reversed(range(TRIES)):
             try:
                 if self._running is None:
                     stepped = Stepping(engine, self._program, self._budget, spent_s=self._spent_s).run()
                     if stepped.way == "step":
                         self._spent_s += stepped.seconds
-                        break
+                        return
                     self._running = self._program().open(engine, **self._options)
                 self._running.run()
-                break
+                return
             except ViewRedefined:
                 self.close()
                 if not left:
@@ -355,7 +360,6 @@ class ViewsTogether(Closes):
             except BaseException:
                 self.close()
                 raise
-        refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""
