@@ -67,7 +67,7 @@ def held(collection: Any, as_of: Any) -> int:
     ),
     st.booleans(),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_moment_is_the_last_time_not_after_it_whatever_the_clock_did(steps: Any, again: bool) -> None:
     times = itertools.accumulate(ahead for step in steps for ahead, _ in step)
     batches = [[(next(times), at) for _, at in step] for step in steps]
