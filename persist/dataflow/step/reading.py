@@ -89,7 +89,8 @@ class Reading:
         for columns, keys in self._wanted_keys(need, known):
             rows = sum(part.rows for part in self.contents.all_parts)
             least = min(self.contents_bytes, len(keys) * INDEXED_ROWS * self.contents_bytes // max(rows, 1))
-            if self._path(columns) is None and size > MISSED_BYTES and 2 * least <= size:
+            is_new = len({*columns}) == len(columns) and self._path(columns) is None
+            if is_new and size > MISSED_BYTES and 2 * least <= size:
                 by = ", ".join(repr(name) for name in columns)
                 lines.append(f"an index would save about {size - least:,} bytes: {self.handle.name}.index({by})")
         return lines
@@ -110,8 +111,8 @@ class Reading:
         return [(columns, pa.concat_tables(each)) for columns, each in tables.items()]
 
     def _path(self, columns: Keys) -> Path | None:
-        """Return the path by which records with some values in some columns are found."""
-        return next((path for path in self.paths if {*path.columns} == {*columns}), None)
+        """Return the path by which records with some values in some columns, each named once, are found."""
+        return next((path for path in self.paths if sorted(path.columns) == sorted(columns)), None)
 
     def _found(self, need: Need, known: Mapping[int, TouchedKeys]) -> tuple[int, list[Slice]] | None:
         """Return what finds the records that are needed by indexes, and about how many bytes that reads.

@@ -394,5 +394,5 @@ def wanted_indexes(plan: Plan, key_of: KeyOf) -> list[tuple[str, Keys]]:
         for term in sorted(needs.get(stage.source.number, NOTHING) or (), key=repr):
             is_own = stage.number in (givers[term.exchange] or {stage.number})
             if not is_own and term.columns and {*term.columns} != {*key[: len(term.columns)]}:
-                wanted[collection, tuple(sorted(term.columns))] = None
+                wanted[collection, tuple(sorted({*term.columns}))] = None
     return [*wanted]
