@@ -252,10 +252,10 @@ class Scope:
         algorithms.) The numbers only order: an iteration in which nothing changes is skipped.
 
         Args:
-            expression: a whole number, 0 or greater, for each record.
+            expression: a whole number from 0 to 2**62 for each record.
 
         Raises:
-            OperatorFailed: when it runs, if a number is negative or NULL.
+            OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
         """
         return stream.entered_at(self.number, expression)
 

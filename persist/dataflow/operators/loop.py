@@ -21,6 +21,9 @@ from persist.dataflow.updates.times import Ints, Stash, meet_of
 from persist.dataflow.updates.words import NULL
 from persist.errors import NotConverging, OperatorFailed
 
+LAST_ENTRY = 2**62
+"""The last iteration that a record can enter at. What comes of it has as many iterations to go before 64 bits wrap."""
+
 
 class EnterOperator(Operator):
     """Brings updates into a scope, from an iteration of each on, or from the first one.
@@ -55,14 +58,17 @@ class EnterOperator(Operator):
         else:
             rounds, given = given[self._row : self._row + 1], np.delete(given, self._row, axis=0)
             if rounds.size:
+                latest = int(rounds.max())
                 self._check(int(rounds.min()))
-                self.last = max(self.last, int(rounds.max()))
+                self._check(latest)
+                self.last = max(self.last, latest)
         self.out = np.concatenate((given[:-1], rounds, given[-1:]))
 
-    def _check(self, least: int) -> None:
-        if least < 0:
-            shown = "NULL" if least == NULL else str(least)
-            raise OperatorFailed(self.title, None, f"a record was to enter at iteration {shown}; the first one is 0")
+    def _check(self, entry: int) -> None:
+        if not 0 <= entry <= LAST_ENTRY:
+            shown = "NULL" if entry == NULL else str(entry)
+            what = f"a record was to enter at iteration {shown}; iterations to enter at are from 0 to {LAST_ENTRY}"
+            raise OperatorFailed(self.title, None, what)
 
 
 class VariableOperator(Operator):
