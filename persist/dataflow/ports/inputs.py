@@ -236,6 +236,7 @@ class InputHandle:
         self._domain = domain
         self._dimensions = dimensions
         self._few = FewGiven(schema, domain) if dimensions == 1 else None
+        self._is_stopped = False
 
     @property
     def frontier(self) -> Antichain:
@@ -249,8 +250,10 @@ class InputHandle:
 
         Raises:
             InputClosed: one is at a time that was declared complete; none was taken.
+            InvalidUsage: the program was closed.
             SchemaMismatch, InvalidUpdate: they do not fit the input.
         """
+        self._check_running()
         words = None if self._few is None else self._few.words(updates)
         if words is not None:
             self._check_open(words[-2:-1])
@@ -273,8 +276,9 @@ class InputHandle:
         """Promise that no more updates come at times not beyond frontier; `Antichain()` completes the input for ever.
 
         Raises:
-            InvalidUsage: it would go back, or has another number of dimensions.
+            InvalidUsage: it would go back, or has another number of dimensions, or the program was closed.
         """
+        self._check_running()
         new_frontier = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
         for element in new_frontier.elements:
             coordinates(f"input {self.name!r}: frontier", element, self._dimensions)  # Raises.
@@ -287,6 +291,14 @@ class InputHandle:
     def close(self) -> None:
         """Complete the input for ever."""
         self.advance_to(Antichain())
+
+    def stop(self) -> None:
+        """Take nothing from now on: the program was closed, so no step would see it."""
+        self._is_stopped = True
+
+    def _check_running(self) -> None:
+        if self._is_stopped:
+            raise InvalidUsage(f"input {self.name!r}: its program was closed; open it again with program.open(…)")
 
     def _conformed(self, updates: Any) -> tuple[pa.Table, Ints]:
         if self._dimensions == 1:

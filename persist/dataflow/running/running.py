@@ -346,6 +346,8 @@ class Running(Closes):
         """Stop reading, and free what is held; idempotent. Outputs stay sealed where they are."""
         self._is_closed = True
         self._stopped.set()
+        for given in self._inputs.values():
+            given.stop()
         for source in self._sources:
             source.close()
         self._spill.close()
