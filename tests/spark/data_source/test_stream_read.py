@@ -433,7 +433,7 @@ def test_two_queries_with_one_checkpoint_notice_each_other(orders: persist.Colle
             assert copy.next() is not None
             with pytest.raises(persist.errors.HoldMoved, match="was expected to be at") as caught:
                 query.next()
-    assert "another query with the same hold or a copy of its checkpoint" in caught.value.__notes__[0]
+    assert "another one that has the same hold, or a copy of its checkpoint" in caught.value.__notes__[0]
 
 
 def test_a_hold_of_another_query_is_not_taken(orders: persist.Collection, path: str) -> None:
