@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob import MissingBlob
-from persist.codecs import CollectionSchema, SortedKeys, consolidate, sort_indices
+from persist.codecs import CollectionSchema, SortedKeys, canonical, consolidate, sort_indices
 from persist.engine import CollectionHandle, snapshot
 from persist.errors import LeaseExpired
 from persist.expression import equal_values
@@ -181,4 +181,4 @@ def _keys(path: Path, values: Mapping[str, pa.Array]) -> pa.Table | None:
         return None
     rows = [*product(*columns)]
     arrays = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(path.key_schema)]
-    return pa.Table.from_arrays(arrays, schema=path.key_schema)
+    return canonical(pa.Table.from_arrays(arrays, schema=path.key_schema))

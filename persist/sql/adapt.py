@@ -16,6 +16,7 @@ from persist.sql.adapt_expression import Expressions, Json, check_members
 from persist.sql.algebra import (
     TRUE,
     Aggregate,
+    Aggregation,
     Distinct,
     Filter,
     Frame,
@@ -252,7 +253,7 @@ class Adapter:
     def aggregate(self, plan: Json) -> Node:
         node = self._child(plan)
         keys = self._of.every(plan.get("groups"))
-        aggregates = tuple(map(self._of.aggregation, plan.get("expressions") or ()))
+        aggregates = _in_one_order(tuple(map(self._of.aggregation, plan.get("expressions") or ())))
         if not keys and not aggregates:
             raise InvalidUsage(
                 "a HAVING without a GROUP BY and without an aggregate in the query makes one row of no column, which "
@@ -425,6 +426,30 @@ def _united(parts: Sequence[Node]) -> Node:
         return parts[0]
     half = len(parts) // 2
     return SetOperation("union", _united(parts[:half]), _united(parts[half:]))
+
+
+def _in_one_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...]:
+    """Return aggregates that see the rows of a group in one order: what theirs leave open, their arguments decide.
+
+    So `first(a), first(b)` are of one row, and the lists of two columns stand side by side, as in DuckDB.
+    """
+    read = [
+        [argument for argument in each.arguments if not isinstance(argument, Lit)]
+        for each in aggregates
+        if each.function in _IN_AN_ORDER
+    ]
+    if all(columns == read[0] for columns in read):
+        return aggregates
+    ties: list[Order] = []
+    for columns in read:
+        ties += [key for key in map(Order, columns) if key not in ties]
+    return tuple(
+        msgspec.structs.replace(each, order=(*each.order, *ties)) if each.function in _IN_AN_ORDER else each
+        for each in aggregates
+    )
+
+
+_IN_AN_ORDER = ("first", "last", "any", "arg_min", "arg_max", "list", "string_agg")
 
 
 def _determines(targets: Sequence[Term], node: Node) -> bool:

@@ -71,6 +71,7 @@ WINDOWS = {
     "WINDOW_NTH_VALUE": "nth_value", "WINDOW_AGGREGATE": "aggregate",
 }  # fmt: skip
 _BETWEEN = ("DOUBLE", "FLOAT", "DECIMAL", "TIME")  # What medians are of that may lie between two values.
+_BITS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 _EXCLUDED = {"NO_OTHER": "", "CURRENT_ROW": "current row", "GROUP": "group", "TIES": "ties"}
 _NOT_DEFINITE = (
     *("random", "now", "current_timestamp", "current_date", "current_time", "today", "uuid", "gen_random_uuid"),
@@ -288,6 +289,8 @@ class Expressions:
         """Return the arguments of an aggregate. What its other ones come to, which are constants, stands at the end:
         of quantiles, whether a value may lie between two, whether the order is descending, and the shares."""
         function, data = AGGREGATES[name], node.get("function_data") or {}
+        if function.startswith("bit_") and node["return_type"]["id"] not in _BITS:
+            self.refuse(f"{name}() of {node['return_type']['id']} is not supported in a view: cast to BIGINT", node)
         arguments = self.every(node.get("children", ())[: 1 if function == "quantile" else None])
         if function == "quantile":
             is_median = name == "median" and node["return_type"]["id"].startswith(_BETWEEN)

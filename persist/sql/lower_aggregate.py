@@ -180,7 +180,8 @@ def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) 
     nulls = [by for by, key in order if key.nulls_first != (function == "last")]
     by, needed = [column for column, _ in order], list[str]()
     if function in ("arg_min", "arg_max"):
-        by, down, nulls, needed = [f"v{number}_1"], [function == "arg_max"], [], [f"v{number}_1"]
+        extreme = f"v{number}_1"
+        by, down, needed = [extreme, *by], [function == "arg_max", *down], [extreme]
     elif function == "any":
         needed = [value]
     # Records that do not count come last, and have no value: so a group of which none counts is not lost.

@@ -34,6 +34,15 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 }
 
 
+def test_a_zero_in_a_nested_value_has_no_sign_whichever_came_first() -> None:
+    kind = pa.list_(pa.struct({"x": pa.float64()}))
+    for first in (-0.0, 0.0):
+        domain = Domain()
+        words = domain.encode(pa.array([[{"x": first}], [{"x": -first}], None], kind))
+        assert words[0] == words[1]
+        assert repr(domain.decode(words, kind).to_pylist()) == "[[{'x': 0.0}], [{'x': 0.0}], None]"
+
+
 def place(value: Any) -> tuple[Any, ...]:
     """Return what is ordered as a value is."""
     if value is None:

@@ -67,6 +67,18 @@ def test_a_look_up_by_an_index_reads_a_small_part_of_what_there_is(client: persi
     assert 2 * read[0] < read[1]
 
 
+@pytest.mark.parametrize("where", ["x = -0.0", "x IN (-0.0, 0.0)", "x IN (1.5, 1.5, -0.0)", "x = -0.0 AND d = 1"])
+def test_a_zero_with_a_sign_is_found_in_an_index_and_in_what_it_lacks(client: persist.Client, where: str) -> None:
+    rows = client.create_or_load("rows", key={"id": int}, value={"x": float, "d": int})
+    rows.write([((1, (0.0, 1)), 0, 1), ((2, (-0.0, 1)), 0, 2), ((3, (1.5, 1)), 0, 1)], seal=1).result()
+    rows.index("x")
+    rows.index("x", "d")
+    rows.write([((4, (0.0, 1)), 1, 1), ((5, (-0.0, 1)), 1, 1), ((1, (0.0, 1)), 1, -1)], seal=2).result()
+    with indexes_that_always_pay():
+        for as_of in (0, 1):
+            assert by_all(rows.get(where=where, as_of=as_of)) == plain(rows, where, as_of)
+
+
 def facts_by_index(facts: persist.Collection, where: str) -> list[dict[str, Any]]:
     return by_all(facts.get(where=where))
 

@@ -188,6 +188,20 @@ SELECT a, histogram(b) AS h FROM t GROUP BY a;
 SELECT a, list(f ORDER BY f) AS h FROM t GROUP BY a;
 SELECT s, fsum(m) AS a, favg(m) AS b FROM t GROUP BY s;
 
+SELECT a, bit_and(18446744073709551615::UBIGINT - abs(b)::UBIGINT) AS x, bit_or(abs(b)::UBIGINT) AS y, bit_xor(abs(b)::UBIGINT) AS z FROM t GROUP BY a;
+SELECT a, bit_or(abs(b)::UBIGINT) OVER (PARTITION BY a) AS x FROM t;
+SELECT a, mode(s ORDER BY s DESC) AS x, mode() WITHIN GROUP (ORDER BY b DESC) AS y, mode(b ORDER BY b DESC) FILTER (WHERE b > 1) AS z FROM t GROUP BY a;
+SELECT a, mode(s ORDER BY s DESC) OVER (PARTITION BY a) AS x FROM t;
+SELECT a, arg_min(s, b ORDER BY s DESC) AS x, arg_max(m, b ORDER BY m DESC) AS y, arg_max(d, b ORDER BY d) FILTER (WHERE b < 3) AS z FROM t GROUP BY a;
+SELECT arg_min(s, b ORDER BY s DESC) AS x, arg_max(m, b ORDER BY m DESC) AS y FROM t;
+SELECT a, arg_min(s, b ORDER BY s DESC) OVER (PARTITION BY a) AS x FROM t;
+-- What several aggregates take from one order of the rows, whichever that is.
+SELECT q.a FROM (SELECT a, first(b) AS b, first(s) AS s, first(m) AS m FROM t GROUP BY a) q JOIN (SELECT DISTINCT a, b, s, m FROM t) r ON q.a IS NOT DISTINCT FROM r.a AND q.b IS NOT DISTINCT FROM r.b AND q.s IS NOT DISTINCT FROM r.s AND q.m IS NOT DISTINCT FROM r.m;
+SELECT count(*) AS n FROM (SELECT last(b) AS b, last(s) AS s FROM t) q JOIN (SELECT DISTINCT b, s FROM t) r ON q.b IS NOT DISTINCT FROM r.b AND q.s IS NOT DISTINCT FROM r.s;
+SELECT q.a FROM (SELECT a, arg_min(coalesce(s, ''), b) AS s, arg_min(coalesce(m, 0), b) AS m FROM t GROUP BY a) q JOIN (SELECT DISTINCT a, coalesce(s, '') AS s, coalesce(m, 0) AS m FROM t) r ON q.a IS NOT DISTINCT FROM r.a AND q.s = r.s AND q.m = r.m;
+SELECT a, unnest(x) AS x, unnest(y) AS y FROM (SELECT a, list(b) AS x, list(s) AS y, first(d) AS d FROM t GROUP BY a);
+SELECT q.a FROM (SELECT a, min(b) OVER () AS z, arg_max(coalesce(s, ''), b) OVER (PARTITION BY a) AS s, arg_max(coalesce(m, 0), b) OVER (PARTITION BY a) AS m FROM t) q JOIN (SELECT DISTINCT a, coalesce(s, '') AS s, coalesce(m, 0) AS m FROM t) r ON q.a IS NOT DISTINCT FROM r.a AND q.s = r.s AND q.m = r.m;
+
 -- Frames of windows.
 SELECT a, b, sum(m) OVER (PARTITION BY a ORDER BY b RANGE BETWEEN 1 PRECEDING AND 2 FOLLOWING) AS x FROM t;
 SELECT a, b, sum(m) OVER (PARTITION BY a ORDER BY b DESC RANGE BETWEEN 1 PRECEDING AND CURRENT ROW) AS x FROM t;

@@ -116,3 +116,16 @@ def test_a_text_of_a_query_cannot_leave_its_quotes(client: persist.Client) -> No
     view = client.create_view("v", f"SELECT id, list_value(s, {shown}) AS l FROM t")
     view.refresh()
     assert view.snapshot().to_arrow()["l"].to_pylist() == [["$1'),(\"x", *quotes]]
+
+
+def test_aggregates_of_bits_are_refused_of_wide_numbers_and_never_give_what_cannot_be_told_from_null(
+    client: persist.Client,
+) -> None:
+    table = client.create_or_load("t", key={"id": pa.int64()}, value={"a": pa.int64()})
+    table.write([((1, 2**63 - 1), 0, 1), ((2, -1), 0, 1)], seal=1).result()
+    with pytest.raises(InvalidUsage, match=r"bit_or\(\) of HUGEINT is not supported in a view: cast to BIGINT"):
+        client.create_view("wide", "SELECT bit_or(a::HUGEINT) AS x FROM t")
+    with pytest.raises(InvalidUsage, match="HUGEINT"):
+        client.create_view("wide", "SELECT bit_or(a::HUGEINT) OVER () AS x FROM t")
+    with pytest.raises(InvalidUsage, match=r"-2\*\*63"):
+        client.create_view("least", "SELECT bit_xor(a) AS x FROM t").refresh()

@@ -180,11 +180,11 @@ def _extreme(is_max: bool) -> Fold:
 
 
 def _extreme_by(is_max: bool) -> Fold:
-    """Return what is where the second argument is least or greatest; of several such, the least value."""
+    """Return what is where the second argument is least or greatest; of several such rows, in the first."""
 
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
         by = ranks(rows.domain, rows.arguments[1], rows.kinds[1])
-        order = np.lexsort((rows.first_ranks(), ~by if is_max else by, rows.owners))
+        order = np.lexsort((~by if is_max else by, rows.owners))
         places = order.take(rows.firsts()[0])
         return rows.placed(places, rows.arguments[0].take(places))
 
@@ -211,20 +211,22 @@ def _bits(function: Any) -> Fold:
         firsts, _ = rows.firsts()
         if not len(firsts):
             return rows.placed(firsts, firsts)
-        return rows.placed(firsts, function.reduceat(rows.arguments[0], firsts))
+        # Words of unsigned integers of 64 bits are no numbers; and what comes of two numbers may be the word of NULL.
+        values = rows.domain.decode(rows.arguments[0], rows.kinds[0]).to_numpy(zero_copy_only=False)
+        return rows.placed(firsts, rows.domain.encode(pa.array(function.reduceat(values, firsts), rows.kinds[0])))
 
     return combined
 
 
 def _mode(call: WindowFunction, rows: Rows) -> Ints:
-    """Return the value that comes most often; of several such, the least."""
-    order = np.lexsort((rows.first_ranks(), rows.owners))
+    """Return the value that comes most often; of several such, the one that comes first."""
+    order = np.lexsort((rows.first_ranks(), rows.owners))  # It is stable, so runs of a value begin with its first row.
     owners, words = rows.owners, rows.arguments[0].take(order)
     if not len(words):
         return rows.placed(order, order)
     starts = np.concatenate(([0], np.flatnonzero((owners[1:] != owners[:-1]) | (words[1:] != words[:-1])) + 1))
     counts = np.diff(np.append(starts, len(words)))
-    best = np.lexsort((np.arange(len(starts)), -counts, owners.take(starts)))
+    best = np.lexsort((order.take(starts), -counts, owners.take(starts)))
     places = starts.take(best.take(starts_of(owners.take(starts).take(best))))
     return rows.placed(places, words.take(places))
 
@@ -381,4 +383,4 @@ FOLDS: dict[str, Fold] = {
     **{name: _statistic(name) for name in STATISTICS},
 }
 _WITHOUT_NULLS = frozenset(FOLDS) - {"first", "last", "nth", "list", "count_star"}
-_ORDERED = ("first", "any", "last", "nth", "list", "string_agg")
+_ORDERED = ("first", "any", "last", "nth", "list", "string_agg", "mode", "arg_min", "arg_max")

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import canonical, int64_values, order_keys
+from persist.codecs import canonical, combined, int64_values, order_keys
 from persist.dataflow.updates.texts import FEW, Texts, is_text
 from persist.dataflow.updates.times import Ints
 from persist.expression import of_unscaled, unscaled
@@ -84,6 +84,8 @@ class Interner:
                 # A NULL row points one past the dictionary, where NULL is appended to the words.
                 at = coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
                 return np.append(words, NULL).take(at)
+        if self._is_nested:  # Values that are equal have one number, so they must look the same, too.
+            array = combined(canonical(pa.table({"values": array}))["values"])
         return self.numbers_of((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
 
     def numbers_of(self, values: list[Any]) -> Ints:
