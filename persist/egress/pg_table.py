@@ -136,7 +136,18 @@ class PgTable:
                 text = "ALTER TABLE {table} ALTER COLUMN {name} TYPE {kind}"
                 self._run(cursor, text, name=sql.Identifier(name), kind=kind)
         if self.leaving.rows == "multiset":
+            self._merge(cursor)
             self._run(cursor, "UPDATE {table} SET _row = {row}")
+
+    def _merge(self, cursor: Any) -> None:
+        """Make one row of those that are equal without columns that they had."""
+        self._run(
+            cursor,
+            "UPDATE {table} t SET _count = s.total FROM (SELECT _row, _count, sum(_count) OVER (PARTITION BY {row}) "
+            "AS total FROM {table}) s WHERE t._row = s._row AND s.total <> s._count; "
+            "DELETE FROM {table} t USING (SELECT _row, row_number() OVER (PARTITION BY {row} ORDER BY _row) AS n "
+            "FROM {table}) s WHERE t._row = s._row AND (s.n > 1 OR t._count = 0)",
+        )
 
     def _rename(self, cursor: Any, name: str, to: str) -> None:
         parts = {"name": self._sql.Identifier(name), "to": self._sql.Identifier(to)}

@@ -326,6 +326,22 @@ def test_columns_follow_the_collection(target: Target) -> None:
         assert target.rows("SELECT a, b, n, _count FROM lines") == [(1, "b", None, 1)]
 
 
+def test_rows_that_are_equal_without_a_dropped_column_become_one(target: Target) -> None:
+    with persist.open(target.location) as client:
+        lines = client.create_or_load("lines", key=None, value={"a": pa.int64(), "b": pa.string()})
+        rows = [(1, "x", 2), (1, "y", 3), (1, None, 1), (2, "x", 4), (3, "x", 1), (3, "y", -1), (None, "z", 1)]
+        lines.write([((None, (a, b)), 0, diff) for a, b, diff in rows], seal=1).result()
+        target.egress("lines", location=client)
+        lines.evolve(drop=["b"])
+        lines = client.load("lines")
+        lines.write([{"a": 2, "_time": 1, "_diff": 1}], seal=2).result()
+        target.egress("lines", location=client)
+        assert target.rows("SELECT a, _count FROM lines ORDER BY 1") == [(1, 6), (2, 5), (None, 1)]
+        lines.write([{"a": 1, "_time": 2, "_diff": -6}], seal=3).result()
+        target.egress("lines", location=client)
+        assert target.rows("SELECT a, _count FROM lines ORDER BY 1") == [(2, 5), (None, 1)]
+
+
 def test_a_key_with_several_rows_is_refused_before_anything_is_sent(target: Target) -> None:
     with persist.open(target.location) as client:
         plain = made(client, keyed=None)
