@@ -46,6 +46,16 @@ class PgAddress:
         except self.library.OperationalError as error:
             raise self.unavailable(error) from None
 
+    def is_lost(self, error: Any) -> bool:
+        """Return whether an error means that the server does not answer, and not that it refuses.
+
+        The library gives a server that ends while it sends changes neither a code nor a class of its own.
+        """
+        library = self.library
+        if isinstance(error, (library.OperationalError, library.InterfaceError, Unavailable)):
+            return True
+        return bool(type(error) is library.DatabaseError and error.pgcode is None)
+
     def unavailable(self, error: Exception) -> Unavailable:
         """Return the error that says that the server does not answer; no password is in it."""
         text = without_secrets(one_line(error))
@@ -54,10 +64,16 @@ class PgAddress:
         return Unavailable(f"{self.name} does not answer: {text}")
 
     def _parsed(self, source: str) -> dict[str, Any]:
+        dsn, reason = dict[str, Any](), ""
         try:
-            return dict(self.library.extensions.parse_dsn(source))
+            dsn = dict(self.library.extensions.parse_dsn(source))
         except self.library.Error as error:
-            raise InvalidUsage(f"{without_secrets(source)} is no address of a database: {one_line(error)}") from None
+            reason = one_line(error)
+        if source.partition("?")[0].count("@") > ("user" in dsn):  # A part of the password counts as something else.
+            reason = "a password in it has %40 for @, %2F for /, and %25 for %"
+        if reason:
+            raise InvalidUsage(f"{without_secrets(source)} is no address of a database: {reason}")
+        return dsn
 
 
 def one_line(error: Exception) -> str:

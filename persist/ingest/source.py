@@ -10,7 +10,7 @@ from persist.client import Client
 from persist.collection import Collection
 from persist.errors import InvalidUsage
 
-_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@")
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@(?:[^\s?]*@)?")
 _WORD = re.compile(r"(?i)\b(password|sslpassword|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]+)")
 
 
