@@ -208,7 +208,7 @@ class Copy:
         types = self._database.types(table.full_name, table.columns)
         options = (
             pa_csv.ReadOptions(use_threads=False, block_size=self._database.config.copy_bytes, column_names=names),
-            pa_csv.ParseOptions(newlines_in_values=True),
+            pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),  # Such a line is a row of one NULL.
             pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
                 null_values=[""],
@@ -218,11 +218,17 @@ class Copy:
         )
         if not source.peek(1):
             return
-        for batch in pa_csv.open_csv(source, *options):
-            if len(batch):
-                last = [batch[name][len(batch) - 1].as_py() for name in table.key]
-                columns = {name: typed(batch[name], types[name], f"{table.full_name}.{name}") for name in names}
-                yield pa.table(columns), last
+        try:
+            for batch in pa_csv.open_csv(source, *options):
+                if len(batch):
+                    last = [batch[name][len(batch) - 1].as_py() for name in table.key]
+                    columns = {name: typed(batch[name], types[name], f"{table.full_name}.{name}") for name in names}
+                    yield pa.table(columns), last
+        except pa.ArrowInvalid as error:
+            raise InvalidUsage(
+                f"the copy of the table {table.full_name} cannot be read: {one_line(error)}. A row of it may be larger "
+                f"than copy_bytes = {options[0].block_size}: say a larger one"
+            ) from None
 
 
 def _stamped(rows: pa.Table, time: int, key: list[str]) -> pa.Table:

@@ -140,7 +140,8 @@ class Database(PgAddress):
         self, cursor: Any, schema: str, name: str, oid: int, identity: str, columns: list[str] | None, where: str | None
     ) -> Published:
         cursor.execute(
-            "SELECT a.attname, a.atttypid::int8, a.atttypmod, a.attnum, coalesce(a.attnum = ANY (i.indkey), false) "
+            "SELECT a.attname, a.atttypid::int8, a.atttypmod, a.attnum, "
+            "coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false) "
             "FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND "
             "CASE WHEN %s = 'i' THEN i.indisreplident ELSE i.indisprimary END "
             "WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum",

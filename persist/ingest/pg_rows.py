@@ -77,6 +77,8 @@ class TableRows:
 
     def empty(self, rows: pa.Table, time: int) -> None:
         """Take that all rows that there are were removed; nothing else has come that is not committed."""
+        if self._removed_at == time:
+            return  # The transaction has removed them already.
         assert not self._rows, "what came before is committed, and what the transaction did is forgotten"
         columns = {name: rows[name] if name in self.key or not self.key else pa.nulls(len(rows)) for name in self.names}
         columns = {name: column.cast(self.types[name]) for name, column in columns.items()}

@@ -273,6 +273,7 @@ class Stream:
             self._follow_schema(collection, table, have, types)
         self._kept[found.id] = [at for at, column in enumerate(found.columns) if column in columns]
         names, key = [column.name for column in columns], [*collection.schema.key_names]
+        _check_identity(table, found, key if collection.handle.keyed else None)
         rows = self._rows.get(name)
         if rows is None or rows.names != names or rows.types != types:
             if rows is not None and len(rows):
@@ -297,6 +298,19 @@ class Stream:
             for new in types
             if old not in types and new not in have and numbers.get(old) is not None and numbers[old] == now.get(new)
         }
+        names = {number: name for name, number in now.items()}
+        # The catalog may be ahead, so that a new name is gone already. It is told by there being no other one.
+        again = [
+            old for old in have if old not in types and old not in renamed and names.get(numbers.get(old), old) != old
+        ]
+        unknown = [new for new in types if new not in have and new not in now]
+        if len(again) == len(unknown) == 1:
+            renamed[again[0]] = unknown[0]
+        elif again:
+            raise InvalidUsage(
+                f"the column {again[0]!r} of the table {table} has got another name more than once, so it is not known "
+                f"which one it had first. Drop the collection {collection.name!r}, and copy the table again"
+            )
         added = {name: kind for name, kind in types.items() if name not in have and name not in renamed.values()}
         dropped = [name for name in have if name not in types and name not in renamed]
         wider = {name: types[renamed.get(name, name)] for name in have if name not in dropped}
@@ -308,7 +322,8 @@ class Stream:
                 f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. Drop "
                 "the collection, and copy the table again"
             ) from error
-        numbers = {name: now.get(name, numbers.get(name)) for name in types}
+        known = {renamed.get(name, name): number for name, number in numbers.items()}
+        numbers = {name: known.get(name, now.get(name)) for name in types}
         collection.describe(properties={COLUMNS: json.dumps(numbers)}).result()
         logger.warning(
             "%s has other columns from here on: added %s, dropped %s, renamed %s, wider %s",
@@ -336,3 +351,19 @@ class Stream:
             collection = self._run.collections[names[id(rows)]]
             with held(collection, self._upper, rows.reached) as snapshot:
                 rows.empty(snapshot.to_arrow(), self._time)
+
+
+def _check_identity(table: str, found: Relation, key: list[str] | None) -> None:
+    """Check that the server still sends of old rows what tells them apart: their key, or all of them if key is None.
+
+    Raises:
+        InvalidUsage: it does not.
+    """
+    sent = {column.name for column in found.columns if column.is_key}
+    if found.identity == "f" or (key is not None and (found.identity == "n" or {*key} <= sent)):
+        return
+    raise InvalidUsage(
+        f"the table {table} has another replica identity than it had when it was copied, so old rows come "
+        f"without {'all columns' if key is None else ', '.join(key)}. Set it as it was, drop the collection, and copy "
+        "the table again"
+    )

@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from persist.blob import Backoff
 from persist.client import Client
 from persist.collection import Collection
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, Unavailable
 from persist.ingest.pg_address import one_line
 from persist.ingest.pg_copy import SLOT_CHARS_MAX, Copied, Copy, SlotInUse
 from persist.ingest.pg_database import Database, PostgresConfig, Published
@@ -65,16 +65,16 @@ class Postgres:
                     yield batch
                     tries = None
                 return
-            except (self._database.library.OperationalError, self._database.library.InterfaceError, SlotInUse) as error:
-                problem = error if isinstance(error, SlotInUse) else self._database.unavailable(error)
-                if run.once and problem is not error:
+            except (self._database.library.Error, Unavailable) as error:
+                if not self._database.is_lost(error):
+                    raise InvalidUsage(f"{self.name} refuses: {one_line(error)}") from None
+                problem = error if isinstance(error, Unavailable) else self._database.unavailable(error)
+                if run.once and not isinstance(error, SlotInUse):
                     raise problem from None
                 tries = tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
                 if not tries.wait():
                     raise problem from None
                 logger.warning("%s; it is tried again", problem)
-            except self._database.library.Error as error:
-                raise InvalidUsage(f"{self.name} refuses: {one_line(error)}") from None
 
     def close(self) -> None:
         """Do nothing: connections are closed where they are made."""
