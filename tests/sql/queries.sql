@@ -195,6 +195,8 @@ SELECT a, mode(s ORDER BY s DESC) OVER (PARTITION BY a) AS x FROM t;
 SELECT a, arg_min(s, b ORDER BY s DESC) AS x, arg_max(m, b ORDER BY m DESC) AS y, arg_max(d, b ORDER BY d) FILTER (WHERE b < 3) AS z FROM t GROUP BY a;
 SELECT arg_min(s, b ORDER BY s DESC) AS x, arg_max(m, b ORDER BY m DESC) AS y FROM t;
 SELECT a, arg_min(s, b ORDER BY s DESC) OVER (PARTITION BY a) AS x FROM t;
+SELECT a, mad(b::DECIMAL(38, 2)) AS x, mad(b::HUGEINT) AS y, median(b::DECIMAL(38, 2)) AS z FROM t GROUP BY a;
+SELECT a, mad(b::DECIMAL(38, 2)) OVER (PARTITION BY a ORDER BY d) AS x FROM t;
 -- What several aggregates take from one order of the rows, whichever that is.
 SELECT q.a FROM (SELECT a, first(b) AS b, first(s) AS s, first(m) AS m FROM t GROUP BY a) q JOIN (SELECT DISTINCT a, b, s, m FROM t) r ON q.a IS NOT DISTINCT FROM r.a AND q.b IS NOT DISTINCT FROM r.b AND q.s IS NOT DISTINCT FROM r.s AND q.m IS NOT DISTINCT FROM r.m;
 SELECT count(*) AS n FROM (SELECT last(b) AS b, last(s) AS s FROM t) q JOIN (SELECT DISTINCT b, s FROM t) r ON q.b IS NOT DISTINCT FROM r.b AND q.s IS NOT DISTINCT FROM r.s;

@@ -339,6 +339,8 @@ def _mad(call: WindowFunction, rows: Rows) -> Ints:
     kind, domain = call.result, rows.domain
     values, centers = (domain.decode(words, of) for words, of in ((rows.arguments[0], rows.kinds[0]), (middles, kind)))
     values = values if values.type == kind else values.cast(kind)
+    if pat.is_decimal(kind):  # Differences have a digit more, and some there is no room for among 38.
+        values, centers = (column.cast(pa.decimal256(38, kind.scale)) for column in (values, centers))
     distances = pc.abs(pc.subtract(values, centers.take(pa.array(rows.owners))))
     distances = distances if distances.type == kind else distances.cast(kind)
     return _quantile(median, replace(rows, arguments=[domain.encode(distances)], kinds=[kind]))
