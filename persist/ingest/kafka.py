@@ -122,13 +122,13 @@ class Kafka:
         """Return what came as a batch; before_ms is the newest timestamp that came before."""
         time = run.uppers[self._offsets]
         now_ms = run.client.engine.clock.wall_ms()
-        # A producer whose clock is ahead must not take the moments of all others with it.
+        # A producer whose clock is ahead must not take the moments of all others with it, or make them late.
         newest_ms = min(now_ms, max([before_ms, *poll.newest_ms.values()])) if poll.rows else now_ms
         batch = Batch((), time + 1, 0, [(time, newest_ms * 1000)])
         rejected: list[pa.Table] = []
         changes = []
         for topic, messages in poll.tables.items():
-            messages, late = _without_late(messages, before_ms, self.config.late_s)
+            messages, late = _without_late(messages, min(now_ms, before_ms), self.config.late_s)
             messages, bad = self._readable(messages)
             rejected += [late, bad]
             for route in self._brokers.routes:

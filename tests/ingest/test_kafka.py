@@ -131,6 +131,14 @@ def test_late_messages_are_rejected_if_that_is_wanted(client: Any, cluster: Clus
     assert reasons(client) == [(2, LATE.format(70.0)), (4, LATE.format(60.5))]
 
 
+def test_a_clock_that_is_ahead_makes_no_message_late(client: Any, cluster: Cluster, topic: str) -> None:
+    options = {"key": ["id"], "columns": {"id": "int64"}, "late_s": 3600.0, "batch_rows": 1}
+    for id_, at_ms in enumerate((NOON_MS * 2, int(datetime.now(UTC).timestamp() * 1000))):
+        cluster.send(topic, {"id": id_}, at_ms=at_ms)
+    taken(client, cluster, topic, **options)
+    assert held(client) == [{"id": 0}, {"id": 1}]
+
+
 LATE = "it came too late: its timestamp is {} s behind the newest one"
 
 
