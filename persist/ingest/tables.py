@@ -165,14 +165,16 @@ class Tables:
         names = {rename.get(name, name) for name in names}
         wanted = {field.name: field.type for field in now.values()}
         types = {rename.get(name, name): collection.schema.arrow.field(name).type for name in collection.schema.names}
+        old = {} if before is None else {field.name: field.type for field in was.values()}
+        # Columns that the table never had are of the collection alone, and stay, unless they are of its key.
+        gone = [name for name in types if name not in wanted and (name in old or name in collection.schema.key_names)]
         change: dict[str, Any] = {
             "rename": rename,
             "add": {name: kind for name, kind in wanted.items() if name not in names},
-            "drop": [name for name in types if name not in wanted],
+            "drop": gone,
             "widen": {},
         }
         if before is not None:  # Of a collection that was there before, types may be wider than those of the table.
-            old = {field.name: field.type for field in was.values()}
             back = {new: name for name, new in rename.items()}
             change["widen"] = {
                 name: kind

@@ -72,6 +72,18 @@ def test_columns_of_a_delta_table_are_followed(tmp_path: Path) -> None:
         ingested(tmp_path, source)
 
 
+def test_a_collection_that_was_there_keeps_columns_of_its_own(tmp_path: Path) -> None:
+    source = delta(tmp_path, [{"id": 1, "a": "x"}])
+    with persist.open(str(tmp_path / "location")) as client:
+        columns = {"id": pa.int64(), "a": pa.string(), "mine": pa.string()}
+        orders = client.create_or_load("orders", key=None, value=columns, timeline="ms")
+        orders.write([{"id": 0, "a": None, "mine": "y", "_time": 10**12, "_diff": 1}], seal=10**12 + 1).result()
+    ingested(tmp_path, source)
+    delta(tmp_path, [{"id": 2}], mode="overwrite", schema_mode="overwrite")
+    ingested(tmp_path, source)
+    assert contents(tmp_path) == [{"id": 0, "mine": "y"}, {"id": 2, "mine": None}]
+
+
 def test_a_version_that_was_vacuumed_is_told(tmp_path: Path) -> None:
     source = delta(tmp_path, [{"id": 1}])
     delta(tmp_path, [{"id": 2}], mode="overwrite")
