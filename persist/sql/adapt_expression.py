@@ -161,8 +161,10 @@ class Expressions:
                 self.refuse("a view has no parameters: write the value into the query", node)
         self.refuse(f"{node.get('expression_class')} is not supported in a view", node)
 
-    def _constant(self, node: Json) -> Lit:
+    def _constant(self, node: Json) -> Term:
         value = node["value"]
+        if is_nested(value["type"]):
+            return self._by_duckdb({**node, "return_type": value["type"]})
         kind = self.type_of(value["type"], node)
         if value.get("is_null") or "value" not in value:
             return constant(kind, None)

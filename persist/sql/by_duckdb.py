@@ -79,6 +79,9 @@ def casts(given: Json, kind: Json) -> bool:
 
 
 def _parts_of(kind: Json) -> list[Json]:
+    """Return the types inside of a nested one; of a map, that of its entries, which are structs."""
+    if not is_nested(kind):
+        return []
     info = kind["type_info"]
     return [info["child_type"]] if "child_type" in info else [part["second"] for part in info["child_types"]]
 
@@ -89,7 +92,22 @@ def shown_type(kind: Json) -> str:
     Raises:
         InvalidUsage: queries here cannot have such values.
     """
-    return "JSON" if is_json(kind) else to_duckdb(of_duckdb(kind))
+    if is_json(kind):
+        return "JSON"
+    form, parts = kind.get("id"), _parts_of(kind)
+    if form == "LIST":
+        return f"{shown_type(parts[0])}[]"
+    if form == "MAP":
+        return f"MAP({', '.join(map(shown_type, _parts_of(parts[0])))})"
+    if form == "STRUCT":
+        names = (quoted(part["first"]) for part in kind["type_info"]["child_types"])
+        return f"STRUCT({', '.join(f'{name} {shown_type(part)}' for name, part in zip(names, parts, strict=True))})"
+    return to_duckdb(of_duckdb(kind))
+
+
+def _holds_json(kind: Json) -> bool:
+    """Return whether a type of a plan is JSON, or has it inside."""
+    return is_json(kind) or any(map(_holds_json, _parts_of(kind)))
 
 
 class Text:
@@ -134,7 +152,7 @@ class Text:
             self.columns.append(term)
         place = quoted(f"${self.columns.index(term) + 1}")
         kind = node.get("return_type", {"id": "BOOLEAN"})
-        return f"CAST({place} AS {shown_type(kind)})" if is_json(kind) or kind["id"] == "HUGEINT" else place
+        return f"CAST({place} AS {shown_type(kind)})" if _holds_json(kind) or kind["id"] == "HUGEINT" else place
 
     def constant(self, value: Json) -> str:
         """Return the text of a constant."""
@@ -146,6 +164,16 @@ class Text:
             child = kind["type_info"]["child_type"]
             shown = (self.constant({"type": child, **each}) for each in literal.get("children", ()))
             return f"CAST([{', '.join(shown)}] AS {shown_type(kind)})"
+        if kind["id"] == "MAP":  # A list of its entries.
+            return f"map_from_entries({self.constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
+        if kind["id"] == "STRUCT":
+            names = (_literal(part["first"]) for part in kind["type_info"]["child_types"])
+            values = (
+                self.constant({"type": part, **each})
+                for part, each in zip(_parts_of(kind), literal.get("children", ()), strict=True)
+            )
+            shown = (f"{name}: {each}" for name, each in zip(names, values, strict=True))
+            return f"CAST({{{', '.join(shown)}}} AS {shown_type(kind)})"
         if kind["id"] == "DECIMAL":
             scale = kind["type_info"].get("scale", 0)
             whole = (literal["upper"] << 64) + literal["lower"] if isinstance(literal, dict) else int(literal)

@@ -339,3 +339,8 @@ SELECT list_transform(range(a), lambda x: x * b) AS l FROM t;
 SELECT a, string_agg(b::VARCHAR, '-' ORDER BY b DESC) AS x FROM t GROUP BY a;
 SELECT array_agg(DISTINCT s ORDER BY s) AS x, count(*) AS n FROM t;
 SELECT sum(x) AS q FROM (SELECT unnest([f, 1.5]) AS x FROM t WHERE f < 9);
+SELECT to_json(x) AS z FROM (SELECT DISTINCT {'j': to_json({'a': a}), 'k': [b]} AS x FROM t);
+SELECT to_json(x)::VARCHAR AS z, x[1]->>'a' AS y FROM (SELECT [to_json({'a': a})] AS x FROM t WHERE b > 1 UNION SELECT ['1'::JSON]);
+SELECT a, to_json({'d': DATE '2024-01-01', 'a"''': 1.5, 'l': [1, NULL], 'n': NULL::STRUCT(x INT)}) AS x FROM t;
+SELECT a, to_json(MAP {'d': DATE '2024-01-01', 'q': NULL}) AS x, cardinality(MAP {'d': DATE '2024-01-01'}) AS y FROM t;
+SELECT a, MAP {'d': DATE '2024-01-01'} AS y FROM t;

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from datetime import date
 from typing import Any
 
 import duckdb
@@ -129,3 +130,10 @@ def test_aggregates_of_bits_are_refused_of_wide_numbers_and_never_give_what_cann
         client.create_view("wide", "SELECT bit_or(a::HUGEINT) OVER () AS x FROM t")
     with pytest.raises(InvalidUsage, match=r"-2\*\*63"):
         client.create_view("least", "SELECT bit_xor(a) AS x FROM t").refresh()
+
+
+def test_a_constant_that_is_a_map_is_one_of_a_view(client: persist.Client) -> None:
+    client.create_or_load("t", key={"id": pa.int64()}).write([((1, None), 0, 1)], seal=1).result()
+    view = client.create_view("v", "SELECT id, MAP {'d': DATE '2024-01-01', 'e': NULL} AS m FROM t")
+    view.refresh()
+    assert view.snapshot().to_arrow().to_pylist() == [{"id": 1, "m": [("d", date(2024, 1, 1)), ("e", None)]}]

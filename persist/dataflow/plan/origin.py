@@ -65,7 +65,7 @@ def _words(value: Any, depth: int) -> Iterator[str]:
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         inside: Iterable[Any] = [getattr(value, item.name) for item in dataclasses.fields(value) if item.compare]
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and not isinstance(value, pa.MapScalar):  # Its keys need not be distinct.
         inside = [item for pair in value.items() for item in pair]
     elif isinstance(value, Set):
         inside = sorted(value, key=repr)
