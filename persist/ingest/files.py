@@ -84,6 +84,8 @@ class Files:
     def __init__(self, config: FilesConfig) -> None:
         self.config = config
         self.name = without_secrets(config.source)
+        if config.source.startswith(("http://", "https://")):
+            raise InvalidUsage(f"{self.name}: a web server lists no files. Copy them to a folder or a bucket")
         try:
             import fsspec
 

@@ -55,6 +55,11 @@ def test_each_file_is_taken_in_once_and_new_ones_follow(tmp_path: Path, folder: 
     assert [(mark["file"], mark["rows"]) for mark in contents(tmp_path, "orders.files")] == [("a.csv", 2), ("b.csv", 1)]
 
 
+def test_a_web_server_is_no_folder(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"http://me:\*\*\*@host/a.csv: a web server lists no files"):
+        ingested(tmp_path, options, source="http://me:secret@host/a.csv")
+
+
 def test_a_time_is_the_moment_at_which_a_file_was_taken_in(tmp_path: Path, options: dict[str, Any]) -> None:
     ingested(tmp_path, options)
     [time] = {mark["time"] for mark in contents(tmp_path, "orders.files")}
