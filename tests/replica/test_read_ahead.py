@@ -92,10 +92,11 @@ def test_a_follower_keeps_up_with_a_writer_and_sees_every_record_once() -> None:
     seen: list[int] = []
     follower.on_advance = seen.append
     first = follower.state.seqno
-    writer = threading.Thread(target=grown, args=(store, 200))
+    writer = threading.Thread(target=grown, args=(store, 60))
     writer.start()
     while writer.is_alive():
         follower.refresh()
+        writer.join(0.01)
     writer.join()
     last = follower.refresh().seqno
     assert seen == [*range(first + 1, last + 1)]
