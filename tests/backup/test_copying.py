@@ -15,6 +15,7 @@ from persist.backup import Copied, backup, copy, verify
 from persist.blob import Fault, MemoryBlob, Unavailable, UnreliableBlob
 from persist.errors import CorruptBlob, InvalidUsage
 from persist.fsck import fsck
+from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.tuned import tuned
 
@@ -160,13 +161,15 @@ def test_a_backup_copies_what_is_new_and_forgets_what_is_gone() -> None:
         for _ in range(5):
             place.write(name)
         place.client.load(name).compact()
+    wait_for_checkpoint(place.client)
     first = backup(source, target, clock=source.clock)
     assert first.blobs > 4
     nothing = backup(source, target, clock=source.clock)
     assert (nothing.blobs, nothing.deleted, nothing.seqno) == (0, 0, first.seqno)
     place.write("a")
+    wait_for_checkpoint(place.client)
     more = backup(source, target, clock=source.clock)
-    assert 0 < more.blobs <= 2
+    assert 0 < more.blobs <= 5  # A record, perhaps with a part, and a checkpoint with what it names if one was due.
     place.client.drop("b").result()
     gone = backup(source, target, clock=source.clock)
     assert gone.deleted
