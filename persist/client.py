@@ -102,8 +102,10 @@ def open(
         raise InvalidUsage(f'commit_through is for mode="shared", and this is mode={mode!r}')
     client = Client(open_engine(location, storage_options, options), told_by)
     if committed_by is not None:
+        from persist.notify import commit_through as let_commit  # Here: gRPC takes a while to load, and few need it.
+
         try:
-            _relay(client, committed_by)
+            let_commit(client.engine, committed_by)
         except BaseException:
             client.close()
             raise
@@ -115,19 +117,6 @@ def _server(option: str, given: str | Notify | None) -> Notify | None:
     if server is not None and not isinstance(server, Notify):
         raise InvalidUsage(f"{option}={given!r} is no server: give its URL, or persist.Notify(url, token=…)")
     return server
-
-
-def _relay(client: "Client", server: Notify) -> None:
-    """Let a client commit through a server, if that is of the same location."""
-    from persist.notify import FlightRelay  # Here, because few need gRPC, which takes a while to load.
-
-    engine = client.engine
-    committer = engine.writer("commit_through").committer
-    relay = FlightRelay(server, engine.clock)
-    relay.check(engine.follower.state.location)
-    committer.groups.relay = relay
-    committer.when_ended(relay.close)
-    engine.count_also("commit_through", relay.counts)
 
 
 class Client(CreatingCalls, Described):

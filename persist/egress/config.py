@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from persist.egress.sink import Sink
-from persist.errors import InvalidUsage
-from persist.ingest import checked, described
+from persist.ingest import check_no_options, checked, described
 
 
 def sink_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
@@ -16,13 +15,9 @@ def sink_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options:
         InvalidUsage: there is no such file, it is no TOML, or an option is unknown, missing or of another type.
     """
     if not isinstance(given, (str, os.PathLike, Mapping)):
-        if options:
-            raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a Sink")
+        check_no_options("Sink", options)
         return given
-    config, where = described("sink", given, options)
-    url = config.get("sink")
-    if not isinstance(url, str) or not url:
-        raise InvalidUsage(f'{where} must say where to: sink = "postgres://writer@db.example/shop", or another URL')
+    url, config, where = described("sink", given, options, "postgres://writer@db.example/shop")
     if url.startswith(("postgres://", "postgresql://")):
         from persist.egress.postgres import PostgresConfig, PostgresSink
 

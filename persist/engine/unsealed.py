@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, SmallUpdates, gathered
 from persist.engine.collection_handle import CollectionHandle
-from persist.read import Scan, UnreadParts, read_changes
+from persist.read import Scan, UnreadParts, negated, read_changes
 from persist.state import CollectionState, among_versions
 from persist.write import CommitFuture, Write
 
@@ -58,7 +58,7 @@ class UnsealedUpdates:
             if key not in self._told
         }
         # Nothing is forgotten before all has been read, because reading may fail and is repeated then.
-        gone = [_negated(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
+        gone = [negated(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
         self._told |= come
         futures = {key: piece[1] for key, piece in pieces.items() if not isinstance(piece, int)}
         self._writes = {key: future for key, future in (self._writes | futures).items() if key in self._told}
@@ -69,7 +69,7 @@ class UnsealedUpdates:
         passed = []
         for key, table in self._told.items():
             is_passed = pc.less(table["_time"], TIME_MAX + 1 if upper is None else upper)
-            passed.append(_negated(table.filter(is_passed)))
+            passed.append(negated(table.filter(is_passed)))
             self._told[key] = table.filter(pc.invert(is_passed))
         return pa.concat_tables(passed) if passed else None
 
@@ -101,8 +101,3 @@ class UnsealedUpdates:
         data = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
         assert isinstance(data, pa.Table)
         return data.select([*self._columns, "_time", "_diff"])
-
-
-def _negated(updates: pa.Table) -> pa.Table:
-    at = updates.schema.get_field_index("_diff")
-    return updates.set_column(at, updates.schema.field(at), pc.negate_checked(updates["_diff"]))

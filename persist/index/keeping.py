@@ -215,16 +215,13 @@ def _go_on(commit: Commit, handle: CollectionHandle, contents: CollectionState, 
 def keep_indexes_current(engine: Engine) -> None:
     """Let a client that writes refresh indexes that are far behind, in the collections that it looks after."""
     held = weakref.ref(engine)  # The thread that does so must not keep the client alive.
-    compaction = engine.writer("index").compaction
-    before = compaction.also
 
     def look_after(contents: CollectionState) -> None:
-        before(contents)
         alive = held()
         if alive is not None:
             _keep(alive, contents)
 
-    compaction.also = look_after
+    engine.writer("index").compaction.also.append(look_after)
 
 
 def _keep(engine: Engine, contents: CollectionState) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
-    from persist.ingest.config import checked, described
+    from persist.ingest.config import check_no_options, checked, described
     from persist.ingest.driver import Ingested, ingest
     from persist.ingest.kafka_config import Brokers, brokers_at
     from persist.ingest.pg_address import PgAddress, one_line
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _SOURCE = ("SOURCE", "Batch", "Change", "Run", "Source", "SourceMoved", "Target", "without_secrets")
 _PG_ADDRESS = ("PgAddress", "one_line")
 _FORMATS = ("BLOCK_BYTES", "BY_SUFFIX", "READ", "csv_batches", "format_by_name", "schema_of", "stored_batches")
-_OTHERS = ("Brokers", "Ingested", "brokers_at", "checked", "described", "ingest")
+_OTHERS = ("Brokers", "Ingested", "brokers_at", "check_no_options", "checked", "described", "ingest")
 __all__ = [*_FORMATS, *_OTHERS, *_PG_ADDRESS, *_SOURCE]
 __getattr__ = late_names(
     __name__,
     {
-        "config": ("checked", "described"),
+        "config": ("check_no_options", "checked", "described"),
         "driver": ("Ingested", "ingest"),
         "kafka_config": ("Brokers", "brokers_at"),
         "pg_address": _PG_ADDRESS,

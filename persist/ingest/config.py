@@ -22,13 +22,9 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
         InvalidUsage: there is no such file, it is no TOML, or an option is unknown, missing or of another type.
     """
     if not isinstance(given, (str, os.PathLike, Mapping)):
-        if options:
-            raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a Source")
+        check_no_options("Source", options)
         return given
-    config, where = described("source", given, options)
-    url = config.get("source")
-    if not isinstance(url, str) or not url:
-        raise InvalidUsage(f'{where} must say what to read: source = "s3://bucket/orders/*.csv", or another URL')
+    url, config, where = described("source", given, options, "s3://bucket/orders/*.csv")
     if url.startswith(("postgres://", "postgresql://")):
         from persist.ingest.pg_database import PostgresConfig
         from persist.ingest.postgres import Postgres
@@ -53,21 +49,33 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
     return Files(checked(FilesConfig, config, where))
 
 
+def check_no_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Raise InvalidUsage if options are given with an object that has its own."""
+    if options:
+        raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a {kind}")
+
+
 def described(
-    end: str, given: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any]
-) -> tuple[dict[str, Any], str]:
-    """Return what is said of a source or a sink by a URL, a file or what is in one, and where that is said.
+    end: str, given: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any], example: str
+) -> tuple[str, dict[str, Any], str]:
+    """Return the URL of a source or a sink, all that is said of it, and where that is said.
 
     Args:
         end: "source" or "sink", the name of the option that has the URL.
+        given: a URL, a file or what is in one.
         options: that go before it.
+        example: a URL.
     """
-    if isinstance(given, Mapping):
-        return {**given, **options}, "the options"
-    path = os.fspath(given)
-    if path.endswith(".toml"):
-        return {**_read(path), **options}, f"the file {path}"
-    return {end: path, **options}, "the options"
+    config: dict[str, Any] = {**given} if isinstance(given, Mapping) else {end: os.fspath(given)}
+    where = "the options"
+    if not isinstance(given, Mapping) and config[end].endswith(".toml"):
+        where = f"the file {config[end]}"
+        config = _read(config[end])
+    config |= options
+    url = config.get(end)
+    if not isinstance(url, str) or not url:
+        raise InvalidUsage(f'{where} must name the {end}: {end} = "{example}", or another URL')
+    return url, config, where
 
 
 def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "source") -> T:

@@ -25,8 +25,8 @@ _OURS = ("bootstrap.servers", "metadata.broker.list", "enable.auto.commit", "aut
 Format = Literal["json", "debezium", "maxwell", "canal"]
 
 
-class Route(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A topic, or a table within one, and the collection that gets it.
+class Messages(msgspec.Struct, kw_only=True):
+    """What the messages of a topic are, and what becomes of them.
 
     Attributes:
         format: json for rows; the others are envelopes of changes, and fill keyed collections.
@@ -37,8 +37,6 @@ class Route(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         metadata: further columns: topic, partition, offset or timestamp of a message, or where they are in it.
     """
 
-    topic: str
-    collection: str
     format: Format = "json"
     table: str | None = None
     key: list[str] = []
@@ -48,12 +46,19 @@ class Route(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, str] = {}
 
 
-class KafkaConfig(msgspec.Struct, kw_only=True):
+class Route(Messages, kw_only=True, forbid_unknown_fields=True):
+    """A topic, or a table within one, and the collection that gets it."""
+
+    topic: str
+    collection: str
+
+
+class KafkaConfig(Messages, kw_only=True):
     """The options of topics.
 
     Attributes:
         source: the brokers, and the topic if there is one alone.
-        collection, format, table, key, columns, keyed, types, metadata: of that topic; see `Route`.
+        collection: that gets it. What else `Messages` has is of that topic, too.
         into: topics and their collections, if the URL names no topic.
         name: what the names of the collections of offsets, moments and rejected messages begin with; else that of the
             one collection, or kafka.
@@ -69,13 +74,6 @@ class KafkaConfig(msgspec.Struct, kw_only=True):
 
     source: str
     collection: str | None = None
-    format: Format = "json"
-    table: str | None = None
-    key: list[str] = []
-    columns: dict[str, str] = {}
-    keyed: bool = False
-    types: dict[str, str] = {}
-    metadata: dict[str, str] = {}
     into: list[Route] = []
     name: str | None = None
     registry: str | None = None
@@ -161,14 +159,14 @@ def _routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
             'each with topic = "…" and collection = "…"'
         )
     if topic:
-        shared = {
-            name: getattr(config, name) for name in Route.__struct_fields__ if name not in ("topic", "collection")
-        }
+        shared = {name: getattr(config, name) for name in Messages.__struct_fields__}
         routes: tuple[Route, ...] = (Route(topic=topic, collection=config.collection or topic, **shared),)
     else:
         routes = tuple(config.into)
-        if config.collection or config.key or config.columns:
-            raise InvalidUsage(f"{where}: collection, key and columns stand in the tables [[into]], one for each topic")
+        unset = KafkaConfig(source=config.source)
+        for name in ("collection", *Messages.__struct_fields__):
+            if getattr(config, name) != getattr(unset, name):
+                raise InvalidUsage(f"{where}: {name} stands in the tables [[into]], where it is of one topic")
     for route in routes:
         if (route.table is not None) != (route.format in ("maxwell", "canal")) and route.table is not None:
             raise InvalidUsage(f"topic {route.topic}: table goes with the formats maxwell and canal")

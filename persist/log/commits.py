@@ -16,6 +16,9 @@ pointer with a checksum. The object is written before the record that points to 
 upload (`persist.state.location.check_uploaded` says why) and goes on with its content, so writing it twice is harmless.
 """
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, islice
 from typing import TypeVar
 
 import msgspec
@@ -29,21 +32,25 @@ from persist.blob import (
     InvalidUsage,
     MissingBlob,
     PersistError,
+    Pool,
     RetryPolicy,
     StoreFull,
     StoreMisconfigured,
     Unavailable,
     get_at_most,
+    is_remote,
 )
 from persist.codecs import Part
 from persist.log.envelope import Framed, decode_framed, encode_framed, get_framed, put_framed
-from persist.log.keys import check_keys, list_prefix, record_key
+from persist.log.keys import check_keys, list_prefix, listed_records, record_key
 from persist.log.kinds import BringsParts, Mutation, Record
 
 COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
 HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.
 PARTS_INLINE_MAX = 256  # A longer list is stored outside its record.
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
+ONE_BY_ONE, AT_ONCE = 3, 32  # Records that are read in a row before a listing, and at once after it.
+LISTED_MAX = 1000  # A page of LIST.
 
 M = TypeVar("M", bound=Mutation)
 A = TypeVar("A", bound=BringsParts)
@@ -78,6 +85,55 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
             return None  # Truncated in between, and the list after it.
         raise
     return msgspec.structs.replace(record, mutations=mutations)
+
+
+class RecordReader:
+    """Reads the log on from where its caller is, ahead of it where the store is remote. Not safe to use from threads.
+
+    A remote store takes tens of milliseconds for a record, so who is far behind would never catch up with a busy log
+    one by one. After `ONE_BY_ONE` records in a row a listing says how many there are, and `AT_ONCE` of them are read at
+    once. Memory: so many records.
+    """
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._ahead: Pool | None = None  # Of its own, because its caller holds a lock for which others wait.
+
+    def after(self, applied: Callable[[], int], last: float, *, are_many: bool) -> Iterator[Record]:
+        """Yield the records up to last that there are; the caller applies each before it takes the next one.
+
+        Args:
+            applied: returns the seqno of the last record that was applied, by whomever.
+            are_many: list them at once.
+        """
+        found = ONE_BY_ONE if are_many else 0
+        while applied() < last:
+            if found == ONE_BY_ONE and is_remote(self._blob):
+                yield from self._listed(applied, last)
+                found = 0
+            record = read_record(self._blob, applied() + 1)
+            if record is None:
+                return
+            yield record
+            found += 1
+
+    def _listed(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
+        """Yield the records that a page of LIST has, in their order."""
+        first = applied() + 1
+        listed = (seqno for seqno, _ in islice(listed_records(self._blob, first - 1), LISTED_MAX))
+        seqnos = [n for n, seqno in zip(count(first), listed, strict=False) if n == seqno and n <= last]
+        if self._ahead is None:
+            self._ahead = Pool(AT_ONCE, "persist-log")
+        for start in range(0, len(seqnos), AT_ONCE):
+            for record in self._ahead.map(partial(read_record, self._blob), seqnos[start : start + AT_ONCE]):
+                if record is None or record.seqno != applied() + 1:
+                    return  # It was truncated, or somebody else has applied it.
+                yield record
+
+    def close(self) -> None:
+        """Free the threads."""
+        if self._ahead is not None:
+            self._ahead.shutdown(wait=False)
 
 
 def read_commit_id(blob: Blob, seqno: int) -> str | None:

@@ -10,11 +10,12 @@ from persist.late_names import late_names
 from persist.notify.messages import Notify, check_token, host_of, is_loopback, listening
 
 if TYPE_CHECKING:
-    from persist.notify.asking import FlightRelay, Listener
+    from persist.notify.asking import Listener, commit_through
     from persist.notify.flight_calls import BlobCalls
     from persist.notify.server import Server
 
 
 __getattr__ = late_names(
-    __name__, {"asking": ["FlightRelay", "Listener"], "flight_calls": ["BlobCalls"], "server": ["Server"]}
+    __name__,
+    {"asking": ["Listener", "commit_through"], "flight_calls": ["BlobCalls"], "server": ["Server"]},
 )

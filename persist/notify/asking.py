@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from persist.blob import Clock, wire
+from persist.engine import Engine
 from persist.errors import InvalidUsage
 from persist.notify.messages import (
     CommitRequest,
@@ -231,3 +232,17 @@ class FlightRelay:
         self._due_s = self._clock.monotonic_s() + self._pause_s
         self._pause_s = min(2 * self._pause_s, RETRY_S_MAX)
         self.close()
+
+
+def commit_through(engine: Engine, server: Notify) -> None:
+    """Let a client commit through a server.
+
+    Raises:
+        InvalidUsage: the server answers, and is of another location, or does not commit for this client.
+    """
+    committer = engine.writer("commit_through").committer
+    relay = FlightRelay(server, engine.clock)
+    relay.check(engine.follower.state.location)
+    committer.groups.relay = relay
+    committer.when_ended(relay.close)
+    engine.count_also("commit_through", relay.counts)

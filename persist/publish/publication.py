@@ -327,7 +327,7 @@ def keep_tables_current(engine: Engine) -> None:
         if alive is not None:
             publish_due(alive, contents)
 
-    engine.writer("publish").compaction.also = look_after
+    engine.writer("publish").compaction.also.append(look_after)
 
 
 def publish_due(engine: Engine, contents: CollectionState) -> None:

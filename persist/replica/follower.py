@@ -18,15 +18,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from persist.blob import Blob, Clock, Conflict, CorruptBlob, Indeterminate, InvalidUsage, MissingBlob, Pool, is_remote
+from persist.blob import Blob, Clock, Conflict, CorruptBlob, Indeterminate, InvalidUsage, MissingBlob, is_remote
 from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.log import (
     CHECKPOINTS,
     Record,
+    RecordReader,
     begins_as,
     checkpoint_key,
     listed_records,
@@ -48,7 +48,6 @@ BEYOND_MAX = 1000  # A page of LIST.
 STALE_AFTER_S = 120.0
 FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
-ONE_BY_ONE, AT_ONCE = 3, 32  # Records that are read in a row before a listing, and at once after it.
 FAR = 100  # Records that are not read one by one where a checkpoint will do.
 HINT_S = 1.0
 POLL_FIRST_S = 0.005
@@ -84,7 +83,7 @@ class Follower:
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._levels = KnownLevels()
-        self._ahead: Pool | None = None  # Reads records ahead.
+        self._records = RecordReader(blob)
         self._seen_end = self.now()
         self._is_opening = True
         self._interrupted: LogInterrupted | None = None
@@ -154,8 +153,7 @@ class Follower:
         with self._lock:
             self._is_closed = True
             self._advanced.notify_all()
-            if self._ahead is not None:
-                self._ahead.shutdown(wait=False)
+            self._records.close()
 
     def check_open(self) -> None:
         """Raise ClientClosed after `close`, and InvalidUsage in a process that was forked off."""
@@ -170,9 +168,8 @@ class Follower:
         return self._state
 
     def refresh(self) -> State:
-        """Read all records there are; return the state after them. Cost: a GET for each, and one that finds none.
-
-        Where they are many and the store is remote, a LIST for 1,000 of them, and `AT_ONCE` GETs at a time.
+        """Read all records there are; return the state after them. Cost: a GET for each, and one that finds none; where
+        they are many and the store is remote, a LIST for each 1,000 of them, too.
 
         Callers that wait for each other share the requests of one of them, if it began after they asked. In `one_look`,
         only the first call of a thread asks for anything.
@@ -220,7 +217,7 @@ class Follower:
     def _read_on(self, last: float = math.inf) -> None:
         before = self._state
         try:
-            for record in self._following(last):
+            for record in self._records.after(lambda: self._state.seqno, last, are_many=self._is_opening):
                 if self._state is before:
                     self._past.went_on_from(before)
                 self.advance(record)
@@ -228,36 +225,6 @@ class Follower:
             # Who was told so when the location was opened goes on reading what is there.
             if not self._is_opening and self._interrupted is None:
                 raise
-
-    def _following(self, last: float) -> Iterator[Record]:
-        """Yield the records after the state, which whoever takes one applies, until there is none, or up to last.
-
-        A remote store takes tens of milliseconds for each, so who is far behind would never catch up with a busy log
-        one by one. After `ONE_BY_ONE` records, a listing says how many there are, and these are read at once.
-        """
-        found = ONE_BY_ONE if self._is_opening else 0  # There may be as many as between two checkpoints.
-        while self._state.seqno < last:
-            if found == ONE_BY_ONE and is_remote(self._blob):
-                yield from self._listed(last)
-                found = 0
-            record = read_record(self._blob, self._state.seqno + 1)
-            if record is None:
-                return
-            yield record
-            found += 1
-
-    def _listed(self, last: float) -> Iterator[Record]:
-        """Yield the records after the state that a page of LIST has, in their order; `AT_ONCE` are read at once."""
-        first = self._state.seqno + 1
-        listed = (seqno for seqno, _ in islice(listed_records(self._blob, self._state.seqno), BEYOND_MAX))
-        seqnos = [n for n, seqno in zip(itertools.count(first), listed, strict=False) if n == seqno and n <= last]
-        if self._ahead is None:
-            self._ahead = Pool(AT_ONCE, "persist-log")  # Of its own: others of this client wait for this lock.
-        for start in range(0, len(seqnos), AT_ONCE):
-            for record in self._ahead.map(partial(read_record, self._blob), seqnos[start : start + AT_ONCE]):
-                if record is None or record.seqno != self._state.seqno + 1:
-                    return  # It was truncated, or somebody else has advanced.
-                yield record
 
     def prove(self) -> None:
         """Make sure that what is committed next will be read by others. Cost: nothing, or a GET now and then.

@@ -4,5 +4,5 @@ Promises: a blob is deleted only when the log says that nobody may refer to it a
 """
 
 from persist.upkeep.background import CompactionSchedule, Upkeep
-from persist.upkeep.garbage import Deleted, Garbage, GarbageReport, named_in, sharers, void_floor
-from persist.upkeep.names import OBJECTS, Names
+from persist.upkeep.garbage import Deleted, Garbage, GarbageReport, void_floor
+from persist.upkeep.names import OBJECTS, Names, named_in, sharers

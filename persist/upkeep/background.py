@@ -41,7 +41,7 @@ class CompactionSchedule:
         resolve: Callable[[CollectionState], object] = lambda contents: None,
     ) -> None:
         """Make one; resolve turns the sealed events of a keyed collection into updates, if that is due."""
-        self.also: Callable[[CollectionState], object] = lambda contents: None  # Done for each collection after that.
+        self.also: list[Callable[[CollectionState], object]] = []  # Done for each collection after that.
         self._resolve = resolve
         self._compactor = compactor
         self._follower = follower
@@ -81,7 +81,8 @@ class CompactionSchedule:
                 is_overdue = self._is_overdue(contents)
                 if self._compactor.is_due(contents, destroy=is_overdue):
                     self._compactor.compact(id_, entry.name, destroy=is_overdue)
-                self.also(self._follower.known(id_, entry.name))
+                for look_after in self.also:
+                    look_after(self._follower.known(id_, entry.name))
             except CollectionNotFound:
                 self._undestroyed.pop(id_, None)
             except ClientClosed:

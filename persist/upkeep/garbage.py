@@ -55,7 +55,7 @@ of this location. What else lies there, such as another location below this one,
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
@@ -82,13 +82,12 @@ from persist.replica import (
     Checkpoint,
     Follower,
     StoredCheckpoint,
-    load_contents,
     write_checkpoint,
 )
 from persist.settings import Settings
 from persist.shown import Shown, counted
-from persist.state import CollectionEntry, Dropped, State, is_waited_for
-from persist.upkeep.names import OBJECTS, Names, object_seqno
+from persist.state import Dropped, State, is_waited_for
+from persist.upkeep.names import OBJECTS, Names, named_in, object_seqno, sharers, whole_folders
 from persist.work import Done, task
 from persist.write import Committer
 
@@ -377,7 +376,7 @@ class _Round:
         for dropped in state.control.dropped:
             is_due = dropped.seqno <= old and not is_waited_for(state.control, dropped)
             (due if is_due else waiting).append(dropped)
-        kept = {folder for dropped in waiting for folder in _whole_folders(dropped)}
+        kept = {folder for dropped in waiting for folder in whole_folders(dropped)}
         replaced = {key for dropped in waiting for key in dropped.blobs}
         due = [dropped for dropped in due if dropped.collection not in kept]
         shares = sharers(state)
@@ -432,7 +431,7 @@ class _Round:
 
     def _unnamed_in(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         assert state.location is not None
-        waiting = {folder for dropped in state.control.dropped for folder in _whole_folders(dropped)}
+        waiting = {folder for dropped in state.control.dropped for folder in whole_folders(dropped)}
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
         shares = sharers(state)
         for collection, entries in groupby(self._blob.list(PARTS), lambda entry: collection_part(entry.key)):
@@ -588,36 +587,6 @@ class _Round:
             self._counts[kind] = self._counts.get(kind, 0) + len(some)
             self._bytes += sum(entry.bytes for entry in some)
             self._done(len(some))
-
-
-def sharers(state: State) -> dict[str, list[CollectionEntry]]:
-    """Return by folder the other collections that may have parts in it: clones."""
-    shares: dict[str, list[CollectionEntry]] = {}
-    for _, entry in state.entries.each():
-        for folder in entry.folders:
-            shares.setdefault(folder, []).append(entry)
-    return shares
-
-
-def named_in(blob: Blob, state: State, folder: str, shares: Mapping[str, Sequence[CollectionEntry]]) -> set[str]:
-    """Return the blobs in the folder of a collection that it names, or a clone. Memory: one part list of these.
-
-    Args:
-        shares: of `sharers`.
-    """
-    assert state.location is not None
-    owner = state.entries.get(folder)
-    named: set[str] = set()
-    for known in (*([] if owner is None else [owner]), *shares.get(folder, ())):
-        contents = load_contents(blob, state.location, known).contents
-        assert contents is not None
-        named.update(key for key in contents.named_blobs if collection_part(key) == folder)
-    return named
-
-
-def _whole_folders(dropped: Dropped) -> tuple[str, ...]:
-    """Return the folders in which a destroyed collection may have had parts; those that were dropped alone are told."""
-    return (dropped.collection, *dropped.folders) if dropped.is_destroyed else ()
 
 
 def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: float, grace_s: float) -> int:

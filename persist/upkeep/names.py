@@ -1,11 +1,11 @@
-"""What checkpoints name: directory objects, state objects and part lists.
+"""What checkpoints name: directory objects, state objects and part lists; and what collections name: their blobs.
 
 `persist.upkeep.garbage` says why an object that these do not name is never named again. Two invariants are checked here
 before anything of that kind is deleted: whatever the newest checkpoint names is there, and nothing that it names is
 among what is about to be deleted. Both are read from the store each time, and no earlier listing is believed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from persist.blob import Blob, CorruptBlob, MissingBlob
 from persist.log import (
@@ -16,6 +16,7 @@ from persist.log import (
     BlobRef,
     BringsParts,
     checkpoint_key,
+    collection_part,
     directory_seqno,
     state_seqno,
     uploaded_seqno,
@@ -25,10 +26,11 @@ from persist.replica import (
     KnownLevels,
     StoredCheckpoint,
     checkpoint_state,
+    load_contents,
     read_checkpoint,
     stored_checkpoints,
 )
-from persist.state import CollectionEntry, FrozenMap
+from persist.state import CollectionEntry, Dropped, FrozenMap, State
 
 OBJECTS = {"directories": DIRECTORIES, "states": STATES, "lists": LISTS}
 
@@ -100,6 +102,36 @@ class Names:
                 "so it was made against the rules, and nothing more was deleted",
                 "Stop the client that made it; `persist log` says who wrote the records before it",
             )
+
+
+def sharers(state: State) -> dict[str, list[CollectionEntry]]:
+    """Return by folder the other collections that may have parts in it: clones."""
+    shares: dict[str, list[CollectionEntry]] = {}
+    for _, entry in state.entries.each():
+        for folder in entry.folders:
+            shares.setdefault(folder, []).append(entry)
+    return shares
+
+
+def named_in(blob: Blob, state: State, folder: str, shares: Mapping[str, Sequence[CollectionEntry]]) -> set[str]:
+    """Return the blobs in the folder of a collection that it names, or a clone. Memory: one part list of these.
+
+    Args:
+        shares: of `sharers`.
+    """
+    assert state.location is not None
+    owner = state.entries.get(folder)
+    named: set[str] = set()
+    for known in (*([] if owner is None else [owner]), *shares.get(folder, ())):
+        contents = load_contents(blob, state.location, known).contents
+        assert contents is not None
+        named.update(key for key in contents.named_blobs if collection_part(key) == folder)
+    return named
+
+
+def whole_folders(dropped: Dropped) -> tuple[str, ...]:
+    """Return the folders in which a destroyed collection may have had parts; those that were dropped alone are told."""
+    return (dropped.collection, *dropped.folders) if dropped.is_destroyed else ()
 
 
 def object_seqno(key: str) -> int | None:

@@ -1,24 +1,18 @@
 """A server of Postgres for the tests of this folder, and a database of its own for each test."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.egress.target import Target
-from tests.ingest.servers import Server, postgres
+from tests.ingest.servers import Server, running
 
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Server]:
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # Short, because the path of a socket may not be long.
-    try:
-        with postgres(folder) as found:
-            yield found
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with running() as found:
+        yield found
 
 
 @pytest.fixture

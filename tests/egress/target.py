@@ -6,33 +6,11 @@ from typing import Any
 
 import persist
 from persist.egress.postgres import PostgresConfig, PostgresSink
-from tests.ingest.servers import Server
+from tests.ingest.servers import Database
 
 
-class Target:
+class Target(Database):
     """A database, and the location whose collections it gets."""
-
-    def __init__(self, server: Server, name: str, location: str) -> None:
-        import psycopg2
-
-        self.location = location
-        admin = psycopg2.connect(server.url)
-        admin.autocommit = True
-        admin.cursor().execute(f"CREATE DATABASE {name}")
-        admin.close()
-        self.url = server.url.replace("/postgres?", f"/{name}?")
-        self.connection = psycopg2.connect(self.url)
-        self.connection.autocommit = True
-
-    def run(self, *statements: str) -> None:
-        """Run statements, as one transaction."""
-        self.connection.cursor().execute("; ".join(statements))
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        cursor = self.connection.cursor()
-        cursor.execute(query)
-        found: list[tuple[Any, ...]] = cursor.fetchall()
-        return found
 
     def config(self, *collections: str, **options: Any) -> dict[str, Any]:
         return {"sink": self.url, "collections": [*collections], "name": "warehouse", **options}

@@ -4,6 +4,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,15 +66,44 @@ class Server:
             self._process = None
 
 
+class Database:
+    """A database of its own on a server, and the location that flows in or out of it."""
+
+    def __init__(self, server: Server, name: str, location: str) -> None:
+        import psycopg2
+
+        self.location = location
+        admin = psycopg2.connect(server.url)
+        admin.autocommit = True
+        admin.cursor().execute(f"CREATE DATABASE {name}")
+        admin.close()
+        self.url = server.url.replace("/postgres?", f"/{name}?")
+        self.connection = psycopg2.connect(self.url)
+        self.connection.autocommit = True
+
+    def run(self, *statements: str) -> None:
+        """Run statements, as one transaction."""
+        self.connection.cursor().execute("; ".join(statements))
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Return what a query gives."""
+        cursor = self.connection.cursor()
+        cursor.execute(query)
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+        return found
+
+
 @contextmanager
-def postgres(folder: Path) -> Iterator[Server]:
-    """Yield a server that runs in a folder."""
+def running() -> Iterator[Server]:
+    """Run a server in a folder of its own."""
     programs = postgres_programs()
     assert programs is not None
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # Short, because the path of a socket may not be long.
     server = Server(programs, folder)
-    server.make()
-    server.start()
     try:
+        server.make()
+        server.start()
         yield server
     finally:
         server.stop()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -322,6 +322,10 @@ def test_no_secret_is_in_a_message_the_history_or_what_is_stored(client: Any, cl
         ({"source": "kafka://b/t", "password_file": "/nowhere"}, "password_file='/nowhere' cannot be read"),
         ({"source": "kafka://b/t", "registry": "ftp://x"}, "is no address of a schema registry"),
         ({"source": "kafka://b", "into": [{"topic": "t"}]}, "collection"),
+        (
+            {"source": "kafka://b", "into": [{"topic": "t", "collection": "c"}], "format": "maxwell"},
+            r"format stands in the tables \[\[into\]\]",
+        ),
         ({"source": "kafka://b/t", "formt": "json"}, "did you mean"),
         ({"source": "mysql://b/t"}, "let Debezium, Maxwell or Canal"),
     ],

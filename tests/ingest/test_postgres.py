@@ -3,10 +3,8 @@
 import contextlib
 import itertools
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,8 @@ import pytest
 
 import persist
 from persist.errors import AsOfNotSealed
-from tests.ingest.servers import Server, postgres, postgres_programs
+from tests.ingest import servers
+from tests.ingest.servers import Server, postgres_programs, running
 
 pytestmark = pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one")
 Rows = list[dict[str, Any]]
@@ -26,38 +25,12 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # Short, because the path of a socket may not be long.
-    try:
-        with postgres(folder) as found:
-            yield found
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with running() as found:
+        yield found
 
 
-class Database:
+class Database(servers.Database):
     """A database with a publication `p` of all its tables, and the location that takes it in."""
-
-    def __init__(self, server: Server, name: str, location: str) -> None:
-        import psycopg2
-
-        self.location = location
-        admin = psycopg2.connect(server.url)
-        admin.autocommit = True
-        admin.cursor().execute(f"CREATE DATABASE {name}")
-        admin.close()
-        self.url = server.url.replace("/postgres?", f"/{name}?")
-        self.connection = psycopg2.connect(self.url)
-        self.connection.autocommit = True
-
-    def run(self, *statements: str) -> None:
-        """Run statements, as one transaction."""
-        self.connection.cursor().execute("; ".join(statements))
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        cursor = self.connection.cursor()
-        cursor.execute(query)
-        found: list[tuple[Any, ...]] = cursor.fetchall()
-        return found
 
     def ingest(self, **options: Any) -> Any:
         config = {"source": self.url, "publication": "p", **options}

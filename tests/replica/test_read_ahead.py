@@ -8,8 +8,8 @@ import pytest
 
 import persist
 from persist.blob import Fault, MemoryBlob, Unavailable, UnreliableBlob
+from persist.log.commits import AT_ONCE, ONE_BY_ONE
 from persist.replica import Follower
-from persist.replica.follower import AT_ONCE, ONE_BY_ONE
 from tests.clocks import ImpatientClock
 
 QUIET = persist.Settings(background=False)
