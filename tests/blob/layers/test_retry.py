@@ -401,9 +401,10 @@ def test_a_dead_endpoint_is_spoken_of_and_given_up_in_time_however_it_is_dead(
             store = open_blob("s3://b/p", options, attempt_s=0.3)
             blob = RetryBlob(store, RetryPolicy(told_after_s=0.02, deadline_s=0.3))
             began_s = time.monotonic()
-            with pytest.raises(Unavailable, match=r"given up.*Check that the store is up and reachable"):
+            with pytest.raises(Unavailable, match=r"given up.*Check that the store is up and reachable") as caught:
                 next(blob.list(""))
             assert time.monotonic() - began_s < 10
             blob.close()
             assert "list of '' at s3://b/p is tried for up to 0.3 s" in caplog.messages[0]
-            assert why in caplog.messages[0]
+            # A busy machine takes longer to refuse than it is waited for before something is said.
+            assert why in caplog.messages[0] or why in str(caught.value)
