@@ -30,7 +30,6 @@ from persist.engine import About, Retained
 from persist.follow import Following
 from persist.fsck import Checked, FsckReport, Problem, Repair, Unreferenced, fsck
 from persist.hold import Hold, HoldInfo
-from persist.importing import ImportedFiles, ImportedVersion
 from persist.ingest import ingest
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
@@ -68,8 +67,6 @@ __all__: list[str] = [
     "GarbageReport",
     "Hold",
     "HoldInfo",
-    "ImportedFiles",
-    "ImportedVersion",
     "Indeterminate",
     "Int64",
     "InvalidUsage",

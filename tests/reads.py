@@ -22,7 +22,7 @@ COLLECTION_READS = {
 }  # fmt: skip
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "drop_index", "evolve",
-    "follow", "hold", "import_delta", "import_parquet", "index", "overwrite", "publish", "rename", "restore",
+    "follow", "hold", "index", "overwrite", "publish", "rename", "restore",
     "retain", "seal", "seal_to", "unpublish", "tag", "transition", "untag", "upsert", "write",
 }  # fmt: skip
 
@@ -110,8 +110,6 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: orders.delete([1], time=9),
         lambda: orders.seal(9),
         lambda: orders.allow_compaction(1),
-        lambda: orders.import_parquet("nowhere", time=9),
-        lambda: orders.import_delta("nowhere"),
         lambda: orders.hold(2),
         lambda: orders.hold(2, name="mine"),
         lambda: orders.hold(name="consumer"),

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import persist
@@ -31,7 +30,7 @@ def written(orders: persist.Collection, upper: int) -> None:
     orders.write(table, seal=upper).result()
 
 
-def test_long_calls_tell_how_far_they_are_and_that_they_are_over(client: persist.Client, tmp_path: Path) -> None:
+def test_long_calls_tell_how_far_they_are_and_that_they_are_over(client: persist.Client) -> None:
     orders = orders_of(client)
     told: list[persist.Work] = []
     with persist.progress(told.append):
@@ -42,13 +41,10 @@ def test_long_calls_tell_how_far_they_are_and_that_they_are_over(client: persist
         orders.compact()
         client.fsck()
         client.gc()
-        pq.write_table(pa.table({"id": [1, 2, 3], "n": [1, 2, 3]}), tmp_path / "more.parquet")
-        orders.import_parquet(tmp_path / "more.parquet", time=5, seal=6)
     ended = {each.what.split()[0]: each for each in told if each.is_over}
     assert ended["read"] == persist.Work("read orders", 2 * LONG - 4, None, "rows", is_over=True)
     assert ended["compact"].done >= 1
     assert (ended["check"].done, ended["check"].total) == (1, 1)
-    assert ended["import"].done == 3
     assert "collect" in ended
     silent = len(told)
     orders.snapshot().to_arrow()

@@ -30,7 +30,7 @@ SECTIONS = {
     "Derive": ("view", "refresh", "apply"),
     "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
     "Change": ("evolve", "index", "rename", "clone", "revert", "drop"),
-    "Exchange": ("export", "import", "publish", "unpublish", "serve"),
+    "Exchange": ("export", "publish", "unpublish", "serve"),
     "Copy": ("backup", "restore", "copy", "verify"),
     "Maintain": ("compact", "gc", "fsck", "doctor", "bench"),
 }

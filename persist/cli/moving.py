@@ -13,10 +13,9 @@ from persist.cli.command import OK, Name, command
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import AsOf, Columns, Where, narrowed
 from persist.cli.text import print_json, say, tell
-from persist.facts import time_of, written_time_of
+from persist.facts import time_of
 from persist.shown import counted
 
-To = Annotated[str, typer.Option("--to", help="parquet (a folder) or delta (a table).")]
 TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
 
 
@@ -122,26 +121,19 @@ def _defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
 def export(
     at: Place,
     collection: Name,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder that is not there yet, or a table's URI.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder that is not there yet, or the URL of one.")],
     as_of: AsOf = None,
     columns: Columns = None,
     where: Where = None,
-    to: To = "parquet",
 ) -> int:
-    """Write the contents of one time as a folder of Parquet files, or as a Delta table."""
-    if to not in ("parquet", "delta"):
-        raise persist.InvalidUsage(f"--to {to!r} is no form of an export: use parquet or delta")
+    """Write the contents of one time as a folder of Parquet files."""
     with at.reading() as client:
         loaded = client.load(collection)
         time = None if as_of is None else time_of(as_of)
         with loaded.snapshot(time, timeout_s=0, **narrowed(columns, where)) as snapshot:
-            if to == "parquet":
-                made: Any = snapshot.export_parquet(target)
-                line = f"wrote {counted(len(made), 'file')} to {target}"
-            else:
-                made = snapshot.export_delta(target)
-                line = f"wrote version {made} of the Delta table {target}"
-        tell_done(at, {"collection": collection, "to": to, "target": target, "made": made}, line)
+            made = snapshot.export_parquet(target)
+        line = f"wrote {counted(len(made), 'file')} to {target}"
+        tell_done(at, {"collection": collection, "target": target, "made": made}, line)
     return OK
 
 
@@ -188,44 +180,6 @@ def unpublish(at: Place, collection: Name, table: Format = "delta") -> int:
         was_there = client.load(collection).unpublish(table)  # type: ignore[arg-type]
         line = f"unpublished the {table} table of {collection}" if was_there else f"{collection} has no {table} table"
         tell_done(at, {"collection": collection, "table": table, "unpublished": was_there}, line)
-    return OK
-
-
-@command
-def import_(
-    at: Place,
-    collection: Name,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or folder of Parquet, or a Delta table.")],
-    from_: Annotated[str, typer.Option("--from", help="parquet or delta.")] = "parquet",
-    time: Annotated[
-        str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows; versions of Delta have their own.")
-    ] = None,
-    seal: Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time in the end.")] = None,
-    token: Annotated[
-        str | None, typer.Option(help="Names the import, which goes on where it ended if it is given again.")
-    ] = None,
-) -> int:
-    """Write the rows of many Parquet files, or make the versions of a Delta table times of a collection."""
-    if from_ not in ("parquet", "delta"):
-        raise persist.InvalidUsage(f"--from {from_!r} is no source of an import: use parquet or delta")
-    if from_ == "parquet" and time is None:
-        raise persist.InvalidUsage(
-            "say at which time the rows are: --time 12. (A Delta table, --from delta, has times)"
-        )
-    if from_ == "delta" and (time, seal, token) != (None, None, None):
-        raise persist.InvalidUsage("--time, --seal and --token go with Parquet: a Delta table has times and resumes")
-    with at.writing() as client:
-        loaded = client.load(collection)
-        if time is not None:
-            upper = None if seal is None else written_time_of(seal)
-            read = loaded.import_parquet(source, time=written_time_of(time), seal=upper, token=token)
-            result = {"rows": read.rows, "files": read.files}
-            line = f"read {counted(read.rows, 'row')} of {counted(read.files, 'file')} in {source} into {collection}"
-        else:
-            versions = loaded.import_delta(source)
-            result = {"versions": len(versions)}
-            line = f"made {counted(len(versions), 'version')} of {source} times of {collection}"
-        tell_done(at, {"collection": collection, **result}, line)
     return OK
 
 

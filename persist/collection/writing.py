@@ -1,6 +1,5 @@
 """Writing a collection: updates, plain rows, overwrites, retractions, seals and imports; and events, if it is keyed."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -26,7 +25,6 @@ from persist.engine import (
 from persist.engine import submit as submit_keyed
 from persist.engine import upsert as upsert_plain
 from persist.errors import InvalidUsage
-from persist.importing import ImportedFiles, ImportedVersion, import_delta, import_parquet
 from persist.log import kinds
 from persist.read import checked_filter
 from persist.timeline import Moment
@@ -411,63 +409,3 @@ class WritingCalls(KeyedCalls):
             upper = 0  # Lateness is greater than any time that there was.
         asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
         return submit_keyed(self.handle, "seal", asked)
-
-    def import_parquet(
-        self,
-        source: Any,
-        *,
-        time: int | Moment,
-        diff: int | None = None,
-        seal: int | Moment | Antichain | None = None,
-        token: str | None = None,
-    ) -> ImportedFiles:
-        """Write the rows of Parquet files: a commit for each file, and then the seal. Returns how many were read.
-
-        Nothing is visible before the seal. Memory: the client's budget.
-
-        Args:
-            source: a folder, of which `name=value` in paths below it are columns; a file or a list of files, of which
-                they are columns if the collection has them; or a dataset of files.
-            time, diff: as for `write`.
-            seal: the upper to seal to in the end; see `seal`.
-            token: names the import, so that it goes on where it ended when it is tried again, from whatever process: a
-                file of the same name is not read again. A file is told by its path below the folder; a single one by
-                its name, with the `name=value` folders above it; one of a list or a dataset by its whole path.
-
-        Raises:
-            InvalidUsage: source has no files, or `_INCOMPLETE` beside them (half an export); or a file is no Parquet or
-                damaged. Then nothing is sealed. And what `write` raises.
-        """
-        return import_parquet(self.handle, source, time, diff, seal, token)
-
-    def import_delta(
-        self,
-        uri: str | os.PathLike[str],
-        *,
-        first: int | None = None,
-        last: int | None = None,
-        storage_options: Mapping[str, str] | None = None,
-    ) -> list[ImportedVersion]:
-        """Make the versions of a Delta table times of this collection: those that are not there yet. Needs deltalake.
-
-        The time of a version is its number or, if the collection has a timeline, the moment of its commit, in its unit;
-        it is later where something later is sealed. Each is one commit, which seals its time; tried again, from any
-        process, the import goes on after the last version. The columns of key and value are those of the table; what
-        an old version lacks is NULL. Cost: the first version is read whole, and of each other one the files that the
-        version before does not have, and the other way round. If that version's files have been vacuumed meanwhile, the
-        next one is read whole and compared with all that is there (`ImportedVersion.is_compared`, and a warning in the
-        log). Memory: the client's budget.
-
-        Args:
-            first, last: the versions wanted, both inclusive; None for all that the table still knows.
-            storage_options: as deltalake takes them.
-
-        Returns:
-            what was imported by this call.
-
-        Raises:
-            InvalidUsage: deltalake is not installed, or cannot read a version.
-            SchemaMismatch, InvalidUpdate: its rows do not fit the collection.
-            Conflict: somebody else writes to the collection.
-        """
-        return import_delta(self.handle, uri, first, last, storage_options)

@@ -41,7 +41,6 @@ from persist.engine.overwriting import (
     overwrite_steps,
     plain_events,
     refused_beside,
-    replacement_steps,
     restore,
     rewrite,
     upsert,

@@ -461,26 +461,6 @@ def check_either(keys: Any, where: pc.Expression | None) -> None:
         )
 
 
-def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list[Step]:
-    """Return what adds updates at one time, most of which may cancel out, beyond all that is there; sealed with them.
-
-    Updates may be a stream larger than memory, such as all rows of files that take the place of other files.
-
-    Raises: as `overwrite_steps`.
-    """
-    contents = _settled(handle)
-    writer = handle.engine.writer("import").part_writer()
-    with ExitStack() as stack:
-        _check_beginning(handle, contents, time)
-        by = (*handle.schema.names, "_time")
-        new, digest = _held_or_stored(handle, updates, None, by, writer, stack)
-        nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
-        return [
-            Asked(handle.id, digest),
-            *_alone(handle, contents, time, _upload(handle, nothing, new, time, writer)),
-        ]
-
-
 def _settled(handle: CollectionHandle) -> CollectionState:
     """Return the newest state, after all that was asked of this client before: the difference is to that."""
     handle.engine.settle()

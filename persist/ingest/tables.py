@@ -9,6 +9,7 @@ the collection follows (`evolve`) before the first version that has them.
 """
 
 import logging
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,12 +24,13 @@ from persist.client import Client
 from persist.codecs import int64_array
 from persist.collection import Collection
 from persist.errors import InvalidUsage, PersistError
-from persist.importing import DeltaVersions
 from persist.ingest.source import Batch, Change, Run, Target, without_secrets
 from persist.read import required
 from persist.timeline import Timeline
 
 logger = logging.getLogger(__name__)
+BATCH_ROWS = 64 * 1024
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # The library of Delta writes its errors for terminals.
 Signed = Iterator[tuple[int, pa.RecordBatch]]
 Columns = Mapping[Any, pa.Field]
 
@@ -221,30 +223,72 @@ class _Delta:
     """A table of Delta, by its own library."""
 
     def __init__(self, place: str, config: TablesConfig) -> None:
-        self._table = DeltaVersions(required("deltalake>=1.6"), place, dict(config.storage_options))
+        self._library = required("deltalake>=1.6")
+        self._uri = place
+        self._storage = dict(config.storage_options)
 
     def versions(self) -> list[Version]:
-        return [Version(number, at_ms) for number, at_ms in self._table.history()]
+        history = sorted((each["version"], each.get("timestamp", 0)) for each in self._at(None).history())
+        return [Version(number, at_ms) for number, at_ms in history]
 
     def columns(self, version: Version) -> Columns:
-        schema = pa.schema(self._table.at(version.number).schema().to_arrow())
+        schema = pa.schema(self._at(version.number).schema().to_arrow())
         return {field.name: _plain(field) for field in schema}
 
     def changes(self, before: Version | None, version: Version) -> Signed:
-        if before is not None and self._table.has_feed(version.number):
-            for batch in self._table.feed(version.number):
-                batch = batch.cast(pa.schema([_plain(field) for field in batch.schema]))
-                kind = batch.column("_change_type")
-                for sign, kinds in ((-1, ["delete", "update_preimage"]), (1, ["insert", "update_postimage"])):
-                    yield sign, batch.filter(pc.is_in(kind, pa.array(kinds)))
-            return
-        rows = self._table.rows(version.number)
-        if before is None:
-            yield from ((1, batch) for batch in rows.batches())
-            return
-        old = self._table.rows(before.number)
-        for sign, files in ((-1, old.without(rows)), (1, rows.without(old))):
-            yield from ((sign, batch) for batch in files.batches())
+        try:
+            if before is not None and self._has_feed(version.number):
+                yield from self._feed(version.number)
+                return
+            new = self._fragments(version.number)
+            old = {} if before is None else self._fragments(before.number)
+            for sign, some, others in ((-1, old, new), (1, new, old)):
+                yield from ((sign, batch) for batch in _rows_of(_without(some, others)))
+        except InvalidUsage:
+            raise
+        except Exception as error:  # What a library raises is its own choice.
+            raise InvalidUsage(self._reason("read", version.number, error)) from error
+
+    def _at(self, version: int | None) -> Any:
+        """Return the table at a version, or now."""
+        try:
+            return self._library.DeltaTable(self._uri, version=version, storage_options=self._storage)
+        except Exception as error:
+            raise InvalidUsage(self._reason("opened", version, error)) from error
+
+    def _has_feed(self, version: int) -> bool:
+        """Return whether a version says what it changed."""
+        return str(self._at(version).metadata().configuration.get("delta.enableChangeDataFeed")).lower() == "true"
+
+    def _feed(self, version: int) -> Signed:
+        for batch in pa.RecordBatchReader.from_stream(self._at(version).load_cdf(version, version)):
+            batch = batch.cast(pa.schema([_plain(field) for field in batch.schema]))
+            kind = batch.column("_change_type")
+            for sign, kinds in ((-1, ["delete", "update_preimage"]), (1, ["insert", "update_postimage"])):
+                yield sign, batch.filter(pc.is_in(kind, pa.array(kinds)))
+
+    def _fragments(self, version: int) -> dict[str, tuple[Any, Any]]:
+        """Return the files of a version by their paths, each with its dataset."""
+        dataset = self._at(version).to_pyarrow_dataset()
+        return {fragment.path: (dataset, fragment) for fragment in dataset.get_fragments()}
+
+    def _reason(self, done: str, version: int | None, error: object) -> str:
+        at = "" if version is None else f" at version {version}"
+        error = " ".join(_COLOURS.sub("", str(error)).split()).removesuffix(" .")
+        return (
+            f"the Delta table {self._uri} cannot be {done}{at}: {error}. Versions that are not kept any more are left "
+            "out with first="
+        )
+
+
+def _rows_of(files: Sequence[tuple[Any, Any]]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files of one dataset, with the columns that only their paths tell."""
+    import pyarrow.dataset as ds
+
+    if files:
+        whole = files[0][0]
+        some = ds.FileSystemDataset([file for _, file in files], whole.schema, whole.format, whole.filesystem)
+        yield from some.to_batches(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
 
 
 class _Iceberg:

@@ -24,7 +24,6 @@ from persist.read.keyed.resolving import Folds, Purging, machine_needed, resolve
 from persist.read.lookups.lookup import Lookup, Wanted
 from persist.read.lookups.part_rows import places_of
 from persist.read.lookups.wanted_keys import wanted_keys
-from persist.read.results.export import INCOMPLETE, SUCCESS
 from persist.read.results.result import BATCH_ROWS_MAX, ArrowResult, required
 from persist.read.results.snapshot import Snapshot, checked_filter
 from persist.read.scanning.caches import PartCaches, SpilledRows

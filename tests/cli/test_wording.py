@@ -150,12 +150,6 @@ def test_types_like_those_of_a_file_that_is_not_there_are_refused(provoke: Provo
     assert "there is no file 'none.csv'" in provoke("create", "shop", "new", "--like", "none.csv")
 
 
-def test_an_import_without_a_time_asks_for_one(provoke: Provoked) -> None:
-    assert "say at which time the rows are: --time" in provoke("import", "shop", "orders", "rows.parquet")
-    said = provoke("import", "shop", "orders", "table", "--from", "delta", "--seal", "3")
-    assert "--seal and --token go with Parquet" in said
-
-
 @pytest.mark.parametrize("command", ["create {} new --key k:int64", "bench {} --rows 1"])
 def test_a_folder_of_other_files_gets_no_location_between_them(command: str, provoke: Provoked, tmp_path: Path) -> None:
     folder = tmp_path / "reports"

@@ -40,12 +40,11 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "egress": ([persist.egress], set()),
     "evolve": ([Collection.evolve, persist.Keyed], set()),
     "index": ([Collection.index, Collection.drop_index], {"drop"}),
-    "export": ([Collection.snapshot], {"target", "to"}),
+    "export": ([Collection.snapshot], {"target"}),
     "fsck": ([Client.fsck], {"shallow"}),  # Its `deep=False`.
     "gc": ([Client.gc], {"explain"} | ROWS_OUT),
     "hold": ([Collection.hold], set()),
     "holds": ([], {"collections", "watch"} | ROWS_OUT),
-    "import": ([Collection.import_parquet], {"from_"}),
     "ingest": ([persist.ingest], {"key", "publication", "tables", "exclude"}),
     "log": ([Client.history], {"before"} | ROWS_OUT),
     "ls": ([Client.collections], {"watch"} | ROWS_OUT),

@@ -58,6 +58,25 @@ def test_each_version_of_a_delta_table_is_a_time(tmp_path: Path, feed: str) -> N
         assert contents(tmp_path, time) == sorted(there, key=str)
 
 
+def test_the_columns_that_only_paths_tell_come_in_too(tmp_path: Path) -> None:
+    source = delta(tmp_path, [{"id": 1, "p": "a"}, {"id": 2, "p": "b"}, {"id": 3, "p": None}], partition_by=["p"])
+    deltalake.DeltaTable(str(tmp_path / "table")).delete("p = 'a'")
+    ingested(tmp_path, source)
+    assert contents(tmp_path, times(tmp_path)[0][0]) == [
+        {"id": 1, "p": "a"}, {"id": 2, "p": "b"}, {"id": 3, "p": None},
+    ]  # fmt: skip
+    assert contents(tmp_path) == [{"id": 2, "p": "b"}, {"id": 3, "p": None}]
+
+
+def test_a_version_of_which_files_are_gone_is_told_and_left_out_with_first(tmp_path: Path) -> None:
+    delta(tmp_path, [{"id": 1}])
+    source = delta(tmp_path, [{"id": 2}], mode="overwrite")
+    table = deltalake.DeltaTable(str(tmp_path / "table"))
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    with pytest.raises(persist.InvalidUsage, match=r"(?s)cannot be read at version 0: .* are left out with first="):
+        ingested(tmp_path, source)
+
+
 def test_columns_of_a_delta_table_are_followed(tmp_path: Path) -> None:
     source = delta(tmp_path, [{"id": 1, "a": "x"}])
     ingested(tmp_path, source)

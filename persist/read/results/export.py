@@ -1,12 +1,11 @@
-"""The contents as of one time for others to keep: as Parquet in a folder or a store, a Delta table or an Iceberg table.
+"""The contents as of one time for others to keep: as Parquet in a folder or a store.
 
-Each format is written by its own library, which is an extra of this one. Rows go through as a stream, so memory is that
-of a slice of the snapshot, and of what the library buffers. The time is told with it, as `persist.as_of`. What the
-other format has no type for is refused, and nothing is written: by its library, and for Delta before that, because its
-library changes some types without a word (`_unknown`).
+Rows go through as a stream, so memory is that of a slice of the snapshot, and of a file as it is encoded, which ends at
+`FILE_BYTES_MAX` even if it may have more rows. The time is told with it, as `persist.as_of`. Other formats need nothing
+from here: their libraries take a snapshot as the stream of Arrow that it is.
 
-An export appears as a whole: a folder is written beside its place and renamed, tables have commits of their own, and
-files in a store are marked, because a store has no way to make many objects appear at once:
+An export appears as a whole: a folder is written beside its place and renamed, and files in a store are marked, because
+a store has no way to make many objects appear at once:
 
     _INCOMPLETE          is created first, if it is not there, and deleted last: who finds it finds half an export
     part-<number>.parquet
@@ -14,25 +13,22 @@ files in a store are marked, because a store has no way to make many objects app
 
 While some objects are missing, `_INCOMPLETE` is there and `_SUCCESS` is not. An export that fails deletes what it has
 stored; one that is killed leaves the mark, and the next export to the same place is refused with what to do. Names that
-begin with an underscore are no data for Spark, PyArrow, Hive and others that read folders of Parquet. Memory of both
-forms of Parquet: a file as it is encoded, which ends at `FILE_BYTES_MAX` even if it may have more rows.
+begin with an underscore are no data for Spark, PyArrow, Hive and others that read folders of Parquet.
 """
 
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from typing import Any, Literal, TypeVar, get_args
-from urllib.parse import urlsplit
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 
 from persist.blob import Blob, FileBlob, InvalidUsage, PersistError, RetryBlob, delete_all, open_blob
-from persist.read.results.result import ArrowResult, required
+from persist.read.results.result import ArrowResult
 
 INCOMPLETE, SUCCESS = "_INCOMPLETE", "_SUCCESS"
 FILE_BYTES_MAX = 64 << 20
@@ -136,92 +132,6 @@ def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int)
         yield pa.Table.from_batches(held, schema)
 
 
-def _check_delta_types(schema: pa.Schema) -> None:
-    """Refuse columns that Delta has no type for.
-
-    Raises:
-        InvalidUsage: names the first one.
-    """
-    for field in schema:
-        lost = _unknown(field.type)
-        if lost is not None:
-            inside = "" if lost == field.type else f", because of {lost} in it"
-            raise InvalidUsage(
-                f"Delta has no type for column {field.name!r} of type {field.type}{inside}, so nothing was written: "
-                "leave it out with columns=, or export to Parquet, which keeps all types. Delta has bool, int8 to "
-                "int64, float32, float64, decimal128, strings, binary, dates, timestamps to the microsecond, and "
-                "lists, maps and structs of those"
-            )
-
-
-def _unknown(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type that Delta does not have: a type itself, or one inside it."""
-    if pt.is_nested(kind):
-        unknown_types = (_unknown(kind.field(at).type) for at in range(kind.num_fields))
-        return next((inner_type for inner_type in unknown_types if inner_type is not None), None)
-    is_known = (
-        pt.is_boolean(kind) or pt.is_signed_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
-        or pt.is_decimal128(kind) or pt.is_date(kind) or (pt.is_timestamp(kind) and kind.unit != "ns")
-        or pt.is_string(kind) or pt.is_large_string(kind)
-        or pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind)
-    )  # fmt: skip
-    return None if is_known else kind
-
-
-@contextmanager
-def _no_empty_folder(uri: str) -> Iterator[None]:
-    """Delete the folder of a table that a failure has left empty, if it was not there before.
-
-    Only what is empty goes: files may be those of somebody else who makes the table at the same time.
-    """
-    is_url = "://" in uri
-    from urllib.request import url2pathname  # Here, because it loads HTTP and TLS, which nothing else needs.
-
-    path = url2pathname(urlsplit(uri).path) if uri.startswith("file://") else uri
-    was_there = (is_url and not uri.startswith("file://")) or os.path.lexists(path)
-    try:
-        yield
-    except BaseException:
-        if not was_there:
-            for folder in (os.path.join(path, "_delta_log"), path):
-                with suppress(OSError):
-                    os.rmdir(folder)
-        raise
-
-
-Mode = Literal["error", "append", "overwrite"]
-T = TypeVar("T")
-
-
-class _Batches:
-    """Batches on their way through another library, which would make text of the error that ends them."""
-
-    def __init__(self, result: ArrowResult) -> None:
-        self._result = result
-        self._error: BaseException | None = None
-        self.reader = pa.RecordBatchReader.from_batches(result.schema, self._all())
-
-    def _all(self) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._result.to_batches()
-        except BaseException as error:
-            self._error = error
-            raise
-
-    def given_to(self, write: Callable[[pa.RecordBatchReader], T], what: str) -> T:
-        """Return what write does with them.
-
-        Raises:
-            InvalidUsage: the other library refused; what ended the batches is raised as it is.
-        """
-        try:
-            return write(self.reader)
-        except Exception as error:
-            if self._error is not None:
-                raise self._error from None
-            raise InvalidUsage(f"{what} was not written: {error}") from error
-
-
 def export_parquet(
     result: ArrowResult,
     as_of: int,
@@ -250,70 +160,14 @@ def _to_folder(result: ArrowResult, schema: pa.Schema, path: str, rows_per_file:
         raise InvalidUsage(f"{path} is there already, and is not an empty folder: export to another place")
     beside = f"{path}.tmp-{uuid.uuid4().hex}"
 
-    def write(reader: pa.RecordBatchReader) -> None:
+    try:
         os.makedirs(beside)
-        for at, (data, _) in enumerate(_files(reader, schema, rows_per_file)):
+        for at, (data, _) in enumerate(_files(result.to_batches(), schema, rows_per_file)):
             with open(os.path.join(beside, f"part-{at}.parquet"), "wb") as file:
                 file.write(data)
-
-    try:
-        _Batches(result).given_to(write, f"the folder {path}")
         if os.path.isdir(path):
             os.rmdir(path)
         os.rename(beside, path)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return sorted(os.path.join(path, name) for name in os.listdir(path))
-
-
-def export_delta(
-    result: ArrowResult, as_of: int, uri: str | os.PathLike[str], mode: Mode, storage_options: Mapping[str, str] | None
-) -> int:
-    """Write a Delta table as one version of it; return that. See `Snapshot.export_delta`."""
-    deltalake = required("deltalake>=1.6")
-    _check_mode(mode)
-    if not isinstance(uri, (str, os.PathLike)):
-        raise InvalidUsage(f"uri={uri!r} is neither the path nor the URL of a Delta table")
-    uri = os.fspath(uri)
-    _check_delta_types(result.schema)
-    properties = deltalake.CommitProperties(custom_metadata={"persist.as_of": str(as_of)})
-    storage = dict(storage_options or {})
-
-    def write(reader: pa.RecordBatchReader) -> int:
-        deltalake.write_deltalake(
-            uri,
-            reader,
-            mode=mode,
-            schema_mode="overwrite" if mode == "overwrite" else None,
-            commit_properties=properties,
-            storage_options=storage,
-        )
-        return int(deltalake.DeltaTable(uri, storage_options=storage).version())
-
-    with _no_empty_folder(uri):
-        return _Batches(result).given_to(write, f"the Delta table {uri}")
-
-
-def export_iceberg(result: ArrowResult, as_of: int, catalog: Any, identifier: str, mode: Mode) -> int:
-    """Write an Iceberg table as one commit; return the id of its snapshot. See `Snapshot.export_iceberg`."""
-    required("pyiceberg[pyarrow]>=0.12")
-    _check_mode(mode)
-    if not hasattr(catalog, "create_table_transaction"):
-        raise InvalidUsage(f'{catalog!r} is no catalog: give one of pyiceberg.catalog.load_catalog("name", …)')
-    properties = {"persist.as_of": str(as_of)}
-
-    def write(reader: pa.RecordBatchReader) -> int:
-        if mode == "error" or not catalog.table_exists(identifier):
-            with catalog.create_table_transaction(identifier, schema=result.schema) as created:
-                created.append(reader, snapshot_properties=properties)
-        else:
-            table = catalog.load_table(identifier)
-            (table.append if mode == "append" else table.overwrite)(reader, snapshot_properties=properties)
-        return int(catalog.load_table(identifier).current_snapshot().snapshot_id)
-
-    return _Batches(result).given_to(write, f"the Iceberg table {identifier}")
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in get_args(Mode):
-        raise InvalidUsage(f'mode={mode!r} is no way to export: give "error" (if it exists), "append" or "overwrite"')

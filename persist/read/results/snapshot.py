@@ -30,7 +30,7 @@ from persist.expression import parse_where
 from persist.read.lookups.lookup import Lookup
 from persist.read.lookups.wanted_keys import arrow_keys
 from persist.read.results.aggregate import Request, aggregate
-from persist.read.results.export import Mode, export_delta, export_iceberg, export_parquet
+from persist.read.results.export import export_parquet
 from persist.read.results.frames import in_milliseconds, to_frame
 from persist.read.results.result import ArrowResult, python_dicts, required, whole_as_int64
 from persist.read.scanning.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
@@ -324,33 +324,6 @@ class Snapshot(ArrowResult):
             InvalidUsage: something is there; or form "rows" cannot show a multiplicity (`NegativeMultiplicity`).
         """
         return export_parquet(self, self.as_of, folder, rows_per_file, storage_options)
-
-    def export_delta(self, uri: str, *, mode: Mode = "error", storage_options: Mapping[str, str] | None = None) -> int:
-        """Write the contents as one version of a Delta table, with the package deltalake; return that version.
-
-        Args:
-            uri: of the table, as deltalake takes it, with its storage_options.
-            mode: "error" makes a new table; "append" and "overwrite" add to one, or replace its contents and columns.
-
-        Raises:
-            InvalidUsage: deltalake is not installed, or refuses; or Delta has no type that keeps all values of a
-                column, as for nanoseconds, times, durations, and unsigned or 16-bit floating numbers. Nothing is
-                written then.
-        """
-        return export_delta(self, self.as_of, uri, mode, storage_options)
-
-    def export_iceberg(self, catalog: Any, identifier: str, *, mode: Mode = "error") -> int:
-        """Write the contents as one snapshot of an Iceberg table, with the package pyiceberg; return its id.
-
-        Args:
-            catalog: of `pyiceberg.catalog.load_catalog`.
-            identifier: of the table, such as "sales.orders"; its namespace must be there.
-            mode: as in `export_delta`.
-
-        Raises:
-            InvalidUsage: pyiceberg is not installed, or refuses, as it does what Iceberg has no type for.
-        """
-        return export_iceberg(self, self.as_of, catalog, identifier, mode)
 
     def _repr_html_(self) -> str:
         """Show the first rows to a notebook, and below them what this is. Cost: as `head`."""
