@@ -17,6 +17,7 @@ HOLDER_CHARS_MAX = 1000
 OWN_PREFIX = "."  # Of collections that the library keeps for itself: the state of dataflows.
 VIEW_HOLD = "view "  # A permanent hold of this and the id of a view keeps what the view reads.
 INDEX_HOLD = "index "  # The same of an index: it keeps what its next refresh reads.
+PUBLISHED_HOLD = "published "  # The same of a table with a change feed: it keeps what the next version tells.
 INDEX_PREFIX = f"{OWN_PREFIX}index."  # Of the collection that an index is.
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -93,6 +94,11 @@ def view_hold(view: str) -> str:
 def index_hold(index: str) -> str:
     """Return what the hold of an index is called, given its id."""
     return f"{INDEX_HOLD}{index}"
+
+
+def published_hold(table: str) -> str:
+    """Return what the hold of a published table with a change feed is called, given its format."""
+    return f"{PUBLISHED_HOLD}{table}"
 
 
 def index_name(collection: str, columns: Iterable[int]) -> str:

@@ -153,6 +153,7 @@ def publish(
         str | None,
         typer.Option(metavar="WHEN", help='Keep it current: seal, keyframe, or "10 minutes".'),
     ] = None,
+    feed: Annotated[bool, typer.Option("--feed", help="Of Delta: with a change feed.")] = False,
     digest: Annotated[bool, typer.Option("--digest", help="Say the digest of the rows with the version.")] = False,
     catalog: Annotated[str | None, typer.Option(help="Of Iceberg, as pyiceberg is configured with it.")] = None,
     identifier: Annotated[str | None, typer.Option(help="What the table is called in the catalog.")] = None,
@@ -165,6 +166,7 @@ def publish(
             None if as_of is None else time_of(as_of),
             deletes=deletes,  # type: ignore[arg-type]
             every=every,
+            feed=feed,
             digest=digest,
             catalog=catalog,
             identifier=identifier,

@@ -249,6 +249,7 @@ class PublishingCalls(CollectionBase):
         *,
         deletes: Deleting = "vectors",
         every: str | None = None,
+        feed: bool = False,
         digest: bool = False,
         catalog: Any = None,
         identifier: str | None = None,
@@ -267,6 +268,8 @@ class PublishingCalls(CollectionBase):
                 deletes; "none" writes the others of such a file anew, for readers that know neither.
             every: keep the table current from now on: "seal", "keyframe", or a span such as "10 minutes". Clients that
                 write to the location do so in the background, or in `Client.maintain`. None ends that.
+            feed: for Delta, a change feed: each version has a file of the rows that changed since the one before, from
+                the version after the first that has a feed on. The changes since the newest version stay readable.
             catalog: for Iceberg, a catalog of pyiceberg, or the name of one that pyiceberg is configured with, which is
                 told of each version. Only one that is named is remembered, and told of what `every` publishes.
             identifier: what the table is called there, such as "shop.orders"; its namespace must be there.
@@ -283,7 +286,9 @@ class PublishingCalls(CollectionBase):
             raise InvalidUsage("catalog and identifier go together, with the table 'iceberg'")
         if deletes not in get_args(Deleting):
             raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
-        options = {"deletes": deletes, **wanted_every(every)}
+        if feed and table != "delta":
+            raise InvalidUsage(f'feed=True goes with the table "delta": {table!r} has no change feed')
+        options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **wanted_every(every)}
         if identifier is not None:
             options |= {"identifier": identifier, **({"catalog": catalog} if isinstance(catalog, str) else {})}
         self.handle.engine.settle()

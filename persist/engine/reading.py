@@ -140,18 +140,19 @@ def difference(
     handle: CollectionHandle,
     first: int | Moment,
     second: int | Moment,
-    columns: Sequence[str] | None,
-    where: str | pc.Expression | None,
-    timeout_s: float | None,
+    columns: Sequence[str] | None = None,
+    where: str | pc.Expression | None = None,
+    timeout_s: float | None = 0.0,
+    schema: int | None = None,
 ) -> pa.Table:
     """Return what differs between the contents as of two times; see `Collection.diff`."""
-    schema = handle.reading_schema()
-    values = schema.names if columns is None else schema.distinct("columns", columns)
-    names = list(dict.fromkeys((*schema.key_names, *values)))
-    transitions = Transitions.of_columns(schema, names)
+    read_as = handle.reading_schema(schema)
+    values = read_as.names if columns is None else read_as.distinct("columns", columns)
+    names = list(dict.fromkeys((*read_as.key_names, *values)))
+    transitions = Transitions.of_columns(read_as, names)
     start, end = handle.as_time("first", first), handle.as_time("second", second)
     lower, upper = min(start, end) + 1, max(start, end) + 1
-    with changes(handle, lower, upper, columns=names, where=where, timeout_s=timeout_s) as updates:
+    with changes(handle, lower, upper, columns=names, where=where, schema=schema, timeout_s=timeout_s) as updates:
         table = consolidate(updates.to_arrow().drop_columns("_time"), names)
     if start > end:
         table = table.set_column(len(names), "_diff", pc.negate_checked(table["_diff"]))

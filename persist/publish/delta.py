@@ -13,8 +13,12 @@ So the protocol of the table asks each writer for a feature, `GUARD`, that no pr
 such a program must not write. Readers need not know of it. Some programs delete files without asking the protocol.
 So the table also says that deleted files are kept for a hundred years, less than which they refuse unless forced.
 
+A table may have a change feed. Then each version after the first has a file of the rows that came and went since the
+version before (`change_rows`), and readers of the feed look at nothing else. `Publication.metadata` names these files,
+newest first, as far back as the log shows versions.
+
 Source: the Delta protocol (delta-io/delta, PROTOCOL.md): "Actions", "Deletion Vectors", "Per-file Statistics",
-"Checkpoints", "Table Features".
+"Checkpoints", "Table Features", "Add CDC File", "Change Data Files".
 """
 
 import datetime
@@ -25,19 +29,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.blob import MissingBlob, delete_all
 from persist.codecs import CollectionSchema, Part, children
-from persist.engine import CollectionHandle
-from persist.errors import InvalidUsage
-from persist.log import Deletes, Table, is_shown, kinds, table_root, vectors_key
+from persist.engine import CollectionHandle, difference
+from persist.errors import AsOfCompacted, InvalidUsage
+from persist.log import Deletes, Table, is_shown, kinds, part_key, table_root, vectors_key
 from persist.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, framed, unframed
 from persist.publish.planning import PlannedFile, check_columns, rows_left_out
+from persist.read import CHANGE, OLD
 from persist.state import CollectionState, Publication, PublishedFile, version_of
 
 CHECKPOINT_EVERY = 10
+VERSIONS_SHOWN = 3 * CHECKPOINT_EVERY  # At most: then those before a checkpoint that has a later one go.
+CHANGE_TYPE = "_change_type"
+FEED = {"delta.enableChangeDataFeed": "true"}
+FEED_COLUMNS = (CHANGE_TYPE, "_commit_version", "_commit_timestamp", CHANGE)
 HEAD_BYTES = 1024  # Of a version: who wrote it stands first.
 GUARD = "persistPublication"
 KEPT = {"delta.deletedFileRetentionDuration": "interval 36500 days", "delta.enableExpiredLogCleanup": "false"}
@@ -95,6 +105,12 @@ class DeltaTable:
     def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
         """Raise InvalidUsage if a table cannot have such columns."""
         check_columns(schema, self.name, delta_type, HAS)
+        clash = [name for name in schema.names if name in FEED_COLUMNS or name.startswith(OLD)]
+        if has_feed(options) and clash:
+            raise InvalidUsage(
+                f"column {clash[0]!r} has a name that means something else in a change feed: rename it with evolve, or "
+                "publish without feed"
+            )
 
     def left_out(self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool) -> list[Deletes | None]:
         """Store vectors of the rows that are left out, all in one blob, as far as they are not what was before."""
@@ -123,8 +139,21 @@ class DeltaTable:
         return decoded_rows(unframed(data, deletes.blob), deletes.blob)
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
-        """Return nothing: where the files are stands in the log alone."""
-        return ()
+        """Store what changed since the version before, if the table has a feed; return the files that say it.
+
+        Where the files of the table itself are stands in the log alone.
+        """
+        known = contents.published.get(self.name)
+        if known is None or not has_feed(step.options) or not has_feed(known.options):
+            return ()
+        earlier = known.metadata[: VERSIONS_SHOWN - 1]
+        rows = change_rows(self._handle, known.as_of, step.as_of, step.schema)
+        if rows is None:
+            return earlier
+        key, sink = part_key(self._handle.id, self._handle.engine.follower.next_seqno()), io.BytesIO()
+        pq.write_table(rows, sink, compression="zstd")
+        self._blob.set(key, sink.getvalue())
+        return (key, *earlier)
 
     def show(self, contents: CollectionState, known: Publication) -> None:
         """Create the present version in the log, unless it is there.
@@ -134,7 +163,9 @@ class DeltaTable:
         """
         key, now_ms = log_key(contents.id, known.version), self._handle.engine.clock.wall_ms()
         shown = self._blob.get(key, (0, HEAD_BYTES))
-        if shown is None and not self._blob.create(key, version_bytes(contents, known, now_ms)):
+        changes = [] if shown is not None else [*map(self._change_file, known.metadata[:1])]
+        changes = [] if known.metadata[:1] == known.metadata_before[:1] else changes
+        if shown is None and not self._blob.create(key, version_bytes(contents, known, now_ms, changes)):
             shown = self._blob.get(key, (0, HEAD_BYTES))
         if shown is not None and not is_of_table(shown, known.id):
             raise InvalidUsage(
@@ -151,6 +182,11 @@ class DeltaTable:
         """Return since when the present version is in the log."""
         listed = self._blob.list(log_key(self._handle.id, known.version))
         return next((entry.modified_s for entry in listed), None)
+
+    def _change_file(self, key: str) -> dict[str, Any]:
+        size = next((entry.bytes for entry in self._blob.list(key) if entry.key == key), 0)
+        path = key.removeprefix(table_root(self._handle.id))
+        return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
 
     def _shorten(self, version: int) -> None:
         """Delete the versions before one at which there is a checkpoint, when there is a later one, too."""
@@ -174,8 +210,10 @@ def checkpoint_keys(collection: str, version: int) -> tuple[str, str]:
     return f"{folder}{version:020d}.checkpoint.parquet", f"{folder}_last_checkpoint"
 
 
-def version_bytes(contents: CollectionState, known: Publication, now_ms: int) -> bytes:
-    """Return what the log says of the present version of a table."""
+def version_bytes(
+    contents: CollectionState, known: Publication, now_ms: int, changes: Sequence[dict[str, Any]] = ()
+) -> bytes:
+    """Return what the log says of the present version of a table; changes name the file of its change feed."""
     said = {
         "persist.as_of": str(known.as_of),
         "persist.collection": contents.id,
@@ -189,6 +227,7 @@ def version_bytes(contents: CollectionState, known: Publication, now_ms: int) ->
     actions += [{"remove": _removed(contents, n, file, now_ms)} for n, file in known.before.items()]
     came = ((number, file) for number, file in known.files.items() if file.version == known.version)
     actions += [{"add": _added(contents, known.schema, number, file, now_ms)} for number, file in came]
+    actions += changes
     return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
 
 
@@ -211,6 +250,32 @@ def checkpoint_bytes(contents: CollectionState, known: Publication, now_ms: int)
     return sink.getvalue(), json.dumps({"version": known.version, "size": len(rows)}).encode()
 
 
+def change_rows(handle: CollectionHandle, first: int, second: int, schema: int) -> pa.Table | None:
+    """Return the rows that came and went from one time to another, as a change feed has them.
+
+    A key of which a row went and another came was updated: both rows follow each other. None if what happened between
+    cannot be read any more. Memory: the updates between the two times.
+    """
+    try:
+        changed = difference(handle, first, second, schema=schema)
+    except AsOfCompacted:
+        return None
+    kind, names = changed[CHANGE], [name for name in changed.column_names if not name.startswith(OLD)][:-1]
+    old_names = [OLD + name if OLD + name in changed.column_names else name for name in names]
+    sides = [(old_names, "insert", "delete", "update_preimage"), (names, "delete", "insert", "update_postimage")]
+    tables = []
+    for columns, absent, alone, paired in sides:
+        kinds_of_rows = pc.if_else(pc.equal(kind, "update"), paired, alone)
+        rows = changed.select(columns).rename_columns(names).append_column(CHANGE_TYPE, kinds_of_rows)
+        tables.append(rows.filter(pc.not_equal(kind, absent)))
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def has_feed(options: Mapping[str, str]) -> bool:
+    """Return whether a table that is published with some options has a change feed."""
+    return options.get("feed") == "true"
+
+
 def has_vectors(known: Publication) -> bool:
     """Return whether the table may leave out rows of files."""
     return known.options.get("deletes", "vectors") == "vectors"
@@ -221,7 +286,8 @@ def _header(contents: CollectionState, known: Publication, now_ms: int) -> list[
     fields = [_field(name, delta_type(schema.arrow.field(name).type)) for name in schema.names]
     has_ntz = any('"timestamp_ntz"' in json.dumps(field) for field in fields)
     features = ["deletionVectors"] * has_vectors(known) + ["timestampNtz"] * has_ntz
-    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": [*features, GUARD]}
+    written = [*features, *["changeDataFeed"] * has_feed(known.options), GUARD]
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": written}
     if features:
         protocol |= {"minReaderVersion": 3, "readerFeatures": features}
     metadata = {
@@ -230,7 +296,7 @@ def _header(contents: CollectionState, known: Publication, now_ms: int) -> list[
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps({"type": "struct", "fields": fields}),
         "partitionColumns": [],
-        "configuration": {**KEPT, "persist.collection": contents.id},
+        "configuration": {**KEPT, **(FEED if has_feed(known.options) else {}), "persist.collection": contents.id},
         "createdTime": now_ms,
     }
     return [{"protocol": protocol}, {"metaData": metadata}]

@@ -27,12 +27,14 @@ import msgspec
 from persist.blob import Blob, Indeterminate, PersistError, delete_all
 from persist.codecs import CollectionSchema, Part
 from persist.engine import CollectionHandle, Engine, handle_on
-from persist.errors import InvalidUsage, Superseded, UploadExpired
+from persist.errors import HoldMoved, InvalidUsage, Superseded, UploadExpired
 from persist.log import Deletes, Table, TableFile, is_shown, kinds, table_root
+from persist.names import published_hold
 from persist.publish.planning import LEFT_OUT_SHARE, Plan, PlannedFile, Planner
 from persist.shown import Shown, counted
 from persist.state import CollectionState, Publication, last_sealed, left_unused
 from persist.timeline import Moment
+from persist.write import Step
 
 ATTEMPTS = 8
 
@@ -116,13 +118,15 @@ def publish(
             is_same = known.schema == schema.version and known.options == attempt.options
             if is_same and (known.as_of == time or (as_of is None and known.as_of > time)):
                 return _published(format, contents, known, is_new=False)
-        planner = Planner(handle, attempt.store, LEFT_OUT_SHARE if options["deletes"] == "vectors" else 0.0)
+        # Some readers of a feed take the rows that a first version leaves out for those that it has.
+        is_whole = options["deletes"] != "vectors" or (known is None and "feed" in options)
+        planner = Planner(handle, attempt.store, 0.0 if is_whole else LEFT_OUT_SHARE)
         try:
             plan = planner.next_version(known, time)
             taken = _digest(handle, time) if digest else None
             step = attempt.step(contents, known, plan, taken)
-            writer.submit([step], {handle.id: handle.name}).result()
-        except (Superseded, UploadExpired):
+            writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
+        except (Superseded, UploadExpired, HoldMoved):
             attempt.discard()
             continue
         except BaseException as error:
@@ -150,12 +154,23 @@ def unpublish(handle: CollectionHandle, table: str) -> bool:
         step = kinds.Unpublish(handle.id, name, known.version)
         step = msgspec.structs.replace(step, unused=left_unused(contents, step))
         try:
-            writer.submit([step], {handle.id: handle.name}).result()
+            writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
         except Superseded:
             continue
         _delete_shown(handle.engine.blob, handle.id, name)
         return True
     raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+
+
+def _held(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
+    """Return what keeps the changes that the feed of a table tells with its next version, or lets go of them."""
+    name = published_hold(step.table)
+    held = contents.holds.get(name)
+    if isinstance(step, kinds.Publish) and step.options.get("feed") == "true":
+        if held is None or held.time < step.as_of:
+            return [kinds.SetHold(step.collection, name, step.as_of, expected=None if held is None else held.time)]
+        return []
+    return [] if held is None else [kinds.ReleaseHold(step.collection, name, held.time)]
 
 
 def published_tables(handle: CollectionHandle) -> list[Published]:
@@ -240,7 +255,7 @@ class Attempt:
             digest=digest,
         )
         metadata = self._format.metadata(contents, step)
-        self._blobs += metadata
+        self._blobs += [key for key in metadata if known is None or key not in known.metadata]
         step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
         return msgspec.structs.replace(step, unused=left_unused(self._handle.contents(), step))
 

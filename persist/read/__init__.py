@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from persist.late_names import late_names
 from persist.read.following.changes import (
+    CHANGE,
+    OLD,
     Changes,
     ChangesForm,
     Transitions,
