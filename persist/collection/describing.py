@@ -130,6 +130,7 @@ class DescribingCalls(CollectionBase, Described):
         reorder: Sequence[str] | None = None,
         comments: Mapping[str, str] | None = None,
         keyed: Keyed | None = None,
+        properties: Mapping[str, str | None] | None = None,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
@@ -151,6 +152,7 @@ class DescribingCalls(CollectionBase, Described):
             comments: what to say of columns, as `describe` does.
             keyed: make the collection keyed: from now on it takes events, and no updates. It must have one value per
                 key at every time that can be read, and nothing that is not sealed. Cost: reading it.
+            properties: what the collection says of itself from then on, as `describe` does, in the same commit.
             message, metadata: as for `write`.
 
         Raises:
@@ -162,8 +164,10 @@ class DescribingCalls(CollectionBase, Described):
             ReadOnly: this client only reads.
         """
         wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
-        notes = note_steps(message, metadata, [self.id])
-        self.handle = evolve(self.handle, wanted, comments, notes)
+        beside: list[kinds.Describe | kinds.Note] = [*note_steps(message, metadata, [self.id])]
+        if properties:
+            beside.append(describe_step(self.handle, None, properties, None, None))
+        self.handle = evolve(self.handle, wanted, comments, beside)
         self.schema = self.handle.schema
         return self.schema.version
 

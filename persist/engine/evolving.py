@@ -98,15 +98,19 @@ def evolve(
     handle: CollectionHandle,
     wanted: WantedEvolution,
     comments: Mapping[str, str] | None,
-    notes: list[record_kinds.Note],
+    beside: Sequence[Step],
 ) -> CollectionHandle:
-    """Commit the next version of a schema; return a handle with it. Errors as of `Collection.evolve`."""
+    """Commit the next version of a schema; return a handle with it. Errors as of `Collection.evolve`.
+
+    Args:
+        beside: steps of the same commit, such as notes.
+    """
     handle.engine.writer("evolve")
     _check_given(wanted, comments)
     wanted = replace(wanted, add=_typed(wanted.add, "add"), widen=_typed(wanted.widen, "widen"))
     for left in reversed(range(TRIES)):
         try:
-            return _evolve(handle, wanted, comments or {}, notes)
+            return _evolve(handle, wanted, comments or {}, beside)
         except (Superseded, UpperMismatch):
             if not left:
                 raise
@@ -114,7 +118,7 @@ def evolve(
 
 
 def _evolve(
-    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str], notes: list[record_kinds.Note]
+    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str], beside: Sequence[Step]
 ) -> CollectionHandle:
     contents = handle.contents()
     if not wanted.changes_columns and wanted.keyed is None:
@@ -123,13 +127,13 @@ def _evolve(
                 "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
             )
         ids_as_seen(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
-        return _only_commented(handle, contents.schema, comments, notes)
+        return _only_commented(handle, contents.schema, comments, beside)
     # From what the user has seen: a name may be that of another column by now.
     before = among_versions(handle.schema, contents)
     after = _after(before, wanted, contents)
     check_follows(contents, after, becomes_keyed=wanted.keyed is not None)
     if wanted.keyed is None and replace(after, version=before.version) == before:
-        return _only_commented(handle, before, comments, notes)
+        return _only_commented(handle, before, comments, beside)
     _check_machine(handle, contents, after)
     form = None if wanted.keyed is None else declared(wanted.keyed, after)
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
@@ -139,7 +143,7 @@ def _evolve(
         _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
         steps.insert(0, ExpectParts(handle.id, contents.next_number))
     steps += _comment_steps(handle, after, comments)
-    handle.submit("evolve", [*steps, *notes]).result()
+    handle.submit("evolve", [*steps, *beside]).result()
     if wanted.keyed is not None and wanted.keyed.machine is not None:
         handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
         handle = replace(handle, machine=wanted.keyed.machine)
@@ -147,11 +151,12 @@ def _evolve(
 
 
 def _only_commented(
-    handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], notes: list[record_kinds.Note]
+    handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], beside: Sequence[Step]
 ) -> CollectionHandle:
     """Say what there is to say of columns, if anything; the schema stays what it is, and so does its version."""
-    if steps := _comment_steps(handle, schema, comments):
-        handle.submit("evolve", [*steps, *notes]).result()
+    steps: list[Step] = [*_comment_steps(handle, schema, comments)]
+    if steps or not all(isinstance(step, record_kinds.Note) for step in beside):
+        handle.submit("evolve", [*steps, *beside]).result()
     return handle
 
 

@@ -1,39 +1,25 @@
-"""The first contents of tables, in pieces. A copy that was cut off goes on where it was.
+"""The first contents of tables of Postgres, each run as of the consistent point of a replication slot.
 
-A run of a copy reads the server exactly as of one point of its log, that of a replication slot. The very first run
-makes the slot from which changes are read later. Any other run makes a slot that ends with it. Rows get the position
-before that point as their time, because a transaction may be at the point itself. A table with a key is read in the
-order of its key. The commit of a piece says in a property of the collection which key came last, so the next run goes
-on behind it, at a later point. A table without a key is copied in one run; if that is cut off, its collection is
-dropped, and copied anew.
-
-Why that is exact from `reached` on, the time of the last run: a row is set to what it was at the point of its run, and
-the changes after that point take it from there. What earlier changes made of it is overwritten then. At times before
-`reached`, contents would be a mixture of points, so `since` is moved there if there were several. Changes before
-`begin`, the time of the first run, are in the copy, and passed over.
+The very first run makes the slot from which changes are read later. Any other run makes a slot that ends with it. Rows
+get the position before that point as their time, because a transaction may be at the point itself.
 """
 
 import os
 import secrets
 import threading
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 
-from persist.codecs import int64_array
-from persist.collection import Collection
 from persist.errors import InvalidUsage, Unavailable
+from persist.ingest.copied import Point
 from persist.ingest.pg_address import one_line
 from persist.ingest.pg_database import CLOCK_US, Database, Published
 from persist.ingest.pg_types import typed
 from persist.ingest.pgoutput import lsn_of
-from persist.ingest.source import Batch, Change, Run
 
-PROPERTY = "ingest.copy"
 SLOT_CHARS_MAX = 63
 
 
@@ -41,109 +27,38 @@ class SlotInUse(Unavailable):
     """Somebody else reads from the replication slot."""
 
 
-class Copied(msgspec.Struct, frozen=True):
-    """How far the copy of a table has come.
+class PgCopy:
+    """What a copy asks of a database."""
 
-    Attributes:
-        times: of the rows of each of its runs.
-        begin_us: the moment of its first run, in µs since 1970.
-        after: the last key that was copied, as Postgres writes it; None for none.
-        is_done: whether all rows were copied.
-    """
-
-    times: list[int]
-    begin_us: int
-    after: list[str] | None = None
-    is_done: bool = False
-
-    @property
-    def begin(self) -> int:
-        """The time of its first run."""
-        return self.times[0]
-
-    @property
-    def reached(self) -> int:
-        """The time of its last run."""
-        return self.times[-1]
-
-    @classmethod
-    def of(cls, collection: Collection) -> "Copied | None":
-        """Return what a collection says of its copy; None if that did not begin."""
-        text = collection.about.properties.get(PROPERTY)
-        return None if text is None else msgspec.json.decode(text, type=cls)
-
-    def said(self) -> dict[str, str]:
-        """Return what the collection is to say."""
-        return {PROPERTY: msgspec.json.encode(self).decode()}
-
-
-class Copy:
-    """Copies the tables whose collections are not sealed yet, and seals those to where the others are."""
-
-    def __init__(self, database: Database, tables: Mapping[str, Published], slot: str, run: Run) -> None:
+    def __init__(self, database: Database, tables: Mapping[str, Published], slot: str) -> None:
         self._database = database
         self._tables = tables
         self._slot = slot
-        self._run = run
-        self._wanted = [name for name in tables if not run.uppers[name]]
-        self._copied = {name: Copied.of(run.collections[name]) for name in self._wanted}
-        self._is_first = len(self._wanted) == len(tables)
 
-    def batches(self) -> Generator[Batch]:
-        """Yield the rows of all tables that are to be copied; the last batch seals their collections."""
-        if not all(known is not None and known.is_done for known in self._copied.values()):
-            yield from self._rows()
-        copies = [known for known in self._copied.values() if known is not None]
-        if self._is_first:
-            first = min(copies, key=lambda known: known.begin)
-            upper, moments = first.begin + 1, [(first.begin, first.begin_us)]
-        else:
-            upper, moments = max(self._run.uppers.values()), []
-        since = {name: known.reached for name, known in self._copied.items() if known and known.reached >= upper}
-        yield Batch((), upper, 0, moments, since=since)
+    def key(self, table: str) -> Sequence[str]:
+        """Return the columns that are the key of a table."""
+        return self._tables[table].key
 
-    def _rows(self) -> Iterator[Batch]:
-        replication = self._database.connected(replication=True)
-        try:
-            time, snapshot = self._slot_made(replication)
-            connection = self._database.connected()
-            try:
+    @contextmanager
+    def point(self, *, is_new: bool) -> Iterator[Point]:
+        """Hold the point of a slot, and read as of it."""
+        with closing(self._database.connected(replication=True)) as replication:
+            time, snapshot = self._slot_made(replication, is_new=is_new)
+            with closing(self._database.connected()) as connection:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
                     cursor.execute(f"SELECT {CLOCK_US}")
                     [now_us] = cursor.fetchone()
-                for name in self._wanted:
-                    yield from self._table(connection, name, time, now_us)
-            finally:
-                connection.close()
-        finally:
-            replication.close()
+                yield Point(time, now_us, connection)
 
-    def _table(self, connection: Any, name: str, time: int, now_us: int) -> Iterator[Batch]:
-        """Yield the rows of a table that were not copied yet."""
-        table, known = self._tables[name], self._copied[name]
-        if known is not None and known.is_done:
-            return
-        if known is not None and not table.key:
-            raise Unavailable(
-                f"the copy of {table.full_name} was cut off. It has no key by which it could go on, so it begins "
-                "anew when the same command is given again"
-            )
-        known = known or Copied([], now_us)
-        known = msgspec.structs.replace(known, times=[*known.times, time])
-        for rows, last in self._pieces(connection, table, known.after):
-            known = msgspec.structs.replace(known, after=last if table.key else None)
-            self._copied[name] = known
-            changes = [Change(name, _stamped(rows, time, table.key))]
-            yield Batch(changes, None, rows.num_rows, properties={name: known.said()})
-        known = msgspec.structs.replace(known, is_done=True)
-        self._copied[name] = known
-        yield Batch((), None, properties={name: known.said()})
+    def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
+        """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
+        yield from self._pieces(point.reading, self._tables[table], after)
 
-    def _slot_made(self, replication: Any) -> tuple[int, str]:
+    def _slot_made(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
         """Make the slot of this run; return the time of its rows, and the name of the snapshot of the server."""
-        library, is_new = self._database.library, self._is_first and not any(self._copied.values())
+        library = self._database.library
         name = self._slot if is_new else f"{self._slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
         with replication.cursor() as cursor:
             if is_new and self._database.config.slot is None:  # It is of this location alone: what was killed left it.
@@ -229,9 +144,3 @@ class Copy:
                 f"the copy of the table {table.full_name} cannot be read: {one_line(error)}. A row of it may be larger "
                 f"than copy_bytes = {options[0].block_size}: say a larger one"
             ) from None
-
-
-def _stamped(rows: pa.Table, time: int, key: list[str]) -> pa.Table:
-    """Return rows as events or updates at a time."""
-    stamped = rows.append_column("_time", int64_array(np.full(len(rows), time, np.int64)))
-    return stamped if key else stamped.append_column("_diff", int64_array(np.ones(len(rows), np.int64)))

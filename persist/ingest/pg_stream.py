@@ -10,12 +10,14 @@ import pyarrow as pa
 
 from persist.collection import Collection
 from persist.errors import InvalidUsage
-from persist.ingest.pg_copy import Copied, SlotInUse
+from persist.ingest.pg_copy import SlotInUse
 from persist.ingest.pg_database import CLOCK_US, Database, Published
-from persist.ingest.pg_rows import TableRows, held
 from persist.ingest.pg_spool import Spools
+from persist.ingest.pg_types import typed
 from persist.ingest.pgoutput import Relation, begin, change, lsn_of, lsn_text, relation, truncated
-from persist.ingest.source import Batch, Change, Run
+from persist.ingest.source import Batch, Run
+from persist.ingest.table_rows import TableRows
+from persist.ingest.transactions import Transactions
 
 logger = logging.getLogger(__name__)
 COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
@@ -39,27 +41,12 @@ class Stream:
         self._tables = tables
         self._slot = slot
         self._run = run
-        self._upper = min(run.uppers.values())
-        if self._upper != max(run.uppers.values()):
-            late = min(run.uppers, key=lambda name: run.uppers[name])
-            raise InvalidUsage(
-                f"the collection {late!r} is sealed to {run.uppers[late]}, and others of {database.name} to "
-                f"{max(run.uppers.values())}: somebody else sealed it. Drop it, and it is copied again"
-            )
-        self._rows: dict[str, TableRows] = {}
-        self._moments: list[tuple[int, int]] = []  # Of the transactions that are not committed here yet.
+        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows)
         self._ahead_us = 0  # The server's clock minus ours, since 1970 on one side and any moment on the other.
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
-        self._time = self._moment_us = 0  # Of the transaction whose messages come.
-        self._is_known, self._is_inside, self._done = True, False, self._upper
         self._spools = Spools()
-        self._copied = {name: Copied.of(run.collections[name]) or Copied([0], 0) for name in tables}
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
-
-    @property
-    def _count(self) -> int:
-        return sum(map(len, self._rows.values()))
 
     def batches(self) -> Iterator[Batch]:
         """Yield transactions as they come, some of them together."""
@@ -110,7 +97,7 @@ class Stream:
         options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
         if connection.server_version >= STREAMS_FROM:
             options |= {"proto_version": "2", "streaming": "on"}
-        cursor.start_replication(slot_name=slot, decode=False, start_lsn=lsn_text(self._upper), options=options)
+        cursor.start_replication(slot_name=slot, decode=False, start_lsn=lsn_text(self._flow.upper), options=options)
         return end
 
     def _warn_of(self, slots: Iterable[tuple[str, int]]) -> None:
@@ -129,20 +116,20 @@ class Stream:
                 )  # fmt: skip
 
     def _read(self, cursor: Any, target: int) -> Iterator[Batch]:
-        run, clock = self._run, self._run.client.engine.clock
+        run, flow, clock = self._run, self._flow, self._run.client.engine.clock
         told_s = clock.monotonic_s()
         while True:
             message = cursor.read_message()
             if message is None:
-                if not self._is_inside:
+                if not flow.is_inside:
                     is_end = run.stop.is_set() or (run.once and cursor.wal_end >= target)
                     is_due = is_end or clock.monotonic_s() - told_s >= self._database.config.heartbeat_s
-                    if self._count or (is_due and max(self._done, cursor.wal_end) > self._upper):
-                        if is_due:  # All that the server has sent is here, so times up to there are complete.
-                            self._done = self._reached(max(self._done, cursor.wal_end))
-                        yield self._batch(self._done)
+                    if is_due:  # All that the server has sent is here, so times up to there are complete.
+                        flow.nothing_before(max(flow.done, cursor.wal_end), self._monotonic_us() + self._ahead_us)
+                    if not flow.is_empty or (is_due and flow.done > flow.upper):
+                        yield flow.batch(flow.done)
                     if is_due:  # And durable, so it need not keep its log for this slot.
-                        cursor.send_feedback(flush_lsn=self._upper, force=True)
+                        cursor.send_feedback(flush_lsn=flow.upper, force=True)
                         told_s = clock.monotonic_s()
                     if is_end:
                         return
@@ -156,101 +143,62 @@ class Stream:
                     self._spools.stop()
                 else:
                     self._spools.keep(data)
-            elif data[0] in CHANGES:
-                self._change(data)
             else:
-                before = self._upper
-                yield from self._control(data, cursor)
-                if self._upper != before:
-                    cursor.send_feedback(flush_lsn=self._upper)
+                before = flow.upper
+                yield from self._taken(data, cursor)
+                if flow.upper != before:
+                    cursor.send_feedback(flush_lsn=flow.upper)
+
+    def _taken(self, data: bytes, cursor: Any) -> Iterator[Batch]:
+        """Take a message."""
+        if data[0] not in CHANGES:
+            yield from self._control(data, cursor)
+            return
+        self._change(data)
+        if self._flow.is_full:
+            for piece in self._flow.piece():
+                yield piece
+                cursor.send_feedback(force=True)
 
     def _control(self, data: bytes, cursor: Any) -> Iterator[Batch]:
         """Take a message that is no change of a row."""
-        kind = data[0]
+        kind, flow = data[0], self._flow
         if kind == 66:  # B
             time, moment_us, _ = begin(data)
-            yield from self._transaction(time, moment_us)
+            yield from flow.begin(time, moment_us)
         elif kind == 67:  # C
-            yield from self._committed()
+            yield from flow.commit()
         elif kind == 82:  # R
             yield from self._relation(relation(data))
-        elif kind == 84 and not self._is_known:  # T
-            yield from self._emptied(truncated(data))
+        elif kind == 84:  # T
+            yield from flow.emptied([rows for id_ in truncated(data) if (rows := self._relations.get(id_)) is not None])
         elif kind == 83:  # S
             self._spools.start(data)
         elif kind == 65:  # A
             self._spools.undo(data)
         elif kind == 99:  # c
             xid, time, moment_us = self._spools.committed(data)
-            yield from self._transaction(time, moment_us)
+            yield from flow.begin(time, moment_us)
             for count, kept in enumerate(self._spools.messages(xid)):
-                if kept[0] in CHANGES:
-                    self._change(kept)
-                else:
-                    yield from self._control(kept, cursor)
+                yield from self._taken(kept, cursor)
                 if count % ALIVE_EVERY == 0:
-                    cursor.send_feedback(flush_lsn=self._upper, force=True)
-            yield from self._committed()
-
-    def _transaction(self, time: int, moment_us: int) -> Iterator[Batch]:
-        """Begin with the transaction that was committed at a time."""
-        while (reached := self._reached_by(time)) is not None:
-            # Rows that were copied again at that time count from there on, so it is sealed first.
-            self._done = reached + 1
-            if not self._moments or self._moments[-1][0] < reached:
-                self._moments.append((reached, moment_us))
-            yield self._batch(self._done)
-        self._time, self._moment_us = time, moment_us
-        self._is_known, self._is_inside = time < self._upper, True
-
-    def _committed(self) -> Iterator[Batch]:
-        """End the transaction; what came becomes a commit if it is enough."""
-        self._is_inside = False
-        if not self._is_known:
-            self._done = self._time + 1
-            self._moments.append((self._time, self._moment_us))
-        count = max(self._count, len(self._moments))
-        if count >= self._database.config.batch_rows or (count and self._run.stop.is_set()):
-            yield self._batch(self._done)
-
-    def _batch(self, upper: int) -> Batch:
-        """Return what has come as a batch. When the loop goes on after it, it is durable."""
-        before = self._upper
-        taken = {
-            name: table.taken(self._run.collections[name], before, upper)
-            for name, table in self._rows.items()
-            if len(table)
-        }
-        changes = [Change(name, rows) for name, rows in taken.items() if rows is not None]
-        self._upper = upper
-        moments, self._moments = self._moments, []
-        return Batch(changes, upper, sum(len(change.rows) for change in changes), moments)
-
-    def _reached_by(self, time: int) -> int | None:
-        """Return the first time of a copy's run that is not sealed yet and before a time; None if there is none."""
-        times = [at for each in self._copied.values() for at in each.times if self._upper <= at < time]
-        return min(times, default=None)
-
-    def _reached(self, position: int) -> int:
-        """Take it that the server has no transaction before a position that was not sent; return the position."""
-        if position > self._upper and (not self._moments or self._moments[-1][0] < position - 1):
-            self._moments.append((position - 1, self._monotonic_us() + self._ahead_us))
-        return position
+                    cursor.send_feedback(flush_lsn=flow.upper, force=True)
+            yield from flow.commit()
 
     def _monotonic_us(self) -> int:
         return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
     def _change(self, data: bytes) -> None:
-        if self._is_known:
+        if self._flow.is_known:
             return
         id_, old, new, is_key = change(data)
         rows = self._relations.get(id_)
-        if rows is not None and self._time > rows.begin:
+        if rows is not None:
             kept = self._kept[id_]
             if len(kept) != len(new or old or ()):
                 old = None if old is None else [old[at] for at in kept]
                 new = None if new is None else [new[at] for at in kept]
-            rows.take(old, new, self._time, is_key)
+            self._flow.take(rows, old, new, is_key=is_key)
 
     def _relation(self, found: Relation) -> Iterator[Batch]:
         """Take a table as it is from here on; its collection follows, once all before is durable."""
@@ -268,23 +216,11 @@ class Stream:
         columns, types = database.kept(table, found.columns), database.types(table, found.columns)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
         if have != types:
-            if self._done > self._upper:
-                yield self._batch(self._done)
+            yield from self._flow.before()
             self._follow_schema(collection, table, have, types)
         self._kept[found.id] = [at for at, column in enumerate(found.columns) if column in columns]
-        names, key = [column.name for column in columns], [*collection.schema.key_names]
-        _check_identity(table, found, key if collection.handle.keyed else None)
-        rows = self._rows.get(name)
-        if rows is None or rows.names != names or rows.types != types:
-            if rows is not None and len(rows):
-                raise InvalidUsage(
-                    f"the table {table} changed its columns within a transaction that had changed its rows: that "
-                    "cannot be followed. Drop the collection, and copy the table again"
-                )
-            key = key if collection.handle.keyed else []
-            copied = self._copied[name]
-            rows = self._rows[name] = TableRows(table, names, types, key, copied.begin, copied.reached)
-        self._relations[found.id] = rows
+        _check_identity(table, found, [*collection.schema.key_names] if collection.handle.keyed else None)
+        self._relations[found.id] = self._flow.rows_of(name, table, types, _typed)
 
     def _follow_schema(
         self, collection: Collection, table: str, have: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]
@@ -315,16 +251,17 @@ class Stream:
         dropped = [name for name in have if name not in types and name not in renamed]
         wider = {name: types[renamed.get(name, name)] for name in have if name not in dropped}
         wider = {name: kind for name, kind in wider.items() if kind != have[name]}
-        try:
-            collection.evolve(add=added, drop=dropped, rename=renamed, widen=wider)
+        known = {renamed.get(name, name): number for name, number in numbers.items()}
+        numbers = {name: known.get(name, now.get(name)) for name in types}
+        try:  # In one commit, so that whoever is killed, the numbers are those of the columns.
+            collection.evolve(
+                add=added, drop=dropped, rename=renamed, widen=wider, properties={COLUMNS: json.dumps(numbers)}
+            )
         except InvalidUsage as error:
             raise InvalidUsage(
                 f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. Drop "
                 "the collection, and copy the table again"
             ) from error
-        known = {renamed.get(name, name): number for name, number in numbers.items()}
-        numbers = {name: known.get(name, now.get(name)) for name in types}
-        collection.describe(properties={COLUMNS: json.dumps(numbers)}).result()
         logger.warning(
             "%s has other columns from here on: added %s, dropped %s, renamed %s, wider %s",
             table, [*added], dropped, renamed, [*wider],
@@ -339,18 +276,9 @@ class Stream:
             connection.close()
         return next((dict(each.numbers) for each in published if each.full_name == table), {})
 
-    def _emptied(self, ids: list[int]) -> Iterator[Batch]:
-        """Remove all rows of tables that were truncated, those that the transaction had added before, too."""
-        tables = [rows for id_ in ids if (rows := self._relations.get(id_)) is not None and self._time > rows.begin]
-        for rows in tables:
-            rows.forget(self._time)
-        if self._done > self._upper:
-            yield self._batch(self._done)
-        names = {id(rows): name for name, rows in self._rows.items()}
-        for rows in tables:
-            collection = self._run.collections[names[id(rows)]]
-            with held(collection, self._upper, rows.reached) as snapshot:
-                rows.empty(snapshot.to_arrow(), self._time)
+
+def _typed(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
+    return typed(pa.array(texts, pa.string()), kind, where)
 
 
 def _check_identity(table: str, found: Relation, key: list[str] | None) -> None:

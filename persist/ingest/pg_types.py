@@ -7,7 +7,6 @@ all their digits.
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import boolean_array
 from persist.errors import InvalidUsage
 
 SESSION = "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c extra_float_digits=1 -c intervalstyle=iso_8601"
@@ -63,10 +62,3 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
 
 def _bytes(texts: pa.Array) -> pa.Array:
     return pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary())
-
-
-def flags(values: list[bool]) -> pa.Array:
-    """Return booleans as a column."""
-    import numpy as np
-
-    return boolean_array(np.array(values, np.bool_))

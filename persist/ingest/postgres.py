@@ -14,8 +14,9 @@ from persist.blob import Backoff
 from persist.client import Client
 from persist.collection import Collection
 from persist.errors import InvalidUsage, Unavailable
+from persist.ingest.copied import Copied, Copy
 from persist.ingest.pg_address import one_line
-from persist.ingest.pg_copy import SLOT_CHARS_MAX, Copied, Copy, SlotInUse
+from persist.ingest.pg_copy import SLOT_CHARS_MAX, PgCopy, SlotInUse
 from persist.ingest.pg_database import Database, PostgresConfig, Published
 from persist.ingest.pg_stream import COLUMNS, Stream
 from persist.ingest.source import SOURCE, Batch, Run, Target
@@ -56,7 +57,8 @@ class Postgres:
         while not run.stop.is_set():
             try:
                 if not all(run.uppers[name] for name in self._tables):
-                    for batch in Copy(self._database, self._tables, self._slot, run).batches():
+                    server = PgCopy(self._database, self._tables, self._slot)
+                    for batch in Copy(server, [*self._tables], run).batches():
                         yield batch
                         tries = None
                         if run.stop.is_set():

@@ -1,5 +1,6 @@
 """The first contents of tables of a real Postgres: cut off anywhere, and gone on with, while the tables change."""
 
+import contextlib
 import random
 from typing import Any
 
@@ -192,7 +193,7 @@ def test_large_transactions_come_before_they_are_committed(database: Database) -
     database.run(
         "ALTER TABLE t ADD COLUMN more int", "INSERT INTO t SELECT g, 'y', 1 FROM generate_series(7000, 9999) g"
     )
-    assert database.ingest(batch_rows=100).commits == 3
+    assert database.ingest(batch_rows=100).commits > 60  # Each large one in pieces.
     for table in ("t", "u"):
         rows = [tuple(row.values()) for row in database.contents(table)]
         assert sorted(rows, key=str) == sorted(database.rows(f"SELECT * FROM {table}"), key=str)
@@ -205,3 +206,73 @@ def test_large_transactions_come_before_they_are_committed(database: Database) -
         "WHERE database = current_database()"
     )
     assert any(database.rows(query)[0][0] >= 3 for _ in range(2000))  # The server tells it a little later.
+
+
+def test_a_transaction_larger_than_a_batch_is_committed_in_pieces_and_is_one_time(
+    database: Database, store: MemoryBlob
+) -> None:
+    """Whoever is killed between two pieces. A truncate, and long values that were not sent, find what is not sealed."""
+    long = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 90) i) || g"
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, long text)",
+        "ALTER TABLE t ALTER COLUMN long SET STORAGE EXTERNAL",
+        "CREATE TABLE u (n int)",
+        "ALTER TABLE u REPLICA IDENTITY FULL",
+        "INSERT INTO t SELECT g, 0, 'old' FROM generate_series(1, 30) g",
+        "INSERT INTO u SELECT g % 5 FROM generate_series(1, 30) g",
+    )
+    run(database, store)
+    database.run("UPDATE t SET n = 1 WHERE id = 1")
+    database.run(
+        "INSERT INTO u SELECT 9 FROM generate_series(1, 25) g",
+        "INSERT INTO t SELECT g, 0, 'gone' FROM generate_series(100, 140) g",
+        "TRUNCATE t, u",
+        f"INSERT INTO t SELECT g, 0, {long} FROM generate_series(1, 25) g",
+        "INSERT INTO u SELECT g % 3 FROM generate_series(1, 25) g",
+        "UPDATE t SET n = 7 WHERE id % 2 = 0",
+        "DELETE FROM u WHERE n = 1",
+    )
+    deaths = 0
+    while True:
+        mortal = MortalBlob(store, 5 + deaths % 7, is_after=bool(deaths % 2))
+        with contextlib.suppress(Died, persist.PersistError):
+            run(database, mortal)
+        if not mortal.is_dead:
+            break
+        deaths += 1
+        assert deaths < 60
+        with persist.open(store, mode="read") as client:
+            assert {client.load(name).snapshot().count() for name in ("t", "u")} in ({30}, {25, 17})
+    with persist.open(store, mode="read") as client:
+        t, u = client.load("t"), client.load("u")
+        assert rows_of(t) == database.rows("SELECT * FROM t ORDER BY 1")
+        assert rows_of(u) == sorted(database.rows("SELECT * FROM u"))
+        changes = [{*each.changes(1 + (each.since.time or 0)).to_arrow()["_time"].to_pylist()} for each in (t, u)]
+        assert ([*map(len, changes)], changes[1] < changes[0]) == ([3, 2], True)
+    assert deaths > 8
+
+
+def test_columns_are_told_apart_whoever_is_killed_around_their_changes(database: Database, store: MemoryBlob) -> None:
+    """Names that are exchanged, and given again: if a change were made twice, or half, columns would be mixed up."""
+    database.run("CREATE TABLE t (id int PRIMARY KEY, a int, b int)", "INSERT INTO t VALUES (1, 10, 20)")
+    run(database, store)
+    rename, deaths = "ALTER TABLE t RENAME COLUMN", 0
+    for number, steps in enumerate(
+        (
+            (f"{rename} a TO x", f"{rename} b TO a", f"{rename} x TO b"),
+            (f"{rename} a TO c", "ALTER TABLE t ADD COLUMN a bigint"),
+            (f"{rename} b TO d", "ALTER TABLE t DROP COLUMN c", f"{rename} a TO c"),
+        )
+    ):
+        database.run(*steps, f"INSERT INTO t (id, {'a' if number < 2 else 'd'}) VALUES ({number + 2}, {number})")
+        for dies_at in range(1, 40):
+            mortal = MortalBlob(store, dies_at, is_after=bool(dies_at % 2))
+            with contextlib.suppress(Died, persist.PersistError):
+                run(database, mortal)
+            if not mortal.is_dead:
+                break
+            deaths += 1
+        with persist.open(store, mode="read") as client:
+            table = client.load("t")
+            assert rows_of(table) == database.rows(f"SELECT {', '.join(table.schema.names)} FROM t ORDER BY 1")
+    assert deaths > 9
