@@ -21,6 +21,10 @@ from persist.ingest.transactions import Transactions
 
 logger = logging.getLogger(__name__)
 COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
+NUMBERS = (
+    "SELECT attname, attnum::int8 FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped "
+    "ORDER BY attnum"
+)
 POLL_S = 0.25
 CHANGES = b"IUD"
 STREAMS_FROM = 140000  # The version of the server that sends transactions before they are committed.
@@ -215,44 +219,53 @@ class Stream:
         table = self._tables[name].full_name
         columns, types = database.kept(table, found.columns), database.types(table, found.columns)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
-        if have != types:
+        numbers, now = self._known_numbers(collection), self._numbers(found)
+        in_order = [column.name for column in found.columns]
+        others = {number for name, number in now.items() if name not in in_order}
+        is_now = [name for name in now if name in in_order] == in_order  # Else the catalog is ahead.
+        is_now = is_now and others.isdisjoint(numbers.values())
+        known = [name for name in sorted(numbers, key=lambda name: numbers[name] or 0) if name in in_order]
+        is_same = have == types and known == [name for name in in_order if name in numbers]
+        if not is_same or (is_now and any(numbers.get(name) not in (None, now[name]) for name in in_order)):
             yield from self._flow.before()
-            self._follow_schema(collection, table, have, types)
+            self._follow_schema(collection, table, have, types, now, is_now=is_now)
         self._kept[found.id] = [at for at, column in enumerate(found.columns) if column in columns]
         _check_identity(table, found, [*collection.schema.key_names] if collection.handle.keyed else None)
         self._relations[found.id] = self._flow.rows_of(name, table, types, _typed)
 
     def _follow_schema(
-        self, collection: Collection, table: str, have: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]
+        self,
+        collection: Collection,
+        table: str,
+        have: Mapping[str, pa.DataType],
+        types: Mapping[str, pa.DataType],
+        now: Mapping[str, int],
+        *,
+        is_now: bool,
     ) -> None:
-        """Add, drop, rename and widen columns of a collection as its table did."""
-        numbers = json.loads(collection.about.properties.get(COLUMNS, "{}"))
-        now = self._numbers(table)
-        renamed = {
-            old: new
-            for old in have
-            for new in types
-            if old not in types and new not in have and numbers.get(old) is not None and numbers[old] == now.get(new)
-        }
-        names = {number: name for name, number in now.items()}
-        # The catalog may be ahead, so that a new name is gone already. It is told by there being no other one.
-        again = [
-            old for old in have if old not in types and old not in renamed and names.get(numbers.get(old), old) != old
-        ]
-        unknown = [new for new in types if new not in have and new not in now]
-        if len(again) == len(unknown) == 1:
-            renamed[again[0]] = unknown[0]
-        elif again:
-            raise InvalidUsage(
-                f"the column {again[0]!r} of the table {table} has got another name more than once, so it is not known "
-                f"which one it had first. Drop the collection {collection.name!r}, and copy the table again"
-            )
-        added = {name: kind for name, kind in types.items() if name not in have and name not in renamed.values()}
-        dropped = [name for name in have if name not in types and name not in renamed]
+        """Add, drop, rename and widen columns of a collection as its table did.
+
+        Args:
+            now: the numbers of the table's columns, as the catalog has them now.
+            is_now: whether these are the columns that are meant; the catalog may be ahead.
+        """
+        numbers, replaced = self._known_numbers(collection), list[str]()
+        if is_now:
+            names = {number: name for name, number in now.items()}
+            renamed = {old: names.get(number, old) if number else old for old, number in numbers.items() if old in have}
+            renamed = {old: new for old, new in renamed.items() if old != new and new in types}
+            replaced = [
+                old for old in have if numbers.get(old) is not None and old not in renamed and numbers[old] not in names
+            ]
+        else:
+            renamed = _renamed(collection.name, table, numbers, have, types, now)
+        stays = {old for old in have if old not in renamed and old not in replaced and old in types}
+        added = {name: kind for name, kind in types.items() if name not in stays and name not in renamed.values()}
+        dropped = [name for name in have if name not in stays and name not in renamed]
         wider = {name: types[renamed.get(name, name)] for name in have if name not in dropped}
         wider = {name: kind for name, kind in wider.items() if kind != have[name]}
         known = {renamed.get(name, name): number for name, number in numbers.items()}
-        numbers = {name: known.get(name, now.get(name)) for name in types}
+        numbers = {name: now[name] if is_now else known.get(name, now.get(name)) for name in types}
         try:  # In one commit, so that whoever is killed, the numbers are those of the columns.
             collection.evolve(
                 add=added, drop=dropped, rename=renamed, widen=wider, properties={COLUMNS: json.dumps(numbers)}
@@ -267,18 +280,52 @@ class Stream:
             table, [*added], dropped, renamed, [*wider],
         )  # fmt: skip
 
-    def _numbers(self, table: str) -> dict[str, int]:
-        """Return the numbers of a table's columns, as the catalog has them now."""
+    def _known_numbers(self, collection: Collection) -> dict[str, int | None]:
+        numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
+        return numbers
+
+    def _numbers(self, found: Relation) -> dict[str, int]:
+        """Return the numbers of a table's columns, as the catalog has them now, in their order."""
         connection = self._database.connected()
         try:
-            published = self._database.published(connection)
+            with connection.cursor() as cursor:
+                cursor.execute(NUMBERS, (found.id,))
+                return dict(cursor.fetchall())
         finally:
             connection.close()
-        return next((dict(each.numbers) for each in published if each.full_name == table), {})
 
 
 def _typed(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     return typed(pa.array(texts, pa.string()), kind, where)
+
+
+def _renamed(
+    name: str,
+    table: str,
+    numbers: Mapping[str, int | None],
+    have: Mapping[str, pa.DataType],
+    types: Mapping[str, pa.DataType],
+    now: Mapping[str, int],
+) -> dict[str, str]:
+    """Return which column got which name, if the catalog is ahead, so that the new name may be gone already.
+
+    Raises:
+        InvalidUsage: it is not known.
+    """
+    names = {number: name for name, number in now.items()}
+    again = [old for old in have if old not in types and names.get(numbers.get(old) or 0, old) != old]
+    renamed = {old: names[numbers[old] or 0] for old in again if names[numbers[old] or 0] in {*types} - {*have}}
+    again = [old for old in again if old not in renamed]
+    unknown = [new for new in types if new not in have and new not in now]
+    if len(again) == len(unknown) == 1:
+        return renamed | {again[0]: unknown[0]}
+    in_order = [known for known in sorted(numbers, key=lambda known: numbers[known] or 0) if known in types]
+    if again or in_order != [known for known in types if known in numbers]:
+        raise InvalidUsage(
+            f"columns of the table {table} have got other names more than once meanwhile, so it is not known which one "
+            f"{(again or in_order)[0]!r} is. Drop the collection {name!r}, and copy the table again"
+        )
+    return renamed
 
 
 def _check_identity(table: str, found: Relation, key: list[str] | None) -> None:
