@@ -40,6 +40,7 @@ from benchmarks import (
     upserts,
     views,
     views_cold,
+    views_growth,
 )
 from benchmarks.harness import Row, report
 from benchmarks.workspace import Workspace
@@ -76,6 +77,7 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "dataflow-durable": dataflow_durable.durable,
     "views": views.tpch,
     "views-cold": views_cold.cold,
+    "views-growth": views_growth.growth,
     "spark": spark.snapshots,
     "spark-write": spark.write,
     "spark-streams": spark.streams,

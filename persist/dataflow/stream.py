@@ -7,7 +7,7 @@ inner scope enters it by itself.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -24,6 +24,7 @@ from persist.dataflow.plan.plan import (
     Capture,
     Concat,
     Consolidate,
+    Counted,
     Distinct,
     Enter,
     Folded,
@@ -472,13 +473,21 @@ class Grouped:
         descending: bool | Sequence[bool] = False,
         skip: int = 0,
         nulls_first: Sequence[str] = (),
+        counted: Counted = "row_number",
     ) -> Stream:
         """Return of each key the first records in the order of some columns; ties are broken by the other columns.
 
         Args:
             skip: how many records are passed over first.
             nulls_first: those of the columns of which NULL comes first, whatever the direction; else it comes last.
+            counted: what count is the number of: "rank" and "dense_rank" give all records with up to that number by the
+                function of SQL, so records that agree in the columns are in or out together; nothing is skipped then.
         """
+        if counted not in get_args(Counted) or (skip and counted != "row_number"):
+            allowed = ", ".join(map(repr, get_args(Counted)))
+            raise InvalidUsage(
+                f"top_k: counted={counted!r}, skip={skip!r}: give one of {allowed}, and skip with the first"
+            )
         if isinstance(skip, bool) or not isinstance(skip, int) or skip < 0:
             raise InvalidUsage(f"top_k: skip={skip!r} is not a whole number of at least 0")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -500,7 +509,7 @@ class Grouped:
         return self._reduce(
             mapped,
             values,
-            TopK(count, tuple(zip(names, down, strict=True)), skip, tuple(nulls_first)),
+            TopK(count, tuple(zip(names, down, strict=True)), skip, tuple(nulls_first), counted),
             pick(mapped.schema, values),
         )
 

@@ -153,13 +153,18 @@ class Distinct(_Node, frozen=True, tag="distinct"):
 
 
 class TopK(_Node, frozen=True, tag="top"):
-    """Of each partition the rows from offset on, as many as limit, in an order; all columns break its ties."""
+    """Of each partition the rows from offset on, as many as limit, in an order; all columns break its ties.
+
+    Attributes:
+        counted: what limit is the number of. "rank", "dense_rank": the rows with up to this number by that function.
+    """
 
     input: "Node"
     order: tuple[Order, ...]
     limit: int | None = None
     offset: int = 0
     partition: tuple[Term, ...] = ()
+    counted: Literal["row_number", "rank", "dense_rank"] = "row_number"
 
 
 class Unnest(_Node, frozen=True, tag="unnest"):

@@ -182,6 +182,8 @@ def _top(node: TopK, stream: Stream) -> Stream:
     if not keys and count + node.offset <= FEW:
         stream = _foremost(stream, by, node)
     keys = list(dict.fromkeys(keys))
+    if not order and node.counted != "row_number":
+        return stream.project(*columns)  # All rows of a partition agree in the order.
     if not order:
         rest = [name for name in stream.columns if name not in keys]
         if not rest:
@@ -192,7 +194,7 @@ def _top(node: TopK, stream: Stream) -> Stream:
         nulls = [name for name, sort_key in order.items() if sort_key.nulls_first]
         down = [sort_key.descending for sort_key in order.values()]
         top_rows = stream.group_by(*keys).top_k(
-            count, list(order), descending=down, skip=node.offset, nulls_first=nulls
+            count, list(order), descending=down, skip=node.offset, nulls_first=nulls, counted=node.counted
         )
     return top_rows.project(*columns)
 
@@ -207,7 +209,8 @@ def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
     nulls = [name for name in names if name in order and order[name].nulls_first]
     assert node.limit is not None
     by_part = stream.extend(_part=part).group_by("_part")
-    return by_part.top_k(node.limit + node.offset, names, descending=down, nulls_first=nulls).project(*columns)
+    top_rows = by_part.top_k(node.limit + node.offset, names, descending=down, nulls_first=nulls, counted=node.counted)
+    return top_rows.project(*columns)
 
 
 def _counted(node: TopK, stream: Stream) -> Stream:

@@ -137,7 +137,7 @@ def _needed(node: Node, needed: Sequence[int]) -> Node:
         case Window(input_, calls):
             wanted = list(range(width_of(input_)))
             return _picked(Window(_needed(input_, wanted), calls), needed)
-        case TopK(input_, _, 1, 0, partition) if {*map(Place, needed)} <= {*partition}:
+        case TopK(input_, _, 1, 0, partition, "row_number") if {*map(Place, needed)} <= {*partition}:
             # What makes one row of a partition the first one is not asked for.
             wanted = _union((), partition)
             if partition == tuple(map(Place, wanted)):

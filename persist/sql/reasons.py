@@ -45,6 +45,7 @@ def reasons(plan: Node, known: Known = NOTHING) -> list[str]:
     return [
         *_of_joins(plan, pushed),
         *_of_conditions(plan, pushed),
+        *_of_first_rows(pushed, placed),
         *_of_order(pushed, placed, known),
         *_of_columns(plan, done),
     ]
@@ -105,6 +106,12 @@ def _conditions(plan: Node) -> Counter[str]:
             if isinstance(below, Scan):
                 counts[below.collection] += len(factored_conjuncts(node.condition))
     return counts
+
+
+def _of_first_rows(before: Node, after: Node) -> list[str]:
+    was, now = ([node for node in every(plan) if isinstance(node, TopK)] for plan in (before, after))
+    limits = Counter(node.limit for node in now) - Counter(node.limit for node in was)
+    return [f"a window looks at the first {limit} of each partition: no others are asked for" for limit in limits]
 
 
 def _of_order(before: Node, after: Node, known: Known) -> list[str]:

@@ -5,6 +5,7 @@
    whose NULLs are not asked for becomes an inner one. What correlated subqueries join
    without need is left out.
 2. *Joins are put in an order* in which what is in between is small; see `persist.sql.prune`.
+   Windows of which only the first rows are asked for are put over these; see `persist.sql.foremost`.
 3. *Columns that nobody reads* are left out where they are made.
 4. *Bounds of time* go below joins, so that these forget what is over.
 
@@ -56,6 +57,7 @@ from persist.sql.algebra import (
     filtered,
     replaced,
 )
+from persist.sql.foremost import with_first_rows
 from persist.sql.prune import NOTHING, Known, by_side, has_one_partner, ordered, pruned, types_of, width_of
 from persist.sql.types import to_arrow
 
@@ -73,7 +75,7 @@ def rewritten(plan: Node, known: Known = NOTHING) -> Node:
 def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node, Node]:
     """Return the plan after its conditions went down, then with its joins in order, then without unread columns."""
     pushed = _pushed(with_inner_joins(without_domains(plan)), [])
-    placed = ordered(pushed, known)
+    placed = ordered(with_first_rows(pushed), known)
     return pushed, placed, pruned(placed)
 
 

@@ -321,7 +321,8 @@ class Grammar:
         ]
         name, other = self.name(), self.name()
         shown = f"{self.pick(source.columns, 'n')} AS {other}, {self.random.choice(functions)} AS {name}"
-        qualify = f" QUALIFY {name} {self.random.choice(['<=', '>', '='])} 1" if self.random.random() < 0.3 else ""
+        asked = ["<= 1", "> 1", "= 1", "< 3", "IN (1, 2)", "BETWEEN 1 AND 2.5"]
+        qualify = f" QUALIFY {name} {self.random.choice(asked)}" if self.random.random() < 0.3 else ""
         return Relation(f"SELECT {shown} FROM {source.text}{where}{qualify}", [(other, "n"), (name, "n")])
 
     def set_operation(self, depth: int) -> Relation:

@@ -25,6 +25,8 @@ KINDS = {
     "the place of the least": "SELECT a, arg_min(s, f) AS l, arg_max(d, m) AS g FROM t GROUP BY a",
     "first rows": "SELECT a, b, s FROM t ORDER BY f DESC, a LIMIT 4",
     "first rows of groups": "SELECT DISTINCT ON (a) a, b, m FROM t ORDER BY a, m",
+    "first rows of partitions": "SELECT a, b, s FROM t QUALIFY row_number() OVER (PARTITION BY a ORDER BY b, s) < 3",
+    "first ranks": "SELECT a, b, s, dense_rank() OVER (PARTITION BY a ORDER BY b DESC) AS r FROM t QUALIFY r IN (1, 3)",
     "distinct": "SELECT DISTINCT a, b FROM t",
     "distinct in an aggregate": "SELECT a, count(DISTINCT b) AS n FROM t GROUP BY a",
     "windows": "SELECT a, m, row_number() OVER w AS r, sum(b) OVER w FROM t WINDOW w AS (PARTITION BY a ORDER BY m)",

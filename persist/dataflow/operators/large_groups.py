@@ -21,7 +21,7 @@ from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, contributions
 from persist.dataflow.operators.folds import quantiles
 from persist.dataflow.operators.logic import aggregate
-from persist.dataflow.plan.plan import WindowFunction
+from persist.dataflow.plan.plan import Counted, WindowFunction
 from persist.dataflow.state.ranked import Order, Ranked, Record, has_rank
 from persist.dataflow.updates.batch import check_sum, products
 from persist.dataflow.updates.times import Flags, Ints
@@ -63,10 +63,12 @@ Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Of records, int64[words, n
 class TopGroup(Group):
     """The first records of a group."""
 
-    def __init__(self, ranked: Ranked, skip: int, count: int) -> None:
+    def __init__(self, ranked: Ranked, skip: int, count: int, by: Sequence[int], counted: Counted) -> None:
         self._ranked = ranked
         self._skip = skip
         self._count = count
+        self._by = by
+        self._counted = counted
 
     @property
     def rows(self) -> int:
@@ -81,7 +83,21 @@ class TopGroup(Group):
             self._ranked.add(tuple(record), diff)
 
     def made(self) -> Made:
-        return dict(self._ranked.taken(self._skip, self._count))
+        if self._counted == "row_number":
+            return dict(self._ranked.taken(self._skip, self._count))
+        made: Made = {}
+        place, peers = 0, None
+        for record, copies in self._ranked.taken(0, self._ranked.total):
+            agree = [record[at] for at in self._by]
+            if agree != peers:
+                if place >= self._count:
+                    break
+                peers = agree
+                place += self._counted == "dense_rank"
+            made[record] = copies
+            if self._counted == "rank":
+                place += copies
+        return made
 
 
 class AggregatedGroup(Group):
@@ -203,14 +219,19 @@ def _exact_sum(diffs: Ints) -> int:
 
 
 def ranking_of_top(
-    count: int, skip: int, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain
+    count: int,
+    skip: int,
+    by: Sequence[tuple[int, bool, bool]],
+    kinds: Sequence[pa.DataType],
+    domain: Domain,
+    counted: Counted = "row_number",
 ) -> Ranking | None:
     """Return what makes a group of `logic.top_k`; None if its records cannot be ranked."""
     if not all(map(has_rank, kinds)) or not kinds:
         return None
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
-    order = Order(every, kinds, domain)
-    return lambda records, diffs: TopGroup(Ranked(order, records, diffs), skip, count)
+    order, places = Order(every, kinds, domain), [at for at, *_ in by]
+    return lambda records, diffs: TopGroup(Ranked(order, records, diffs), skip, count, places, counted)
 
 
 def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Ranking | None:

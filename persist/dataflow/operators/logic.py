@@ -39,6 +39,7 @@ from persist.dataflow.operators.aggregates import (
 )
 from persist.dataflow.operators.linear import Column, Frame, row_columns
 from persist.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
+from persist.dataflow.plan.plan import Counted
 from persist.dataflow.updates.batch import check_sum, largest, products, summed
 from persist.dataflow.updates.bulk import order_by
 from persist.dataflow.updates.times import Flags, Ints
@@ -297,14 +298,21 @@ def _middles(firsts: Ints, ends: Ints, diffs: Ints) -> Ints:
 
 
 def top_k(
-    count: int, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain, *, skip: int = 0
+    count: int,
+    by: Sequence[tuple[int, bool, bool]],
+    kinds: Sequence[pa.DataType],
+    domain: Domain,
+    *,
+    skip: int = 0,
+    counted: Counted = "row_number",
 ) -> Logic:
     """The first records of each group in the order of some columns, and of the others where those agree.
 
     Args:
         by: rows of the values, whether each is descending, and whether NULL comes first.
         kinds: types of all value rows.
-        skip: how many records are passed over.
+        skip: how many records are passed over; none by rank.
+        counted: what count is the number of; by rank, records that agree in the order are in or out together.
     """
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
 
@@ -314,12 +322,17 @@ def top_k(
             groups, values, diffs = groups[keep], values[:, keep], diffs[keep]
         if not len(groups):
             return groups, values, diffs
-        if len(groups) >= FOREMOST_ROWS and count + skip < len(groups):
+        if len(groups) >= FOREMOST_ROWS and count + skip < len(groups) and counted != "dense_rank":
             row, down, first = every[0]
             foremost = _foremost(groups, directed(domain, values[row], kinds[row], down, first), count + skip)
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
         columns = [directed(domain, values[row], kinds[row], down, first) for row, down, first in every]
         order = order_by((groups, *columns))
+        if counted != "row_number":
+            order = order[
+                _within_rank(count, counted, groups[order], [c[order] for c in columns[: len(by)]], diffs[order])
+            ]
+            return groups[order], values[:, order], diffs[order]
         groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count + skip)
         firsts = starts_of(groups)
         running = diffs.cumsum()
@@ -332,6 +345,21 @@ def top_k(
         return groups[keep], values[:, keep], taken[keep]
 
     return logic
+
+
+def _within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], diffs: Ints) -> Flags:
+    """Return which records, in order, have up to this number as their rank in their group."""
+    begins = np.ones(len(groups), np.bool_)
+    begins[1:] = groups[1:] != groups[:-1]
+    is_new = begins.copy()
+    for key in keys:
+        is_new[1:] |= key[1:] != key[:-1]
+    peers, first = is_new.cumsum() - 1, begins.nonzero()[0].take(begins.cumsum() - 1)
+    if counted == "dense_rank":
+        return peers - peers.take(first) < count
+    # The sums are of no more than count for each record: what is behind that does not matter.
+    before = np.minimum(diffs, count).cumsum() - np.minimum(diffs, count)
+    return before.take(is_new.nonzero()[0]).take(peers) - before.take(first) < count
 
 
 def _foremost(groups: Ints, places: Ints, count: int) -> Ints:

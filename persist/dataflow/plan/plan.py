@@ -8,7 +8,7 @@ where the optimiser puts them.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -123,6 +123,9 @@ class Aggregates:
     outputs: tuple[tuple[str, str, str], ...]
 
 
+Counted: TypeAlias = Literal["row_number", "rank", "dense_rank"]
+
+
 @dataclass(frozen=True, slots=True)
 class TopK:
     """Of each key, the records from skip on, as many as count, in an order, by multiplicity.
@@ -130,12 +133,14 @@ class TopK:
     Attributes:
         by: columns, and whether each is descending.
         nulls_first: columns of which NULL comes first.
+        counted: what count is the number of; by rank, records that agree in the order are in or out together.
     """
 
     count: int
     by: tuple[tuple[str, bool], ...]
     skip: int = 0
     nulls_first: tuple[str, ...] = ()
+    counted: Counted = "row_number"
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,8 +382,9 @@ class Builder:
                 return threshold(function, node.title)
             case Aggregates():
                 return multiset_aggregates(wanted, self.domain)
-            case TopK(count, _, skip, _):
-                return top_k(count, _order(reduce.logic, values), values.types, self.domain, skip=skip)
+            case TopK(count, _, skip, _, counted):
+                order = _order(reduce.logic, values)
+                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted)
             case Windowed(calls):
                 return windows(calls, values, self.domain)
             case Folded(calls):
@@ -397,9 +398,10 @@ class Builder:
         match reduce.logic:
             case Aggregates():
                 return ranking_of_aggregates(wanted, self.domain)
-            case TopK(count, _, skip, _):
+            case TopK(count, _, skip, _, counted):
                 values = _picked(given, reduce.values)
-                return ranking_of_top(count, skip, _order(reduce.logic, values), values.types, self.domain)
+                order = _order(reduce.logic, values)
+                return ranking_of_top(count, skip, order, values.types, self.domain, counted)
             case Folded(calls):
                 return ranking_of_folds(calls, _picked(given, reduce.values), self.domain)
         return None
