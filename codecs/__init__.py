@@ -32,7 +32,7 @@ from persist.codecs.part.file_reader import CheckedFooters
 from persist.codecs.part.file_writer import file_schema
 from persist.codecs.part.filters import columns_of, parts_that_may_match, with_both_zeros
 from persist.codecs.part.index import PartIndex, decode_groups, read_index
-from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys
+from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys, parts_within
 from persist.codecs.part.lending import give_back_freed, under_way, until_the_end
 from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
 from persist.codecs.part.part import Footer, Part, checksum_of, sample_rows

@@ -10,10 +10,14 @@ of each `isin` is a column: that is where the zeros are added.
 Which parts a filter leaves out follows from the minimum and maximum of their columns. Arrow can tell whether an
 expression may be true under a guarantee, and offers that for the fragments of a dataset: so a part becomes a fragment
 without a file, guaranteed to lie within its statistics.
+
+To make a fragment takes longer than to ask it, and each plan asks thousands of parts. So parts are asked in groups:
+first whether any part of a group may match, by the least and greatest values of all of them, which are made once and
+kept; and then the parts of the groups that may.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -26,14 +30,18 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob import CorruptBlob
 from persist.codecs.part.part import Part, Scalar
-from persist.codecs.types.arrow_types import is_flat, scalar_from_json, scalar_to_json
-from persist.codecs.types.evolution import Lift, is_written_alike
+from persist.codecs.types.arrow_types import is_flat, key_order, scalar_from_json, scalar_to_json
+from persist.codecs.types.evolution import is_written_alike
 from persist.codecs.types.schema import CollectionSchema
 
 _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(\w+)\(")
 _PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in"}
 _PLAIN_FUNCTIONS |= {"starts_with", "ends_with", "match_substring"}
+GROUP_MAX = 128
+GROUPS_KNOWN_MAX, SCHEMAS_MAX = 8192, 16
+# What groups of parts guarantee, by what they hold, for the schemas that were asked for lately.
+_KNOWN_GROUPS: dict[CollectionSchema, dict[tuple[tuple[str, int], ...], pc.Expression]] = {}
 _SET = "value_set"  # What Arrow calls the set in the options of a function that looks values up.
 
 
@@ -89,64 +97,142 @@ def may_compare_with_nan(filter: pc.Expression) -> bool:
 
 
 def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
-    """Return the parts that may hold a row for which filter is true, in their order. No I/O."""
+    """Return the parts that may hold a row for which filter is true, in their order. No I/O.
+
+    Cost: O(groups of parts), and of the parts of groups that may match; the first time, of all parts.
+    """
     if may_compare_with_nan(filter):
         return list(parts)
+    asked: Sequence[Part] = parts
+    if len(parts) > GROUP_MAX:
+        groups = _groups(parts)
+        known = _known_groups(schema)
+        guarantees = []
+        for group in groups:
+            key = tuple([(part.checksum, part.schema) for part in group])
+            guarantee = known.get(key)
+            if guarantee is None:
+                if len(known) >= GROUPS_KNOWN_MAX:
+                    known.clear()
+                guarantee = known[key] = _group_guarantee(group, schema)
+            guarantees.append(guarantee)
+        asked = [part for at in _that_may_match(guarantees, filter, schema) for part in groups[at]]
+    named = columns_of(filter, schema.arrow)
+    matching = _that_may_match([_guarantee(part, schema, named) for part in asked], filter, schema)
+    return [asked[at] for at in matching]
+
+
+def _known_groups(schema: CollectionSchema) -> dict[tuple[tuple[str, int], ...], pc.Expression]:
+    known = _KNOWN_GROUPS.get(schema)
+    if known is None:
+        if len(_KNOWN_GROUPS) >= SCHEMAS_MAX:
+            _KNOWN_GROUPS.clear()
+        known = _KNOWN_GROUPS[schema] = {}
+    return known
+
+
+def _groups(parts: Sequence[Part]) -> list[Sequence[Part]]:
+    """Cut parts into groups of `GROUP_MAX` at most, and of 50 or so on the average.
+
+    What a part holds says whether a group ends with it, so groups stay the same when other parts come and go.
+    """
+    groups, start = [], 0
+    for at, part in enumerate(parts, 1):
+        if at - start == GROUP_MAX or part.checksum < "05" or at == len(parts):
+            groups.append(parts[start:at])
+            start = at
+    return groups
+
+
+def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, schema: CollectionSchema) -> list[int]:
+    """Return the positions of the guarantees under which a filter may be true, in order."""
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat
 
     format_, nowhere = ParquetFileFormat(), LocalFileSystem()
     fragments = [
-        format_.make_fragment(str(at), nowhere, partition_expression=_guarantee(part, schema))
-        for at, part in enumerate(parts)
+        format_.make_fragment(str(at), nowhere, partition_expression=guarantee)
+        for at, guarantee in enumerate(guarantees)
     ]
     dataset = FileSystemDataset(fragments, schema.arrow, format_, nowhere)
-    return [parts[int(fragment.path)] for fragment in dataset.get_fragments(filter)]
+    return [int(fragment.path) for fragment in dataset.get_fragments(filter)]
 
 
-def _guarantee(part: Part, schema: CollectionSchema) -> pc.Expression:
-    lifted = part.lift(schema)
-    if lifted is not None:
-        return _lifted_guarantee(part, lifted)
-    stats = part.stats
-    known = (_column_guarantee(name, schema, part, *stats[name]) for name in schema.names if name in stats)
-    return reduce(and_, (guarantee for guarantee in known if guarantee is not None), pc.scalar(True))
+def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
+    """Return what a part guarantees of some columns of its rows."""
+    stats = _stats(part, schema)
+    return _all_of(
+        _column_guarantee(part.name, schema, name, part.rows, *stats[name]) for name in names if name in stats
+    )
 
 
-def _lifted_guarantee(part: Part, lifted: Lift) -> pc.Expression:
-    """Return the same of a part of another version of the schema, for columns that are there under any name.
+def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expression:
+    """Return what all of some parts guarantee: of the columns that each of them says something of."""
+    rows, stats = sum(part.rows for part in parts), [_stats(part, schema) for part in parts]
+    guarantees = []
+    for name in stats[0]:
+        if not all(name in each for each in stats):
+            continue
+        order = key_order((schema.arrow.field(name).type,))
+        bounds = []
+        for part, each in zip(parts, stats, strict=True):
+            least, greatest, nulls = each[name]
+            if least is not None and greatest is not None:
+                bounds.append((least, greatest))
+            elif nulls != part.rows:
+                break  # It says nothing of this column.
+        else:
+            try:
+                least = min((low for low, _ in bounds), key=lambda value: order([value]), default=None)
+                greatest = max((high for _, high in bounds), key=lambda value: order([value]), default=None)
+            except (ValueError, ArithmeticError) as error:
+                raise CorruptBlob(parts[0].name, f"descriptors have wrong statistics of {name!r}: {error}") from error
+            nulls = sum(each[name][2] for each in stats)
+            guarantees.append(_column_guarantee(parts[0].name, schema, name, rows, least, greatest, nulls))
+    return _all_of(guarantees)
 
-    What a column that is younger than the part has is known, too. Of one that was widened nothing is said, but for
-    integers and text, whose values are written alike.
+
+def _all_of(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
+    return reduce(and_, (guarantee for guarantee in guarantees if guarantee is not None), pc.scalar(True))
+
+
+def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, Scalar, int]]:
+    """Return the least and greatest value and the number of NULLs of columns of a schema, as far as they are known.
+
+    Of another version of the schema, they are of columns that are there under any name. What a column that is younger
+    than the part has is known, too. Of one that was widened nothing is said, but for integers and text, whose values
+    are written alike.
     """
-    stats, guarantees = part.stats, []
+    lifted, stats = part.lift(schema), part.stats
+    if lifted is None:
+        return {name: stats[name] for name in schema.names if name in stats}
+    known: dict[str, tuple[Scalar, Scalar, int]] = {}
     for name in lifted.wanted.names:
         source, kind = lifted.sources.get(name), lifted.wanted.arrow.field(name).type
         if source is None:
             if lifted.is_younger and is_flat(kind):
                 default = lifted.default(name)
                 written: Any = scalar_to_json(default)
-                nulls = 0 if default.is_valid else part.rows
-                guarantees.append(_column_guarantee(name, lifted.wanted, part, written, written, nulls))
+                known[name] = written, written, 0 if default.is_valid else part.rows
         elif source in stats and is_written_alike(lifted.stored.arrow.field(source).type, kind):
-            guarantees.append(_column_guarantee(name, lifted.wanted, part, *stats[source]))
-    return reduce(and_, (guarantee for guarantee in guarantees if guarantee is not None), pc.scalar(True))
+            known[name] = stats[source]
+    return known
 
 
 def _column_guarantee(
-    name: str, schema: CollectionSchema, part: Part, least: Scalar, greatest: Scalar, nulls: int
+    part: str, schema: CollectionSchema, name: str, rows: int, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
     """Return what the statistics promise of a column: its bounds, or that it is NULL; None if nothing useful."""
     type_ = schema.arrow.field(name).type
     field = pc.field(name)
     if least is None or greatest is None:
-        return field.is_null() if nulls == part.rows else None
+        return field.is_null() if nulls == rows else None
     if pt.is_float16(type_) or pt.is_duration(type_) or pt.is_fixed_size_binary(type_):
         return None  # Arrow cannot compare them.
     try:
         low, high = scalar_from_json(least, type_), scalar_from_json(greatest, type_)
     except ValueError as error:
-        raise CorruptBlob(part.name, f"its descriptor has wrong statistics of column {name!r}: {error}") from error
+        raise CorruptBlob(part, f"its descriptor has wrong statistics of column {name!r}: {error}") from error
     if pt.is_floating(type_) and (pc.is_nan(low).as_py() or pc.is_nan(high).as_py()):
         return None  # NaN lies within no bounds as Arrow compares them.
     if nulls == 0:

@@ -8,18 +8,18 @@ consolidated independently.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import itemgetter
+from itertools import accumulate
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import CorruptBlob
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.part import Part, sample_rows
-from persist.codecs.types.arrow_types import Bound, Orderable, key_order, scalar_to_json
+from persist.codecs.part.part import Part, sample_row
+from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
 
 KNOWN_MAX = 4096
@@ -86,13 +86,12 @@ class KeyRange:
         if sampled is None:
             return 0, part.rows
         order = key_order(schema.key_types)
-        at = sample_rows(part.rows, len(sampled))
-        start, end = 0, part.rows
+        start, end, samples = 0, part.rows, len(sampled)
         if self.lower is not None:
-            start = at[max(0, bisect.bisect_left(sampled, order(self.lower)) - 1)]
+            start = sample_row(part.rows, samples, max(0, bisect.bisect_left(sampled, order(self.lower)) - 1))
         if self.upper is not None:
             following = bisect.bisect_left(sampled, order(self.upper))
-            end = at[following] if following < len(at) else part.rows
+            end = sample_row(part.rows, samples, following) if following < samples else part.rows
         return start, max(start, end)
 
     def decode(
@@ -127,29 +126,63 @@ def key_ranges(
     within = within or KeyRange()
     if count <= 1 or not schema.key_names:
         return [within]
-    order = key_order(schema.key_types)
-    lower = None if within.lower is None else order(within.lower)
-    upper = None if within.upper is None else order(within.upper)
-    weighted: list[tuple[Orderable, Bound, float]] = []
+    keys: list[Orderable] = []
+    samples: list[int] = []  # How many of the keys are of each part.
     for part in parts:
-        keys, bounds = ordered_keys(part, schema), part.keys
-        if keys is None or bounds is None:
+        known = ordered_keys(part, schema)
+        if known is None:
             return [within]
-        weighted += [
-            (key, bound, part.rows / len(keys))
-            for key, bound in zip(keys, bounds, strict=True)
-            if (lower is None or key >= lower) and (upper is None or key < upper)
-        ]
-    weighted.sort(key=itemgetter(0))
-    step = sum(rows for _, _, rows in weighted) / count
+        keys += known
+        samples.append(len(known))
+    # Numbers of keys: as tuples, hundreds of thousands of them would keep the garbage collector busy.
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    key_of, written = keys.__getitem__, key_order(schema.key_types)
+    first = 0 if within.lower is None else bisect.bisect_left(order, written(within.lower), key=key_of)
+    end = len(order) if within.upper is None else bisect.bisect_left(order, written(within.upper), key=key_of)
+    order = order[first:end]
+    if not order:
+        return [within]
+    shares = np.array([part.rows / known for part, known in zip(parts, samples, strict=True)], np.float64)
+    weights = np.repeat(shares, samples)[order]
+    step, before = float(weights.sum()) / count, (np.cumsum(weights) - weights).tolist()
+    ends = [*accumulate(samples)]
     cuts: list[Bound] = []
-    passed, last = 0.0, lower or (weighted[0][0] if weighted else ())
-    for key, bound, rows in weighted:
-        if passed >= step * (len(cuts) + 1) and key != last:
-            cuts.append(bound)
-            last = key
-        passed += rows
+    last, at = keys[order[0]] if within.lower is None else written(within.lower), 0
+    while True:
+        at = max(at, bisect.bisect_left(before, step * (len(cuts) + 1)))
+        while at < len(order) and keys[order[at]] == last:
+            at += 1
+        if at >= len(order):
+            break
+        number, last = order[at], keys[order[at]]
+        of = bisect.bisect_right(ends, number)
+        bounds = parts[of].keys
+        assert bounds is not None, "its keys were in order"
+        cuts.append(bounds[number - ends[of] + samples[of]])
     return [KeyRange(a, b) for a, b in zip([within.lower, *cuts], [*cuts, within.upper], strict=True)]
+
+
+def parts_within(parts: Iterable[Part], schema: CollectionSchema, ranges: Sequence[KeyRange]) -> list[list[Part]]:
+    """Return for each of some adjacent ranges, in key order, the parts that may have keys inside, in their order.
+
+    Cost: a binary search for each part, and O(parts that are returned).
+    """
+    bounds = [keys.lower for keys in ranges[1:]]
+    assert None not in bounds, "ranges that are adjacent have a bound between them"
+    cuts = keys_order(schema.key_types)([bound for bound in bounds if bound is not None])
+    first, last = KeyRange(ranges[0].lower), KeyRange(None, ranges[-1].upper)
+    within: list[list[Part]] = [[] for _ in ranges]
+    for part in parts:
+        keys = ordered_keys(part, schema)
+        if keys is None:
+            touched = within
+        elif first.may_overlap(part, schema) and last.may_overlap(part, schema):
+            touched = within[bisect.bisect_right(cuts, keys[0]) : bisect.bisect_right(cuts, keys[-1]) + 1]
+        else:
+            continue
+        for each in touched:
+            each.append(part)
+    return within
 
 
 def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
@@ -173,11 +206,10 @@ def _ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
     bounds = part.keys
     if bounds is None:
         return []
-    order = key_order(schema.key_types)
     try:
-        keys = [order(bound) for bound in bounds]
+        keys = keys_order(schema.key_types)(bounds)
     except (ValueError, ArithmeticError, pa.ArrowException) as error:
         raise CorruptBlob(part.name, f"its descriptor has keys of another type: {error}") from error
-    if any(after < before for before, after in pairwise(keys)):
+    if keys != sorted(keys):
         raise CorruptBlob(part.name, "its descriptor has keys that are not in order")
     return keys

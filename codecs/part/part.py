@@ -233,7 +233,12 @@ def checksum_of(data: bytes | memoryview) -> str:
 
 def sample_rows(rows: int, samples: int) -> list[int]:
     """Return the row positions at which a part of that many rows is sampled: evenly, first and last included."""
-    return [i * (rows - 1) // (samples - 1) for i in range(samples)] if samples > 1 else [0] * samples
+    return [sample_row(rows, samples, i) for i in range(samples)]
+
+
+def sample_row(rows: int, samples: int, i: int) -> int:
+    """Return the position of one of these."""
+    return i * (rows - 1) // (samples - 1) if samples > 1 else 0
 
 
 def groups_max(rows: int) -> int:

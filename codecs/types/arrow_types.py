@@ -33,7 +33,6 @@ Values, for the statistics and sample keys in a part's descriptor; a reader need
 
 import base64
 import decimal
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -324,7 +323,7 @@ def _from_written(j: Any, t: pa.DataType) -> pa.Scalar:
 
 
 Bound = list[Any]  # A whole key, its fields in their written form.
-Orderable = tuple[tuple[int, Any], ...]
+Orderable = tuple[Any, ...]  # Of each field, whether it is a value, NaN or NULL, and the value.
 
 
 @lru_cache(maxsize=256)
@@ -333,31 +332,51 @@ def key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
 
     It raises ValueError or ArithmeticError for what is no key of these types.
     """
+    orders = keys_order(types)
+    return lambda key: orders([key])[0]
+
+
+@lru_cache(maxsize=256)
+def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], list[Orderable]]:
+    """Return what does the same for many keys at once, field by field: planning asks for those of all parts."""
     fields = [(written_type(t), _value_order(t)) for t in types]
 
-    def order(key: Bound) -> Orderable:
-        return tuple(
-            (1, 0) if value is None else (0, value_order(_of_type(value, kind)))
-            for (kind, value_order), value in zip(fields, key, strict=True)
-        )
+    def orders(keys: Sequence[Bound]) -> list[Orderable]:
+        if not keys or not fields:
+            return [()] * len(keys)
+        columns: list[Sequence[Any]] = []
+        for (kind, value_order), values in zip(fields, zip(*keys, strict=True), strict=True):
+            columns += _ordered(values, kind, value_order)
+        return [*zip(*columns, strict=True)]
 
-    return order
-
-
-def _of_type(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r:.80} where {kind.__name__} belongs")
-    return value
+    return orders
 
 
-def _value_order(t: pa.DataType) -> Callable[[Any], Any]:
+def _ordered(
+    values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None
+) -> tuple[Sequence[int], Sequence[Any]]:
+    """Return values of a field in two columns that are to be compared one after the other: NULL is last, NaN before."""
+    kinds = {*map(type, values)}
+    if not kinds <= {kind, type(None)}:
+        wrong = next(value for value in values if value is not None and type(value) is not kind)
+        raise ValueError(f"{wrong!r:.80} where {kind.__name__} belongs")
+    if value_order is not None:
+        values = [None if value is None else value_order(value) for value in values]
+    if value_order is not float and kinds == {kind}:
+        return [0] * len(values), values
+    ranks = [2 if value is None else int(value != value) for value in values]  # NaN alone is not equal to itself.
+    return ranks, [0 if rank else value for rank, value in zip(ranks, values, strict=True)]
+
+
+def _value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return what makes the written form of a value of a type comparable; None if it is."""
     if pat.is_floating(t):
-        return lambda text: (1, 0.0) if math.isnan(float(text)) else (0, float(text))
+        return float
     if pat.is_decimal(t):
         return _finite_decimal
     if pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t):
         return lambda text: scalar_from_json(text, t).as_py()
-    return lambda value: value
+    return None
 
 
 def _finite_decimal(text: str) -> decimal.Decimal:

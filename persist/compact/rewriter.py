@@ -25,7 +25,17 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, KeyRange, Part, PartStream, consolidate, exact_sum, ordered_keys, with_time
+from persist.codecs import (
+    CollectionSchema,
+    KeyRange,
+    Part,
+    PartStream,
+    consolidate,
+    exact_sum,
+    ordered_keys,
+    parts_within,
+    with_time,
+)
 from persist.errors import ClientClosed
 from persist.read import PartReader, Scan
 from persist.write import PartWriter, group_bytes_max
@@ -255,7 +265,12 @@ def _regions(scan: Scan) -> list[Scan]:
         return [scan]
     cuts = [each[0] for each in bounds[1:] if each is not None]
     ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
-    return [replace(scan, keys=within, base=(part,)).pruned() for within, part in zip(ranges, scan.base, strict=True)]
+    pruned = scan.pruned()
+    history = parts_within(pruned.parts, scan.schema, ranges)
+    return [
+        replace(pruned, keys=within, base=(part,), parts=tuple(parts))
+        for within, part, parts in zip(ranges, scan.base, history, strict=True)
+    ]
 
 
 def _may_stay(region: Scan) -> bool:

@@ -28,6 +28,7 @@ from persist.codecs import (
     narrowed,
     newest_types,
     parts_that_may_match,
+    parts_within,
 )
 from persist.read.scanning.reader import ALL_KEYS, PartReader, memory_within
 
@@ -86,7 +87,7 @@ class Scan:
         return replace(self, base=self._may_match(self.base), parts=self._may_match(in_time))
 
     def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        kept = [part for part in parts if self.keys.may_overlap(part, self.schema)]
+        kept = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
         if self.filter is not None and kept:
             # A record is a key and a value, so what cannot pass the filter cannot cancel what does.
             kept = parts_that_may_match(kept, self.filter, self.schema)
@@ -121,8 +122,13 @@ class Scan:
 
     def slices(self, count: int) -> "list[Scan]":
         """Return at most count scans that together are this one, of about equal size, in key order."""
-        ranges = key_ranges(self.all_parts, self.schema, count, self.keys)
-        return [replace(self, keys=keys).pruned() for keys in ranges]
+        whole = self.pruned()
+        ranges = key_ranges(whole.all_parts, self.schema, count, self.keys)
+        base, parts = (parts_within(each, self.schema, ranges) for each in (whole.base, whole.parts))
+        return [
+            replace(whole, keys=keys, base=tuple(some_base), parts=tuple(some))
+            for keys, some_base, some in zip(ranges, base, parts, strict=True)
+        ]
 
     def task_count(self, parallel: int) -> int:
         """Return how many slices keep so many workers busy, of a fair size each."""

@@ -15,6 +15,7 @@ from persist.codecs import (
     decode_part,
     encode_parts,
     key_ranges,
+    parts_within,
     sample_rows,
     to_updates,
 )
@@ -99,6 +100,19 @@ def test_ranges_cover_the_key_space_exactly(collection: Collection, count: int) 
     width = len(schema.key_names)
     seen = [{row[:width] for row in rows} for rows in found]
     assert sum(map(len, seen)) == len(set().union(*seen)), "a key is in two ranges"
+
+
+@SLOW
+@given(collections(), st.integers(1, 9), st.integers(2, 5))
+def test_parts_of_adjacent_ranges_are_those_that_may_overlap_each(
+    collection: Collection, outer: int, inner: int
+) -> None:
+    schema, encoded = collection
+    parts = [part for _, part in encoded]
+    for whole in key_ranges(parts, schema, outer):
+        ranges = key_ranges(parts, schema, inner, whole)
+        expected = [[part for part in parts if keys.may_overlap(part, schema)] for keys in ranges]
+        assert parts_within(parts, schema, ranges) == expected
 
 
 @SLOW

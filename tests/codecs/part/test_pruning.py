@@ -1,7 +1,7 @@
 """A pushed filter leaves out parts that cannot match, and never one that holds a matching row."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import reduce
 from operator import and_, or_
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, parts_that_may_match, to_updates
+from persist.codecs.part import filters
 from tests.tiers import examples
 
 SCHEMA = CollectionSchema.of(
@@ -105,14 +106,18 @@ FILTERS = st.recursive(
 
 
 @settings(max_examples=examples(120))
-@given(batches(), FILTERS)
-def test_no_part_with_a_matching_row_is_left_out(encoded: Encoded, filter: pc.Expression) -> None:
+@given(batches(), FILTERS, st.integers(1, 2))
+def test_no_part_with_a_matching_row_is_left_out(encoded: Encoded, filter: pc.Expression, group_max: int) -> None:
     parts = [part for _, part in encoded]
     kept = parts_that_may_match(parts, filter, SCHEMA)
     matching = [part for data, part in encoded if len(decode_part(data, part, SCHEMA).filter(filter))]
     assert [part for part in parts if any(part is k for k in kept)] == kept, "the order changed"
     lost = [part.stats for part in matching if not any(part is k for k in kept)]
     assert not lost, f"{filter} lost a part"
+    with pytest.MonkeyPatch.context() as patch:  # In groups, which are otherwise of many parts.
+        patch.setattr(filters, "GROUP_MAX", group_max)
+        assert parts_that_may_match(parts, filter, SCHEMA) == kept
+        assert parts_that_may_match(parts, filter, SCHEMA) == kept, "by what is known of the groups"
 
 
 def part_of(**columns: list[Any]) -> Part:
@@ -173,3 +178,21 @@ def test_reductions_of_many_filters_keep_the_one_part_that_matches() -> None:
     wanted = reduce(or_, [INT == 35, INT == 120])
     assert parts_that_may_match(parts, wanted, SCHEMA) == [parts[3], parts[12]]
     assert parts_that_may_match(parts, INT < 0, SCHEMA) == []
+
+
+def test_groups_of_parts_hold_what_each_of_their_parts_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "GROUP_MAX", 4)
+    parts = [part_of(i=[at * 10, at * 10 + 9], s=[None, chr(97 + at)]) for at in range(20)]
+    asked: list[Part] = []
+    original = filters._guarantee
+
+    def recorded(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
+        asked.append(part)
+        return original(part, schema, names)
+
+    monkeypatch.setattr(filters, "_guarantee", recorded)
+    for at, part in enumerate(parts):
+        for filter in (at * 10 + 9 == INT, chr(97 + at) == TEXT):
+            asked.clear()
+            assert parts_that_may_match(parts, filter, SCHEMA) == [part]
+            assert len(asked) <= 4, "groups were left out"
