@@ -461,7 +461,11 @@ class _Round:
             self._seqno_before(self._settings.log_retention_s) + 1,
             min(self._floor_of_size(), self._seqno_before(self._erase_after_s) + 1),
         )
-        floor = min(old, state.seqno + 1 - records)
+        # A record may be old, and yet follow the newest checkpoint that somebody has just read: then its slot is not to
+        # be free. So a checkpoint that has been there for long stands for all that goes (`tests/models/truncating.py`).
+        seen_s = 2 * STALE_AFTER_S
+        stood_for = max((m.seqno for m in self._marks if self._now_s - m.modified_s >= seen_s), default=-1)
+        floor = min(old, state.seqno + 1 - records, stood_for + 1)
         least = max(1, records // 10)
         if state.control.erased > floor and self._seqno_before(self._erase_after_s) >= state.control.erased:
             floor, least = state.control.erased, 1

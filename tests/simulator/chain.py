@@ -7,6 +7,13 @@ class Broken(AssertionError):
     """A record does not follow the one before it; the message says how."""
 
 
+def follows(known: dict[int, str], seqno: int, commit: str, previous: str | None) -> None:
+    """Take a record into the commits that are known, by their seqnos; raise Broken if it does not go on from them."""
+    if seqno in known or previous != known.get(seqno - 1) or (seqno and seqno - 1 not in known):
+        raise Broken(f"{commit} at {seqno} follows {previous}, and the log is {known.get(seqno - 1)} before it")
+    known[seqno] = commit
+
+
 class Chain:
     """The records of a log, as they come."""
 
@@ -14,15 +21,13 @@ class Chain:
         self._commits: dict[int, str] = {}
         self._floor = 0
 
-    def add(self, key: str, value: bytes) -> None:
+    def add(self, value: bytes) -> None:
         """Take in a record that has just been created; raise Broken."""
-        record, known = json.loads(value), self._commits
+        record = json.loads(value)
         seqno = record["seqno"]
         for mutation in record["mutations"]:
             if mutation["kind"] == "truncate":
                 self._floor = max(self._floor, mutation["floor"])
-        if seqno < self._floor and seqno in known:
+        if seqno < self._floor and seqno in self._commits:
             return  # It was truncated before: whoever created this finds that out, and nobody reads it.
-        if seqno in known or record["previous"] != known.get(seqno - 1) or (seqno and seqno - 1 not in known):
-            raise Broken(f"{key} follows {record['previous']}, and the log is {known.get(seqno - 1)} before it")
-        known[seqno] = record["commit"]
+        follows(self._commits, seqno, record["commit"], record["previous"])

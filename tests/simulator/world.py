@@ -167,7 +167,7 @@ class Tap:
             self.values[key] = bytes(value)
             if key.startswith(LOG):
                 self.landed.append(Landed(key, bytes(value), at, client, self._now_s()))
-                self._check(f"{client} created {key}", lambda: self._chain.add(key, value))
+                self._check(f"{client} created {key}", lambda: self._chain.add(value))
             elif key.startswith(CHECKPOINTS):
                 self._check(f"{client} created {key}", lambda: check_named(self._inner))
         return bool(created)
