@@ -349,11 +349,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
 }
 
 
-_MAY_RAISE = (
-    *("divide_whole", "remainder", "error", "date_part", "date_trunc", "date_diff", "make_date", "chr", "repeat"),
-    *("lpad", "rpad", "sqrt", "ln", "log", "log2", "log10", "asin", "acos", "duckdb"),
-)
-_WITH_UNIT = ("date_part", "date_trunc")  # By a constant unit, these have a value for every time.
+_MAY_RAISE = ("divide_whole", "remainder", "error", "duckdb")
 _TOTAL = (
     *("and", "or", "not", "is_null", "is_in", "lower", "upper", "length", "strip", "starts_with", "ends_with"),
     *("contains", "concat", "divide"),
@@ -403,8 +399,6 @@ def may_raise(term: Term, kinds: Kinds) -> bool:
     if calls(term, "cast"):
         # Constants are computed once, before there are records.
         return not isinstance(term.arguments[0], Lit) and not _always_fits(_kind(term.arguments[0], kinds), term.kind)
-    if calls(term, *_WITH_UNIT):
-        return not isinstance(term.arguments[0], Lit)
     return calls(term, *_MAY_RAISE)
 
 

@@ -15,10 +15,12 @@ from functools import cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.errors import InvalidUsage
 from persist.expression.term import DUCKDB
 
+VALUE_BYTES_MAX = 16 << 20
 _MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
 
 
@@ -43,6 +45,10 @@ def computed_by_duckdb(text: str, *arguments: Any) -> pa.Array:
     array = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
+        most = pc.max(pc.binary_length(array)).as_py()
+        if most is not None and most > VALUE_BYTES_MAX:
+            raise ValueError(f"a value of {most:,} bytes is made, and a value has no more than {VALUE_BYTES_MAX:,}")
     return array if array.type.equals(kind, check_metadata=True) else array.cast(kind)
 
 

@@ -3,7 +3,6 @@
 Every function takes arrays of one length, and the type of its result.
 """
 
-import math
 from collections.abc import Callable
 from decimal import Context, Decimal
 from typing import Any
@@ -144,52 +143,8 @@ def _of_wholes(function: Callable[[int, int], int], one: Array, other: Array, ki
     return as_decimal(pa.array(made, pa.decimal256(_WIDE, scale)), kind)
 
 
-def gcd(one: Array, other: Array, kind: pa.DataType) -> Array:
-    return _of_pairs(np.gcd, one, other, kind)
-
-
-def lcm(one: Array, other: Array, kind: pa.DataType) -> Array:
-    return _of_pairs(np.lcm, one, other, kind)
-
-
-def _of_pairs(function: Callable[..., Any], one: Array, other: Array, kind: pa.DataType) -> Array:
-    """Do a function of numpy for whole numbers; what does not fit raises."""
-    if pat.is_decimal(kind):
-        plain = math.gcd if function is np.gcd else math.lcm
-        pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
-        wide = [None if a is None or b is None else Decimal(plain(int(a), int(b))) for a, b in pairs]
-        if any(number is not None and number.adjusted() >= kind.precision for number in wide):
-            raise ValueError(f"{plain.__name__}() needs more than {kind.precision} digits")
-        return pa.array(wide, kind)
-    null = pc.or_(pc.is_null(one), pc.is_null(other)).to_numpy(zero_copy_only=False)
-    first, second = (operand.cast(pa.int64()).fill_null(1).to_numpy(zero_copy_only=False) for operand in (one, other))
-    first, second = np.where(null, 1, first), np.where(null, 1, second)
-    results = function(first, second)
-    if function is np.lcm:
-        sizes = [np.where(operand < 0, -operand, operand).astype(np.uint64) for operand in (first, second)]
-        times = sizes[0] // np.maximum(np.gcd(*sizes), np.uint64(1))
-        if (sizes[1] > np.uint64(2**63 - 1) // np.maximum(times, np.uint64(1)))[times > 0].any():
-            raise ValueError("the least common multiple does not fit 64 bits")
-    if (results < 0).any():
-        raise ValueError("the greatest common divisor does not fit 64 bits")
-    return pa.array(results, mask=null).cast(kind)
-
-
-def bit_count(value: Array, kind: pa.DataType) -> Array:
-    """Return how many bits of whole numbers are set, of as many as their type has."""
-    words = np.ascontiguousarray(value.fill_null(0).to_numpy(zero_copy_only=False))
-    octets = words.view(np.uint8).reshape(len(words), words.itemsize)
-    bits = np.unpackbits(octets, axis=1).sum(axis=1)
-    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
-    return pa.array(bits.astype(np.int8), mask=mask).cast(kind)
-
-
 def negate(one: Array, kind: pa.DataType) -> Array:
     return pc.negate(one) if pat.is_decimal(kind) else pc.negate_checked(as_kind(one, kind))
-
-
-def absolute(one: Array, kind: pa.DataType) -> Array:
-    return pc.abs(one) if pat.is_decimal(kind) else pc.abs_checked(as_kind(one, kind))
 
 
 def as_kind(value: Array, kind: pa.DataType) -> Array:
@@ -219,52 +174,6 @@ def round_half_away(values: Floats) -> Floats:
         rest = np.abs(values - whole)
     rounded_values: Floats = np.where(np.isfinite(values), whole + np.where(rest >= 0.5, np.sign(values), 0.0), values)
     return rounded_values
-
-
-def rounded(value: Array, digits: Array | None, kind: pa.DataType) -> Array:
-    """`round`, half away from zero, to a number of digits for each value; decimals to one for all."""
-    if digits is None:
-        digits = pa.repeat(pa.scalar(0, pa.int32()), len(value))
-    null = (pc.or_(pc.is_null(value), pc.is_null(digits))).to_numpy(zero_copy_only=False)
-    if pat.is_decimal(value.type):
-        return _rounded_decimals(value, digits, kind)
-    counts = digits.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if pat.is_integer(value.type):
-        return _rounded_integers(value, counts, null, kind)
-    values = floats(value)
-    with np.errstate(all="ignore"):
-        factor = np.power(10.0, np.abs(counts))
-        less = round_half_away(values / factor) * factor
-        more = round_half_away(values * factor) / factor
-    rounded_values = np.where(
-        counts < 0, np.where(np.isfinite(less), less, 0), np.where(np.isfinite(more), more, values)
-    )
-    return pa.array(np.where(np.isfinite(values), rounded_values, values), mask=null).cast(kind)
-
-
-def _rounded_decimals(value: Array, digits: Array, kind: pa.DataType) -> Array:
-    rounded_values = pa.nulls(len(value), kind)
-    for count in pc.unique(digits).drop_null().to_pylist():
-        rows = pc.fill_null(pc.equal(digits, count), False)
-        some = value.filter(rows)
-        some = rounded_decimal(some, count) if count < value.type.scale else some
-        rounded_values = pc.replace_with_mask(
-            rounded_values, rows, as_decimal(some, kind) if pat.is_decimal(kind) else pc.cast(some, kind)
-        )
-    return rounded_values
-
-
-def _rounded_integers(value: Array, counts: npt.NDArray[np.int64], null: Any, kind: pa.DataType) -> Array:
-    whole = value.fill_null(0).to_numpy(zero_copy_only=False)
-    size = np.where(whole < 0, -whole.astype(np.int64), whole).astype(np.uint64)
-    unit = np.uint64(10) ** np.clip(-counts, 0, 19).astype(np.uint64)
-    rest = size % unit
-    nearest = size - rest + np.where(rest >= unit - unit // np.uint64(2), unit, np.uint64(0))
-    if ((nearest < size) & (rest > 0) & (nearest != size - rest)).any():
-        raise ValueError("a rounded number does not fit 64 bits")
-    nearest = np.where(counts < -19, np.uint64(0), nearest)
-    magnitudes = pa.array(nearest, mask=null).cast(pa.decimal128(20, 0))
-    return pc.cast(pc.if_else(pa.array(whole < 0), pc.negate(magnitudes), magnitudes), kind)
 
 
 def to_double(value: Array) -> Array:

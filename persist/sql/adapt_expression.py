@@ -7,38 +7,29 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from persist.errors import InvalidUsage
-from persist.expression import Call, Lit, Place, Term, calls, sql_call, why_not_cast
+from persist.expression import Call, Lit, Place, Term, calls, is_cast, sql_call
 from persist.sql.algebra import Aggregation, Frame, Order, WindowCall
-from persist.sql.by_duckdb import Text, is_json, is_nested, name_of, shown_type
+from persist.sql.by_duckdb import Text, bare, is_json, is_nested, name_of, shown_type
 from persist.sql.duck import place
 from persist.sql.types import constant, of_duckdb, to_arrow
 
 Json = dict[str, Any]
 _NOWHERE = 2**64 - 1
 
-# What DuckDB calls as our plans do, and what it calls otherwise.
-_SAME = """
-    add subtract multiply prefix suffix contains lower upper length substring left right trim ltrim rtrim replace
-    concat reverse concat_ws lpad rpad repeat translate ascii unicode chr md5 sha256 regexp_matches
-    regexp_full_match regexp_replace regexp_extract position abs ceil floor round sqrt power exp ln log log10 log2
-    sin cos tan cot asin acos atan atan2 degrees radians pi sinh cosh tanh asinh acosh atanh gcd lcm bit_count sign
-    trunc greatest least nullif year month day hour minute second quarter dayofyear isodow dayofweek week isoyear
-    yearweek decade century millennium millisecond microsecond epoch epoch_ms epoch_us epoch_ns dayname monthname
-    strftime make_date time_bucket date_part date_trunc last_day date_diff error isnan isinf isfinite to_years
-    to_quarters to_months to_weeks to_days to_hours to_minutes to_seconds to_milliseconds to_microseconds
-"""
-FUNCTIONS = {name: name for name in _SAME.split()} | {
-    "+": "add", "-": "subtract", "*": "multiply", "/": "divide", "//": "divide_whole", "%": "remainder",
-    "divide": "divide_whole", "mod": "remainder", "~~": "like", "!~~": "not_like", "~~*": "ilike", "!~~*": "not_ilike",
-    "||": "concat_operator", "like_escape": "like", "not_like_escape": "not_like", "ilike_escape": "ilike",
-    "not_ilike_escape": "not_ilike", "starts_with": "prefix", "^@": "prefix", "ends_with": "suffix", "lcase": "lower",
-    "ucase": "upper", "len": "length", "char_length": "length", "character_length": "length", "strlen": "octets",
-    "substr": "substring", "ord": "unicode", "bit_length": "bits", "strpos": "position", "instr": "position",
-    "@": "abs", "ceiling": "ceil", "pow": "power", "**": "power", "^": "power", "greatest_common_divisor": "gcd",
-    "least_common_multiple": "lcm", "~": "bit_not", "ifnull": "coalesce", "dayofmonth": "day", "weekday": "dayofweek",
-    "weekofyear": "week", "datepart": "date_part", "datetrunc": "date_trunc", "datediff": "date_diff",
-    "xor": "bit_xor", "&": "bit_and", "|": "bit_or",
+# What our plans call the functions of DuckDB that they have themselves. It computes all others itself.
+FUNCTIONS = {
+    "+": "add", "add": "add", "-": "subtract", "subtract": "subtract", "*": "multiply", "multiply": "multiply",
+    "/": "divide", "//": "divide_whole", "divide": "divide_whole", "%": "remainder", "mod": "remainder",
+    "~~": "like", "!~~": "not_like", "~~*": "ilike", "!~~*": "not_ilike", "prefix": "prefix",
+    "starts_with": "prefix", "^@": "prefix", "suffix": "suffix", "ends_with": "suffix", "contains": "contains",
+    "lower": "lower", "lcase": "lower",
+    "upper": "upper", "ucase": "upper", "length": "length", "len": "length", "char_length": "length",
+    "character_length": "length", "ifnull": "coalesce", "nullif": "nullif", "error": "error",
+    "year": "year", "quarter": "quarter", "month": "month", "day": "day", "dayofmonth": "day", "hour": "hour",
+    "minute": "minute", "second": "second", "date_part": "date_part", "datepart": "date_part",
 }  # fmt: skip
+_OF_PATTERN = ("like", "not_like", "ilike", "not_ilike", "prefix", "suffix", "contains")  # Which is a constant.
+_PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 COMPARISONS = {
     "COMPARE_EQUAL": "equal", "COMPARE_NOTEQUAL": "not_equal", "COMPARE_LESSTHAN": "less",
     "COMPARE_LESSTHANOREQUALTO": "less_equal", "COMPARE_GREATERTHAN": "greater",
@@ -200,10 +191,11 @@ class Expressions:
             if any(is_nested(one) or is_json(one) for one in both):
                 return True
             one, other = (self.type_of(kind, node) for kind in both)
-            return other != "null" and why_not_cast(to_arrow(other), to_arrow(one)) is not None
+            tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
+            return other != "null" and (bool(tries) or not is_cast(to_arrow(other), to_arrow(one)))
         if kind in COMPARISONS:
             return kind not in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL") and any(map(is_nested, given))
-        return kind == "BOUND_FUNCTION" and (name_of(node) not in FUNCTIONS or any(map(is_nested, given)))
+        return kind == "BOUND_FUNCTION" and (_own_name(node) is None or any(map(is_nested, given)))
 
     def _by_duckdb(self, node: Json) -> Term:
         text = Text(self.one, self.refuse, self._is_by_duckdb)
@@ -244,7 +236,6 @@ class Expressions:
         arguments = self.every(node.get("children"))
         type_, at = node["type"], self._at(node)
         if type_ == "OPERATOR_CAST":
-            tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
             given = self.type_of(node["arguments"][0], node)
             if given == "null" and isinstance(arguments[0], Lit | Place):
                 return constant(kind, None)
@@ -253,16 +244,15 @@ class Expressions:
             [argument] = arguments
             if isinstance(argument, Lit) and argument.value.type == to_arrow(kind):
                 return argument  # DuckDB 2.0.1 casts a text to the type that it has.
-            return sql_call("try_cast" if tries else "cast", to_arrow(kind), *arguments, at=at)
+            return sql_call("cast", to_arrow(kind), *arguments, at=at)
         if type_ == "COMPARE_BETWEEN":
             return _between("greater_equal", "less_equal", *arguments, at=at)
         if type_ in COMPARISONS:
             return sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
-        if type_ != "BOUND_FUNCTION" or name not in FUNCTIONS:
+        own = _own_name(node)
+        if type_ != "BOUND_FUNCTION" or own is None:
             self.refuse(f"function {name or type_}() is not supported in a view", node)
-        if name.endswith("like_escape") and arguments[2:] != (constant("text", "\\"),):
-            self.refuse("LIKE … ESCAPE is supported for the character \\ only", node)
-        return sql_call(FUNCTIONS[name], to_arrow(kind), *arguments, at=at)
+        return sql_call(own, to_arrow(kind), *(arguments[-1:] if own in _PARTS else arguments), at=at)
 
     def order(self, node: Json) -> Order:
         """Return one key of an ORDER BY."""
@@ -374,6 +364,21 @@ class Expressions:
     def _at(self, node: Json) -> int | None:
         at = node.get("query_location", _NOWHERE)
         return None if at == _NOWHERE else at
+
+
+def _own_name(node: Json) -> str | None:
+    """Return what our plans call the function of a node; None if DuckDB computes it."""
+    own = FUNCTIONS.get(name_of(node))
+    given = node.get("children") or [{}]
+    kind = (given[-1].get("return_type") or {}).get("id")
+    if own == "date_part":
+        unit = str((bare(given[0]).get("value") or {}).get("value", "")).lower()
+        own = unit if unit in _PARTS else None
+    if own in _PARTS:
+        return None if kind == "INTERVAL" else own
+    if own in _OF_PATTERN:
+        return own if bare(given[-1]).get("expression_class") == "BOUND_CONSTANT" else None
+    return None if own == "length" and kind != "VARCHAR" else own
 
 
 def _between(low: str, high: str, value: Term, least: Term, greatest: Term, *, at: int | None) -> Term:

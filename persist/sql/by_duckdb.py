@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from persist.expression import Term, why_not_cast
+from persist.expression import Term, is_cast
 from persist.query import quoted
 from persist.sql.types import of_duckdb, to_arrow, to_duckdb
 
@@ -24,6 +24,11 @@ _NOT_DEFINITE = frozenset(
     )
 )
 _OF_OTHER_TYPES = ("collate_", "icu_collate_", "__", "enum_", "st_", "union_", "uuid_extract", "variant_")
+# What date_part() of a constant is called in plans.
+_PARTS = (
+    *("dayofyear", "dayofweek", "isodow", "decade", "century", "millennium", "week", "isoyear", "yearweek", "era"),
+    *("millisecond", "microsecond", "nanosecond", "julian", "epoch"),
+)
 _AGGREGATED = ("list_aggr", "list_aggregate", "array_aggr", "array_aggregate", "aggregate")
 _AS_TEXT = ("VARCHAR", "STRING_LITERAL", "BOOLEAN", "DOUBLE", "FLOAT", "INTEGER", "INTEGER_LITERAL")
 _SIGNS = {
@@ -52,6 +57,15 @@ def _definite_functions() -> frozenset[str]:
     return frozenset(names - _NOT_DEFINITE)
 
 
+def bare(node: Json) -> Json:
+    """Return what a text is that DuckDB 2.0 casts to the type that it has: the constant alone."""
+    is_same = node.get("type") == "OPERATOR_CAST" and node["return_type"]["id"] == "VARCHAR"
+    if is_same and node["children"][0].get("expression_class") == "BOUND_CONSTANT":
+        constant: Json = node["children"][0]
+        return constant if constant["value"]["type"]["id"] in ("VARCHAR", "STRING_LITERAL") else node
+    return node
+
+
 def is_definite(name: str) -> bool:
     """Return whether DuckDB has a function of a name whose value depends on its arguments alone."""
     return name in _definite_functions()
@@ -73,7 +87,7 @@ def casts(given: Json, kind: Json) -> bool:
     if {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
         return True
     if names[0] != names[1] or not is_nested(kind):
-        return why_not_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind))) is None
+        return is_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind)))
     parts = [_parts_of(one) for one in (given, kind)]
     return len(parts[0]) == len(parts[1]) and all(casts(one, other) for one, other in zip(*parts, strict=True))
 
@@ -128,6 +142,7 @@ class Text:
 
     def of(self, node: Json) -> str:
         """Return the text of a node."""
+        node = bare(node)
         match node.get("expression_class"):
             case "BOUND_CONSTANT":
                 return self.constant(node["value"])
@@ -214,6 +229,8 @@ class Text:
             self._refuse(f"function {name or kind}() is not supported in a view", node)
         if name in _AGGREGATED and "approx" in str(children[1:]) + str(children[1:]).replace("reservoir", "approx"):
             self._refuse(f"{name}() of what is approximate is not supported in a view", node)
+        if name in _PARTS and _id_of(children[0]) == "TIMESTAMP_NS":  # By their names, these are of microseconds.
+            return f"date_part('{name}', {self.of(children[0])})"
         return f"{quoted(name)}({', '.join(self._arguments(node, children))})"
 
     def _arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
@@ -238,6 +255,10 @@ class Text:
         body = self.of(function["lambda_expr"])
         self._names.pop()
         return [*shown, f"lambda {', '.join(own)}: {body}", *others]
+
+
+def _id_of(node: Json) -> Any:
+    return (node.get("return_type") or {}).get("id")
 
 
 def _is_lambda(node: Json) -> bool:

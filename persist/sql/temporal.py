@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.errors import InvalidUsage
-from persist.expression import SQL, Call, Lit, Term, calls, places_in, sql_call
+from persist.expression import SQL, Call, Lit, Term, calls, evaluate, places_in, sql_call
 from persist.sql.algebra import Node, Temporal
 from persist.sql.duck import place
 
@@ -100,12 +100,8 @@ def _moved_over(now: Term, other: Term, sql: str) -> Term:
 
 
 def _has_months(constant: Term) -> bool:
-    match constant:
-        case Lit(value) if pat.is_interval(value.type) and value.is_valid:
-            return bool(value.as_py().months)
-        case Call(_, arguments):
-            return calls(constant, "to_months", "to_quarters", "to_years") or any(map(_has_months, arguments))
-    return False
+    value = evaluate(constant, {})
+    return pat.is_interval(value.type) and value.is_valid and value.as_py().months != 0
 
 
 def _refuse(expression: Term, sql: str) -> NoReturn:

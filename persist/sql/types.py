@@ -21,7 +21,7 @@ import pyarrow.types as pat
 
 from persist.dataflow import is_read_as
 from persist.errors import InvalidUsage
-from persist.expression import Call, Lit, Term, of_text
+from persist.expression import Call, Lit, Term
 from persist.query import quoted
 
 _SIMPLE = {
@@ -59,6 +59,7 @@ _DUCKDB = {
 _NAMES = {name: kind for kind, name in _DUCKDB.items()}
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _EXACT = Context(prec=76)
+_ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")  # A byte of a blob.
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
@@ -184,7 +185,7 @@ def _scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
         months, days, micros = map(int, text.split(","))
         return pa.scalar(pa.MonthDayNano([months, days, micros * 1000]), arrow)
     if kind == "blob":
-        return of_text(pa.array([text]), arrow)[0]
+        return pa.scalar(_ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), text.encode()), arrow)
     if kind == "text":
         return pa.scalar(text, arrow)
     if text.lstrip("-").isdigit():

@@ -45,26 +45,19 @@ def test_count_if_of_nothing_is_null(where: str) -> None:
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        ("date_part(s, ts)", "the unit of date_part.. is a constant text"),
-        ("date_trunc(s, ts)", "the unit of date_trunc.. is a constant text"),
-        ("date_diff(s, ts, ts)", "the unit of date_diff.. is a constant text"),
-        ("date_diff('week', ts, ts)", "'week' is no unit of date_diff"),
         ("strftime(ts, s)", "format|constant"),
         ("strftime(ts, '%q')", "%q"),
         ("regexp_matches(s, '[')", "missing ]"),
-        ("regexp_extract(s, '(a)', 2)", "asked for group 2"),
         ("round(m, n)", "constant|precision|scale"),
         ("to_days(n) > to_days(1)", "intervals are not compared"),
         ("[n]::INTEGER", "DuckDB has no such cast"),
         ("[ts]::INTEGER[]", "DuckDB has no such cast"),
         ("to_days(n)::INTEGER", "DuckDB has no such cast"),
-        ("ts + to_days(n) * 1.5::DOUBLE", "a number with a fraction"),
         ("lag(to_days(n)) OVER (ORDER BY id) + ts", "lag.. of intervals"),
         ("ts::BIGINT", "DuckDB has no such cast"),
         ("bit_count(BITSTRING '01')", "BITSTRING '01'"),
         ("1234567890123456789012345678901234567890123", "number of 40 digits"),
         ("123456789012345678901234567890123456789", "more than 38 digits"),
-        ("repeat('x', 100000000)", "more than 16,777,216 bytes"),
     ],
 )
 def test_what_cannot_be_right_is_refused_when_the_view_is_made(made: str, words: str, tmp_path: Path) -> None:
@@ -75,29 +68,13 @@ def test_what_cannot_be_right_is_refused_when_the_view_is_made(made: str, words:
             client.create_view("v", f"SELECT id, {made} AS x FROM t")
 
 
-@pytest.mark.thorough(except_every=4)
-@pytest.mark.parametrize(
-    "made",
-    [
-        *("lpad(s, 2000000000, 'x')", "rpad(s, n::int * 100000000, 'xy')", "repeat(s, 1000000000)"),
-        "replace(repeat(s, 8000000), 'a', repeat('b', 1000))",
-        *("repeat(s, 16000000) || repeat(s, 16000000)", "concat(repeat(s, 16000000), n, repeat(s, 16000000))"),
-        *(
-            "concat_ws(s, repeat(s, 9000000), repeat(s, 9000000))",
-            "regexp_replace(repeat(s, 9000000), 'a', 'bcd', 'g')",
-        ),
-    ],
-)
-def test_a_function_that_makes_more_than_16_mebibytes_names_the_row(made: str, tmp_path: Path) -> None:
+def test_a_text_of_more_than_16_mebibytes_names_the_row(tmp_path: Path) -> None:
     with persist.open(str(tmp_path)) as client:
-        t = client.create_or_load("t", key={"id": pa.int64()}, value={"n": pa.int64(), "s": pa.string()})
-        t.write([(1, (1, "")), (2, (1, None)), (3, (9, "a")), (4, (0, ""))], time=1, seal=2).result()
-        view = client.create_view(
-            "v", f"SELECT id, octet AS x FROM (SELECT id, strlen({made}) AS octet FROM t WHERE id = 3)"
-        )
-        with pytest.raises(persist.PersistError, match=r"=3[,)].*more than 16,777,216 bytes") as raised:
+        t = client.create_or_load("t", key={"id": pa.int64()}, value={"n": pa.int64()})
+        t.write([(1, 1), (2, None), (3, 20_000_000), (4, 0)], time=1, seal=2).result()
+        view = client.create_view("v", "SELECT id, left(made, 5) AS x FROM (SELECT id, repeat('x', n) AS made FROM t)")
+        with pytest.raises(persist.PersistError, match=r"id=3.*no more than 16,777,216"):
             view.refresh()
-        assert len(str(raised.value)) < 2000
 
 
 @pytest.mark.parametrize(

