@@ -12,7 +12,9 @@ from persist.blob import Blob, BlobEntry
 
 _CHECKPOINT = re.compile(r"checkpoint/[0-9]{20}-([0-9]{20})\.json")
 _RECORD = re.compile(r"log/[0-9]{20}")
-_NAMED = re.compile(r"(?:part|list|state|directory)/[0-9a-f/]+-[0-9a-f]{32}\.(?:json|parquet)")
+_NAMED = re.compile(
+    r"(?:part|list|state|directory)/[0-9a-f/]+-[0-9a-f]{32}\.(?:json|parquet)|part/[0-9a-f/]+/deletion_vector_[0-9a-f-]{36}\.bin"
+)
 
 
 class Dangling(AssertionError):
@@ -22,8 +24,8 @@ class Dangling(AssertionError):
 def check_named(blob: Blob) -> None:
     """Raise Dangling if what the newest checkpoint names, or a record after it, does not exist.
 
-    Those are directory objects, state objects, part lists and parts, through all of them. The records after the
-    checkpoint must be there without a gap.
+    Those are directory objects, state objects, part lists, parts and what published tables need, through all of
+    them. The records after the checkpoint must be there without a gap.
     Others may go on meanwhile. Cost: a LIST of the log, and a GET of everything but parts.
     """
     newest = _newest(blob)
@@ -74,7 +76,7 @@ def _check_collection(blob: Blob, entry: Any, mutations: Sequence[Any], newest: 
         if "parts_in" in mutation:
             named.update(_keys(_read(blob, mutation["parts_in"]["blob"], newest)["parts"]))
         unused.update(mutation.get("unused", ()))
-        named.update(_keys(mutation.get("parts", ())))
+        named.update(_keys([mutation.get("parts", ()), mutation.get("blobs", ())]))
     for key in sorted(named - unused):
         if blob.get(key, range=(0, 1)) is None:
             raise Dangling(f"{key} is missing, and collection {entry['name']!r} of {newest} is made of it")

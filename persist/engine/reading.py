@@ -151,7 +151,8 @@ def difference(
     names = list(dict.fromkeys((*read_as.key_names, *values)))
     transitions = Transitions.of_columns(read_as, names)
     start, end = handle.as_time("first", first), handle.as_time("second", second)
-    lower, upper = min(start, end) + 1, max(start, end) + 1
+    lower = min(min(start, end) + 1, TIME_MAX)
+    upper = max(start, end) + 1 if start != end else lower
     with changes(handle, lower, upper, columns=names, where=where, schema=schema, timeout_s=timeout_s) as updates:
         table = consolidate(updates.to_arrow().drop_columns("_time"), names)
     if start > end:

@@ -33,11 +33,10 @@ from persist.codecs import (
     SortedKeys,
     columns_of,
     consolidate,
-    int64_array,
     parts_that_may_match,
 )
 from persist.engine import CollectionHandle
-from persist.errors import InvalidUsage, NegativeMultiplicity
+from persist.errors import InvalidUsage
 from persist.log import table_root
 from persist.read import (
     Lookup,
@@ -48,6 +47,7 @@ from persist.read import (
     places_of,
     read_snapshot,
     read_touched,
+    repeated,
     snapshot_scan,
 )
 from persist.state import CollectionState, Publication, form_in
@@ -218,6 +218,7 @@ class Planner:
 
         Raises:
             NegativeMultiplicity: of a record.
+            InvalidUsage: they are more rows than a table may have.
         """
         stream = PartStream(scan.schema)
         made: list[PlannedFile] = []
@@ -307,14 +308,8 @@ def _counted(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
 
 def _told_apart(records: pa.Table, scan: Scan) -> pa.Table:
     """Return records, each as often as its multiplicity says, in the order of parts, as updates that differ."""
-    schema, counts = scan.schema, records["_diff"].to_numpy()
-    if counts.min() < 0:
-        at = int(counts.argmin())
-        raise NegativeMultiplicity(str(records.slice(at, 1).to_pylist()), int(counts[at]), scan.as_of)
-    rows = records.select([*schema.names])
-    occurrence = np.zeros(len(rows), np.int64)
-    if counts.max() > 1:
-        rows = rows.take(int64_array(np.repeat(np.arange(len(rows)), counts)))
-        occurrence = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    counts = records["_diff"].to_numpy()
+    rows = pa.concat_tables(repeated(records, scan))
+    occurrence = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     columns = [*rows.columns, pa.chunked_array([occurrence]), pa.chunked_array([np.ones(len(rows), np.int64)])]
-    return pa.Table.from_arrays(columns, schema=schema.arrow)
+    return pa.Table.from_arrays(columns, schema=scan.schema.arrow)

@@ -140,6 +140,18 @@ def test_a_record_that_is_there_several_times_comes_as_often(client: persist.Cli
     assert same_rows(read(c.publish("delta").url), c) == 3
 
 
+def test_more_rows_than_a_table_may_have_are_refused(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"k": int}, value=None)
+    c.write([((1, None), 0, 2**62)], seal=1).result()
+    with pytest.raises(persist.InvalidUsage, match="rows, and at most"):
+        c.publish("delta")
+    c.write([((1, None), 1, 1 - 2**62), *(((k, None), 1, 1) for k in range(2, 40))], seal=2).result()
+    c.publish("delta")
+    c.write([((1, None), 2, 2**62)], seal=3).result()
+    with pytest.raises(persist.InvalidUsage, match="rows, and at most"):
+        c.publish("delta")
+
+
 def test_a_negative_multiplicity_is_refused_and_leaves_nothing(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": int}, value=None)
     c.write([((1, None), 0, -1)], seal=1).result()

@@ -30,6 +30,7 @@ SCHEDULERS = {"shuffled": 0.9, "on files": 0.03, "served": 0.07}
 KEYED = 0.3
 COLLECTORS = 0.25
 CLONES = 0.3
+PUBLISHES = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,12 @@ class Episode:
     is_keyed: bool = False
     collects: bool = False
     clones: bool = False
+    publishes: bool = False
 
     def steps(self) -> list[Step]:
-        kinds = {"flat_out": self.flat_out, "is_keyed": self.is_keyed, "collects": self.collects, "clones": self.clones}
-        steps = generate(self.seed, self.size, features(), **kinds)
+        kinds = {"flat_out": self.flat_out, "is_keyed": self.is_keyed, "collects": self.collects}
+        more = {"clones": self.clones, "publishes": self.publishes}
+        steps = generate(self.seed, self.size, features(), **kinds, **more)
         return served_steps(steps, self.seed) if self.scheduler == "served" else steps
 
     @property
@@ -56,6 +59,7 @@ class Episode:
 
     def __str__(self) -> str:
         more = {"flat out": self.flat_out, "keyed": self.is_keyed, "collectors": self.collects, "clones": self.clones}
+        more["published"] = self.publishes
         return " ".join([f"seed={self.seed} size={self.size} {self.scheduler}", *(name for name in more if more[name])])
 
 
@@ -96,7 +100,7 @@ def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
     chance = random.Random(seed)
     while True:
         [scheduler] = chance.choices([*SCHEDULERS], [*SCHEDULERS.values()])
-        kinds = [chance.random() < share for share in (flat_out, KEYED, COLLECTORS, CLONES)]
+        kinds = [chance.random() < share for share in (flat_out, KEYED, COLLECTORS, CLONES, PUBLISHES)]
         yield Episode(chance.randrange(10**9), chance.choice(SIZES), scheduler, *kinds)
 
 

@@ -20,6 +20,8 @@ BAD_WRITES = {
     "wrong type": ("SchemaMismatch", "InvalidUpdate"),
     "wrong columns": ("SchemaMismatch", "InvalidUpdate"),
 }
+# Calls that read, and so need the lease of their client.
+LEASED = ("read", "poll", "advance", "subscribe", "changes", "maintain", "publish")
 KEYED_WRITE = "updates for a keyed collection"
 REFUSED_WRITES = {**BAD_WRITES, KEYED_WRITE: ("KeyedCollection",)}
 # Which rule demands a refusal of the model.
@@ -38,6 +40,9 @@ class Expectations(Judgement):
 
     def _expected(self, event: Event, view: View) -> Expected:
         expected = Expected()
+        if event.op == "table":  # Of another program, which no client minds.
+            self._expect_table(event, expected)
+            return expected
         self._expect_lifecycle(event, expected)
         if event.op in ("crash", "close_feed", "close_snapshot"):
             return expected
@@ -63,7 +68,7 @@ class Expectations(Judgement):
 
     def _may_have_lost_its_lease(self, event: Event) -> bool:
         """Tell whether a reader may be told that what it relied on is gone (rule 11)."""
-        if event.op not in ("read", "poll", "advance", "subscribe", "changes", "maintain") or event.returned is None:
+        if event.op not in LEASED or event.returned is None:
             return False
         if self.modes.get(event.client) != "read":
             return any(at < event.returned for at in self.evicted.get(event.client, []))
@@ -357,8 +362,8 @@ class Expectations(Judgement):
             expected.check = lambda found: None if found == wanted else f"the named holds are {wanted}"
 
     def _expect_compact(self, event: Event, view: View, expected: Expected) -> None:
-        self._expect_gc(event, view, expected)
-        if self._expect_alive(event.args["c"], view, expected) and may_overflow(view.contents(event.args["c"]).updates):
+        self._expect_resolve(event, view, expected)
+        if view.alive(event.args["c"]) and may_overflow(view.contents(event.args["c"]).updates):
             expected.may_fail("overflow", "DiffOverflow")
 
     def _expect_resolve(self, event: Event, view: View, expected: Expected) -> None:
@@ -376,6 +381,60 @@ class Expectations(Judgement):
             expected.may_fail("exclusive", refused.error)  # If there is anything to resolve.
         if any(may_overflow(contents.updates) for contents in self.location.collections.values()):
             expected.may_fail("overflow", "DiffOverflow")
+
+    def _expect_publish(self, event: Event, view: View, expected: Expected) -> None:
+        id_, as_of = event.args["c"], event.args["as_of"]
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+        elif (refused := view.refuses(event.client)) is not None:
+            expected.may_fail("exclusive", refused.error)
+        expected.may_fail("published", "Superseded")
+        if event.faults:
+            expected.may_fail("lost", "UploadExpired")
+        self._expect_readable(id_, as_of, view, expected)
+        if not view.alive(id_) or expected.must_fail:
+            return
+        time = min(view.upper(id_) - 1, TIME_MAX) if as_of is None else as_of
+        counts = [*self.location.collections[id_].as_of(time).values()]
+        if any(n < 0 for n in counts):
+            expected.may_fail("negative", "NegativeMultiplicity")
+        if sum(map(abs, counts)) > ROWS_MAX:
+            expected.may_fail("overflow", "InvalidUsage")
+        if may_overflow(self.location.collections[id_].updates):
+            expected.may_fail("overflow", "DiffOverflow")
+        expected.rule = "published"
+        expected.check = lambda found: None if found == time or as_of is None else f"the time to publish is {time}"
+
+    def _expect_unpublish(self, event: Event, view: View, expected: Expected) -> None:
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+        elif (refused := view.refuses(event.client)) is not None:
+            expected.may_fail("exclusive", refused.error)
+        expected.may_fail("published", "Superseded")
+        self._expect_alive(event.args["c"], view, expected)
+
+    def _expect_table(self, event: Event, expected: Expected) -> None:
+        """A program that knows nothing of the log reads a whole time, if the log has a table."""
+        said = self.tables.get(event.args["c"], [])
+        first = [table for _, latest, table in said if latest < event.invoked][-1:]
+        during = [table for at, latest, table in said if at < (event.returned or EMPTY) and latest >= event.invoked]
+        live = [table for table in (*first, *during) if table is not None]
+        expected.rule = "published"
+        if len(live) < len(first) + len(during) or not live:
+            expected.may_fail("published", "TableBroken")  # It was given up, and its log may be there still.
+            return
+        versions = range(live[0].version - 1, live[-1].version + 1)
+
+        def check(found: Any) -> str | None:
+            if found is None:
+                return None if live[0].version == 0 else "no table is found"
+            version, as_of, rows = found
+            if version not in versions:
+                return f"version {version} is shown, and the log has {live}"
+            wanted = self.location.collections[event.args["c"]].as_of(as_of)
+            return contents_difference(rows, dict(wanted))
+
+        expected.check = check
 
     def _expect_fsck(self, event: Event, view: View, expected: Expected) -> None:
         expected.rule = "fsck"

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.simulator.history import Commit, Event, History
 from tests.simulator.physical import Physical
+from tests.simulator.tables import Table
 from tests.simulator.versions import Location
 
 Errors = dict[str, dict[str, Any]]  # Acceptable classes, each with the attributes it must have (a tuple: one of them).
@@ -133,6 +134,7 @@ class Judgement:
         self.namers: dict[str, set[str]] = {}  # Which collections name a blob.
         self.cloned: dict[str, tuple[Commit, dict[str, Any]]] = {}
         self.dropped: dict[str, list[Dropped]] = {}
+        self.tables: dict[str, list[tuple[int, int, Table | None]]] = {}  # From when to when a record of it came.
         self.ended: dict[str, int] = {}  # When leases ended.
         self.reads_from: dict[str, list[tuple[int, int]]] = {}  # What leases said of it, and when.
         self.reentrance = {e.client: e.args.get("reentrance_id") for e in self.events if e.op == "open"}

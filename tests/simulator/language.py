@@ -21,6 +21,7 @@ from tests.simulator.weights import (
     FEATURE_WEIGHTS,
     FLAT_OUT_WEIGHTS,
     KEYED_WEIGHTS,
+    PUBLISHES_WEIGHTS,
     WEIGHTS,
 )
 
@@ -55,6 +56,7 @@ class _Belief:
         self.upper = 0
         self.since = 0
         self.columns: list[str] = []  # That it got, dropped ones too.
+        self.records: list[list[Any]] = []  # That it holds.
 
 
 def generate(
@@ -66,6 +68,7 @@ def generate(
     is_keyed: bool = False,
     collects: bool = False,
     clones: bool = False,
+    publishes: bool = False,
     slots: int = SLOTS,
 ) -> list[Step]:
     """Return size steps, of the public operations that features and their predecessors name.
@@ -75,11 +78,13 @@ def generate(
         is_keyed: most collections are keyed.
         collects: there are many records, and several who collect garbage.
         clones: collections are cloned, dropped, compacted and collected.
+        publishes: collections are published as Delta tables, compacted and collected.
     """
     more = (FLAT_OUT_WEIGHTS if flat_out else {}) | (KEYED_WEIGHTS if is_keyed else {})
     more |= COLLECTORS_WEIGHTS if collects else {}
     more |= CLONES_WEIGHTS if clones else {}
-    kind = {"flat_out": flat_out, "is_keyed": is_keyed, "collects": collects, "slots": slots}
+    more |= PUBLISHES_WEIGHTS if publishes else {}
+    kind = {"flat_out": flat_out, "is_keyed": is_keyed, "collects": collects, "publishes": publishes, "slots": slots}
     return _Generator(seed, frozenset(features), more, **kind).steps(size)  # type: ignore[arg-type]
 
 
@@ -93,8 +98,10 @@ class _Generator:
         flat_out: bool,
         is_keyed: bool,
         collects: bool,
+        publishes: bool,
         slots: int,
     ) -> None:
+        self.publishes = publishes
         self.slots = slots
         self.chance = random.Random(seed)
         self.flat_out = flat_out
@@ -189,6 +196,8 @@ class _Generator:
             "skew_s": self.chance.choice([0, 0, -SKEW_MAX_S, SKEW_MAX_S]),
             "part_bytes": self.chance.choice(PART_BYTES),
         }
+        if self.publishes:
+            step["inline_bytes"] = self.chance.choice([0, 20_000])  # What lies in the log, a table copies.
         if mode == "exclusive":
             step["reentrance_id"] = self.chance.choice(["me", "you"])
             step["force"] = self.chance.random() < 0.4
@@ -248,7 +257,12 @@ class _Generator:
         for _ in range(chance.choice([0, 1, 1, 2, 3])):
             value = "big70000" if chance.random() < self.large else chance.choice("xyz")
             diff = chance.choices([1, -1, 2, 0, 2**62], [30, 16, 5, 1, 0.3])[0]
-            updates.append([chance.randrange(KEYS), value, first + chance.choice([0, 0, 1, 3]), diff])
+            record = [chance.randrange(KEYS), value]
+            if self.publishes:  # A table cannot show less than none of a record.
+                record = belief.records.pop() if diff < 0 and belief.records else record
+                diff = 1 if diff < 0 and not belief.records else diff
+                belief.records += [record] * (diff in (1, 2)) * diff
+            updates.append([*record, first + chance.choice([0, 0, 1, 3]), diff])
         return updates
 
     def _written(self, name: str) -> Step:
@@ -401,6 +415,11 @@ class _Generator:
             self._plan_reads_of_what_is_gone(name)
             self.planned.insert(0, {"op": "destroy", "slot": step["slot"], "name": name, "wait": "now"})
             self.belief[name] = _Belief()
+
+    def _publish(self, step: Step, belief: _Belief) -> None:
+        step["as_of"] = None if self.chance.random() < 0.5 else self._as_of(belief)
+        step["deletes"] = "vectors" if self.chance.random() < 0.8 else "none"
+        step["feed"] = self.chance.random() < 0.3
 
     def _plan_reads_of_what_is_gone(self, name: str) -> None:
         """Let garbage be collected soon after, and what was taken before be read again."""

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tests.model import EMPTY, ORDERED
 from tests.simulator.history import Commit
+from tests.simulator.tables import vector_rows
 
 Added = dict[str, list[list[str]]]  # Of each version of the schema of a collection, the columns that it got later.
 PADDED = "~"  # Ends the part of a long value that history keeps.
@@ -79,6 +80,12 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
             plain[name] = mutation.get(name, [])
         plain["keyframes"] = [[keyframe["as_of"], keyframe["parts"]] for keyframe in mutation.get("keyframes", [])]
         plain["history_from"] = mutation.get("history_from")
+    elif kind == "publish":
+        _read_parts(mutation, blobs, plain, added)
+        plain |= {"files": [[n, *_left_out(deletes, blobs)] for n, deletes in mutation.get("files", [])]}
+        plain |= {name: mutation[name] for name in ("table", "version", "as_of")}
+        plain |= {name: mutation.get(name, []) for name in ("removed", "metadata", "unused")}
+        plain["also"] = mutation.get("blobs", [])
     elif kind in ("seal", "allow_compaction"):
         field = "upper" if kind == "seal" else "since"
         plain[field] = frontier(mutation[field])
@@ -87,6 +94,16 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
     else:
         return mutation
     return plain
+
+
+def _left_out(deletes: list[Any] | None, blobs: Mapping[str, bytes]) -> tuple[str, list[int]]:
+    """Return the blob with the rows that a table leaves out of a file, and these rows."""
+    if deletes is None:
+        return "", []
+    blob, start, _, count = deletes
+    rows = vector_rows(blobs[blob], start)
+    assert len(rows) == count
+    return blob, rows
 
 
 def _read_parts(mutation: dict[str, Any], blobs: Mapping[str, bytes], plain: dict[str, Any], added: Added) -> None:

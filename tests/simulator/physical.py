@@ -7,12 +7,13 @@ to is in the history. Shares no code with the library.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from tests.model import EMPTY
+from tests.simulator.tables import Table, next_version
 
 Update = list[Any]  # k, v, time, diff
 Run = list[int]
@@ -45,11 +46,48 @@ class Physical:
     history_from: int = 0
     pending: dict[int, Pending] = field(default_factory=dict)
     resolved: list[Update] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+    kept: dict[int, Stored] = field(default_factory=dict)  # Parts that tables name and no run.
 
     @property
     def blobs(self) -> set[str]:
-        stored = [part.blob for part in self.numbered.values()] + [part.blob for part in self.pending.values()]
-        return {blob for blob in stored if blob}
+        blobs = [part.blob for parts in (self.numbered, self.kept) for part in parts.values()]
+        blobs += [part.blob for part in self.pending.values()]
+        return {blob for blob in blobs if blob}.union(*(table.blobs for table in self.tables.values()))
+
+    def publish(self, mutation: dict[str, Any], contents: Mapping[tuple[Any, Any], int]) -> Iterator[str]:
+        """Take in a version of a table; yield what is wrong with it, given what the collection holds as of its time."""
+        before, known = self.blobs, self.tables.get(mutation["table"])
+        if mutation["version"] != (0 if known is None else known.version + 1):
+            yield f"it is version {mutation['version']}, and follows {known}"
+        numbers = self._number(mutation)
+        made = next_version(known, mutation, {-1 - n: number for n, number in enumerate(numbers)})
+        self.tables[mutation["table"]] = made
+        self.kept |= {number: self.numbered.pop(number) for number in numbers}
+        brought = {self.kept[number].blob for number in numbers} | {*mutation["also"]}
+        yield from self._keep_published({}, before | brought, mutation)
+        rows: Counter[tuple[Any, Any]] = Counter()
+        for number, (_, left_out) in made.files.items():
+            part = self.numbered.get(number) or self.kept[number]
+            rows.update((k, v) for at, (k, v, *_) in enumerate(part.updates) if at not in left_out)
+        if rows != Counter(contents):
+            yield f"the table holds {dict(rows)}, and the collection {dict(contents)}"
+
+    def unpublish(self, mutation: dict[str, Any]) -> Iterator[str]:
+        """Take in that a table is given up; yield what is wrong with that."""
+        before = self.blobs
+        if self.tables.pop(mutation["table"], None) is None:
+            yield "there is no such table"
+        yield from self._keep_published({}, before, mutation)
+
+    def _keep_published(self, given_up: dict[int, Stored], before: set[str], mutation: dict[str, Any]) -> Iterator[str]:
+        numbers = {number for table in self.tables.values() for number in table.numbers}
+        there = self.kept | given_up
+        self.kept = {number: part for number, part in there.items() if number in numbers}
+        if missing := numbers - self.kept.keys() - self.numbered.keys():
+            yield f"a table names the parts {missing}, which are not there"
+        if {*mutation.get("unused", ())} != before - self.blobs:
+            yield f"it says that {mutation.get('unused')} fall out of use, and {before - self.blobs} do"
 
     def cloned(self, mutation: dict[str, Any], updates: list[Update], folder: str) -> Iterator[str]:
         """Become a clone's description of another collection, this one; yield what is wrong with it.
@@ -62,6 +100,7 @@ class Physical:
         if strange := [b for b in mutation["blobs"] if b and b not in shared and not b.startswith(folder)]:
             yield f"it names {strange}, which its source does not"
         self.numbered, self.next_number, self.pending = {}, 0, {}
+        self.tables, self.kept = {}, {}
         in_use = {*self._number(mutation)}
         self.history = [list(run) for run in mutation["runs"]]
         self.keyframes = {as_of: list(numbers) for as_of, numbers in mutation["keyframes"]}
@@ -135,10 +174,9 @@ class Physical:
             self.history_from = mutation["history_from"]
         in_use = {n for run in (*self.history, *self.keyframes.values()) for n in run}
         yield from self._check_numbers(in_use)
+        given_up = {number: part for number, part in self.numbered.items() if number not in in_use}
         self.numbered = {number: part for number, part in self.numbered.items() if number in in_use}
-        brought = {blob for blob in mutation["blobs"] if blob}
-        if set(mutation["unused"]) != (before | brought) - self.blobs:
-            yield f"it says that {mutation['unused']} fall out of use, and {(before | brought) - self.blobs} do"
+        yield from self._keep_published(given_up, before | {blob for blob in mutation["blobs"] if blob}, mutation)
         yield from self._check_contents(updates)
 
     def _number(self, mutation: dict[str, Any]) -> list[int]:

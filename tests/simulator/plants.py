@@ -12,6 +12,7 @@ import pytest
 
 import persist.compact.rewriter
 import persist.engine.keyed
+import persist.publish.planning
 import persist.replica.follower
 import persist.state.collection_rules
 import persist.state.contents
@@ -23,6 +24,7 @@ import persist.upsert.events
 import persist.write.group_commit
 from persist.blob import Indeterminate
 from persist.log import checkpoint_key, create_record, kinds, record_bytes, record_key
+from persist.read import places_of
 from persist.replica import Follower, read_checkpoint
 from persist.state.remembered import with_tokens
 from persist.write import Committed
@@ -100,6 +102,15 @@ def what_a_listing_said(self: Any) -> None:
         self._delete(what, [entry for entry in old if self._is_unnamed(entry, named)])
 
 
+def a_row_left_in(found: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the rows that a table is to leave out of a file, the last one stays."""
+
+    def planted(*args: Any) -> Any:
+        return found(*args)[:-1]
+
+    return planted
+
+
 # What is patched, and with what: made of what stands there.
 PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a commit is acknowledged before its create is known to have happened": lambda: [
@@ -135,6 +146,12 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.upkeep.garbage._Round, "_seqno_before", marks_for_ever_old)
     ],
     "a collector asks no clone what it names": lambda: [(persist.upkeep.garbage, "sharers", lambda state: {})],
+    "compaction gives up what a published table needs": lambda: [
+        (persist.state.contents.Publication, "numbers", property(lambda table: set())),
+    ],
+    "a published table shows a row that has changed": lambda: [
+        (persist.publish.planning, "places_of", a_row_left_in(places_of)),
+    ],
     "a late collector believes what it listed": lambda: [
         (persist.upkeep.garbage._Round, "_collect_objects", what_a_listing_said),
         # It would notice, if the log was truncated meanwhile beyond what it knows.

@@ -41,6 +41,7 @@ from tests.simulator.spelling import (
     update_tuples,
     updates_of,
 )
+from tests.simulator.tables import found_table
 from tests.simulator.world import BEGAN_MS, ClientClock, ClientStore, Nuisance, Tap
 from tests.tuned import tuned
 
@@ -64,10 +65,15 @@ KEYED = {
 }
 
 
-def _policy(part_bytes: int | None) -> Tuning:
+def _policy(part_bytes: int | None, inline_bytes: int) -> Tuning:
     """Return a policy under which a few updates are enough for all that compaction does."""
     policy = Tuning(
-        keyframe_rows_min=4, keyframe_fraction=0.3, merge_runs=2, inline_runs=3, inline_bytes=20_000, runs_max=100_000
+        keyframe_rows_min=4,
+        keyframe_fraction=0.3,
+        merge_runs=2,
+        inline_runs=3,
+        inline_bytes=inline_bytes,
+        runs_max=100_000,
     )
     return policy if part_bytes is None else replace(policy, part_bytes=part_bytes)
 
@@ -194,7 +200,7 @@ class Run(Caller):
         slot = Slot(name, None, store, unreliable, clock)  # type: ignore[arg-type]
 
         def opened() -> None:
-            policy, more = _policy(step.get("part_bytes")), self._more_settings(step)
+            policy, more = _policy(step.get("part_bytes"), step.get("inline_bytes", 20_000)), self._more_settings(step)
             settings = tuned(policy, background=False, **SETTINGS, **more)
             also = self._more_options(step, name)
             slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, settings=settings, **options, **also)
@@ -316,6 +322,19 @@ class Run(Caller):
             return made.id
 
         self._on_handle(slot, step, {"target": step["target"], "as_of": step["as_of"]}, call)
+
+    def _publish(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> int:
+            return c.publish("delta", step["as_of"], deletes=step["deletes"], feed=step["feed"]).as_of
+
+        self._on_handle(slot, step, {"as_of": step["as_of"]}, call)
+
+    def _unpublish(self, slot: Slot, step: Step) -> None:
+        self._on_handle(slot, step, {}, lambda c: c.unpublish("delta"))
+
+    def _table(self, slot: Slot, step: Step) -> None:
+        """Read the table as a program does that has the files alone, all at one moment."""
+        self._on_handle(slot, step, {}, lambda c: found_table(self.tap.inner, c.id))
 
     def _load(self, slot: Slot, step: Step) -> None:
         def call() -> str:
@@ -503,6 +522,7 @@ class Run(Caller):
         if end != upper:
             self._seal(slot, {**step, "op": "seal", "upper": end})
         last = min(end - 1, 10**6)
+        self._table(slot, {**step, "op": "table"})
         for as_of in sorted({since, (since + last) // 2, last}):
             options = {"as_of": as_of, "form": "diff", "columns": "kv", "above": None, "reads": True}
             self._snapshot(slot, {**step, "op": "snapshot", "id": -1 - as_of, **options})

@@ -84,35 +84,35 @@ class WitnessedStore:
     """Passes requests on to a location, and writes down when records were about to be created and were."""
 
     def __init__(self, inner: Blob, world: RealWorld, write: Callable[..., None]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._world = world
         self._tell = write
         self.stored: Counter[str] = Counter()
 
     @property
     def url(self) -> str:
-        return self._inner.url
+        return self.inner.url
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._inner.get(key, range)
+        return self.inner.get(key, range)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        return self._inner.list(prefix, start_after)
+        return self.inner.list(prefix, start_after)
 
     def set(self, client: str, key: str, value: bytes) -> None:
-        self._inner.set(key, value)
+        self.inner.set(key, value)
 
     def create(self, client: str, key: str, value: bytes) -> bool:
         if not key.startswith(LOG):
-            return self._inner.create(key, value)
+            return self.inner.create(key, value)
         commit = json.loads(value)["commit"]
         self._tell(creates=commit, client=client, at=self._world.next())
-        created = self._inner.create(key, value)
+        created = self.inner.create(key, value)
         self._tell(created=commit, client=client, at=self._world.next(), is_new=created)
         return created
 
     def delete(self, client: str, key: str) -> None:
-        self._inner.delete(key)
+        self.inner.delete(key)
 
 
 class MortalStore(ClientStore):

@@ -29,6 +29,7 @@ from tests.simulator.physical import Physical
 from tests.simulator.versions import View
 
 UNPLACED = ("multi", "evolve")  # Their answers do not say in which record they are.
+TABLE_HOLD = "published delta"  # Keeps what a table with a change feed tells next.
 HOLD_ID_CHARS = 32  # Names of leased holds have so many; the named ones of a run are shorter.
 
 
@@ -96,6 +97,8 @@ class Replay(Expectations):
             self._check_resolve(commit, mutation, view)
         elif kind == "replace":
             self._check_replace(commit, mutation, view)
+        elif kind in ("publish", "unpublish"):
+            self._check_published(commit, mutation, view)
         elif kind == "seal":
             if mutation["upper"] < view.upper(id_):
                 self.blame("frontier", f"upper goes back from {view.upper(id_)}: {commit}")
@@ -112,6 +115,7 @@ class Replay(Expectations):
             self._drop(commit, id_, self.physical[id_].blobs, view)
             view.step("destroy", id_, None)
             self.gone_s[id_] = commit.clock_s
+            self.tables.setdefault(id_, []).append((commit.at, latest_moment(commit), None))
         elif kind == "tokens":
             for token in mutation["tokens"]:
                 view.step("token", id_, token)
@@ -185,6 +189,23 @@ class Replay(Expectations):
         self._drop(commit, id_, set(mutation["unused"]), view)
         if mutation["unused"]:
             self.replaced_s.setdefault(id_, []).append(commit.clock_s)
+
+    def _check_published(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
+        """Rule 22: a table holds what the collection does, and what it names is not called unused."""
+        id_, physical = mutation["collection"], self.physical[mutation["collection"]]
+        if mutation["kind"] == "publish":
+            self._name(commit, id_, [*mutation["blobs"], *mutation["also"]])
+            contents = view.contents(id_).as_of(mutation["as_of"])
+            wrongs = [*physical.publish(mutation, contents)]
+            if mutation["as_of"] >= view.upper(id_):
+                wrongs.append(f"upper is {view.upper(id_)}")
+        else:
+            wrongs = [*physical.unpublish(mutation)]
+        for wrong in wrongs:
+            self.blame("published", f"{wrong}: {commit}")
+        table = physical.tables.get(mutation["table"])
+        self.tables.setdefault(id_, []).append((commit.at, latest_moment(commit), table))
+        self._drop(commit, id_, {*mutation.get("unused", ())}, view)
 
     def _check_clone(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
         """A clone names what its source names, and holds what that held."""
@@ -315,7 +336,7 @@ class Replay(Expectations):
         """Named holds are made, moved and released by those who ask for it."""
         for mutation in commit.mutations:
             name = mutation.get("hold", "")
-            if not name or len(name) == HOLD_ID_CHARS:
+            if not name or len(name) == HOLD_ID_CHARS or name == TABLE_HOLD:
                 continue
             asked = [e for e in events if e.op in ("hold", "advance", "release") and self._hold_of(e)[1] == name]
             asked = [e for e in asked if self._hold_of(e)[0] == mutation["collection"]]

@@ -21,6 +21,8 @@ FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
     "a write at a sealed time is taken": (Episode(1, 150), {"late"}),
     "a collector waits for nobody who reads": (Episode(6, 250, collects=True), {"deletion"}),
     "a collector asks no clone what it names": (Episode(0, 250, clones=True), {"deletion"}),
+    "compaction gives up what a published table needs": (Episode(1, 250, publishes=True), {"published", "deletion"}),
+    "a published table shows a row that has changed": (Episode(1, 400, is_keyed=True, publishes=True), {"published"}),
     "a collector does not wait for the grace period": (Episode(1, 150, flat_out=True), {"deletion"}),
     "a resolution loses an update": (Episode(1, 120, is_keyed=True), {"resolved"}),
     "a block leaves one of its keyed collections out": (Episode(1, 150, is_keyed=True), {"atomic", "lost", "once"}),

@@ -54,6 +54,13 @@ def test_clones_hold_what_their_sources_held_and_keep_what_they_share(seed: int)
     assert report.operations["clone"] > 0
 
 
+@pytest.mark.thorough(except_every=10)
+@pytest.mark.parametrize("seed", range(10))
+def test_tables_hold_whole_times_for_programs_that_know_nothing_of_the_log(seed: int) -> None:
+    report = innocent(Episode(4000 + seed, 300, is_keyed=seed % 3 == 2, publishes=True))
+    assert report.operations["publish"] > 5
+
+
 @pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_answer_is_right_on_files(seed: int) -> None:

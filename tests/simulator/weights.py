@@ -74,3 +74,17 @@ CLONES_WEIGHTS = {
     "seal": 14,
     "pass": 6,
 }
+# Tables that keep blobs, and all that makes their collections give these up.
+PUBLISHES_WEIGHTS = {
+    "publish": 14,
+    "unpublish": 1,
+    "table": 8,
+    "compact": 9,
+    "gc": 6,
+    "maintain": 4,
+    "allow_compaction": 7,
+    "close_snapshot": 6,
+    "seal": 14,
+    "pass": 6,
+    "destroy": 0.6,
+}

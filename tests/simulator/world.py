@@ -135,7 +135,7 @@ class Tap:
     """Passes requests on to the shared store, dates blobs by the world's clock, and remembers what was deleted."""
 
     def __init__(self, inner: Blob, moments: Moments, now_s: Callable[[], float]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._moments = moments
         self._now_s = now_s
         self._modified_s: dict[str, float] = {}
@@ -149,40 +149,40 @@ class Tap:
 
     @property
     def url(self) -> str:
-        return self._inner.url
+        return self.inner.url
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         self.requests += 1
-        return self._inner.get(key, range)
+        return self.inner.get(key, range)
 
     def set(self, client: str, key: str, value: bytes) -> None:
         self._stores(client, key)
         self.values[key] = bytes(value)
-        self._inner.set(key, value)
+        self.inner.set(key, value)
 
     def create(self, client: str, key: str, value: bytes) -> bool:
         self._stores(client, key)
-        created, at = self._moments.during(lambda: self._inner.create(key, value))
+        created, at = self._moments.during(lambda: self.inner.create(key, value))
         if created:
             self.values[key] = bytes(value)
             if key.startswith(LOG):
                 self.landed.append(Landed(key, bytes(value), at, client, self._now_s()))
                 self._check(f"{client} created {key}", lambda: self._chain.add(value))
             elif key.startswith(CHECKPOINTS):
-                self._check(f"{client} created {key}", lambda: check_named(self._inner))
+                self._check(f"{client} created {key}", lambda: check_named(self.inner))
         return bool(created)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         self.requests += 1
-        for entry in self._inner.list(prefix, start_after):
+        for entry in self.inner.list(prefix, start_after):
             yield replace(entry, modified_s=self._modified_s[entry.key])
 
     def delete(self, client: str, key: str) -> None:
         self._stores(client)
         if key.startswith(PARTS):
             self.deletions.append(Deletion(key, self._moments.next(), client, self._now_s()))
-        self._inner.delete(key)
-        self._check(f"{client} deleted {key}", lambda: check_named(self._inner))
+        self.inner.delete(key)
+        self._check(f"{client} deleted {key}", lambda: check_named(self.inner))
 
     def _check(self, deed: str, check: Callable[[], None]) -> None:
         try:
