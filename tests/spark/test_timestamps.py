@@ -92,8 +92,6 @@ def test_every_way_of_reading_a_collection_keeps_its_timestamps(session: SparkSe
         check(persist.spark.changes(session, path, "times", 1, 3, native=native), keys=(-1, 0))
     persist.spark.create_views(session, path)
     check(session.sql("SELECT * FROM times"))
-    check(session.sql("SELECT * FROM times(2)"))
-    check(session.sql("SELECT * FROM times_changes(0, 3)"))
     with pytest.raises(PySparkException, match="that takes a time zone, which nobody has named"):
         session.read.format("persist").schema("k long, local timestamp").option("collection", "times").load(
             path

@@ -294,8 +294,5 @@ def test_columns_and_keys_that_spark_treats_in_its_own_way(spark: SparkSession, 
     assert spark.read.format("persist").options(collection="odd", columns="[]").load(path).count() == 3001
     assert persist.spark.snapshot(spark, path, "maps").count() == 2999
     assert "keys that hold maps" in persist.spark.explain(spark, path, "maps")
-    persist.spark.create_views(spark, path)
-    assert spark.sql("SELECT * FROM odd(0)").count() == 3001
-    assert spark.sql("SELECT * FROM maps(1)").count() == 2999
     with pytest.raises(persist.InvalidUsage, match="native='yes' is none of"):
         persist.spark.snapshot(spark, path, "odd", native="yes")  # type: ignore[arg-type]
