@@ -36,10 +36,10 @@ def source_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", opti
 
         return Kafka(checked(KafkaConfig, config, where))
     if url.startswith(("mysql://", "mariadb://")):
-        raise InvalidUsage(
-            "MySQL and MariaDB are not read directly: let Debezium, Maxwell or Canal write their changes to Kafka, and "
-            'take those in: kafka://host/topic with format = "debezium", "maxwell" or "canal"'
-        )
+        from persist.ingest.my_server import MysqlConfig
+        from persist.ingest.mysql import Mysql
+
+        return Mysql(checked(MysqlConfig, config, where))
     if url.startswith(("delta:", "iceberg:")):
         from persist.ingest.tables import Tables, TablesConfig
 

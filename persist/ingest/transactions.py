@@ -78,6 +78,10 @@ class Transactions:
         rows = self._rows[name] = TableRows(table, types, key, copied.begin, copied.reached, typed, piece)
         return rows
 
+    def known_rows(self, name: str) -> TableRows | None:
+        """Return what takes the changes of a collection; None if nothing does yet."""
+        return self._rows.get(name)
+
     def begin(self, time: int, moment_us: int) -> Iterator[Batch]:
         """Begin with the transaction that was committed at a time."""
         while (reached := self._reached_by(time)) is not None:
