@@ -13,16 +13,13 @@ from persist.collection import Collection
 from persist.collection.describing import Described
 from persist.creating import Collections, CreatingCalls
 from persist.engine import (
-    READ_TIMEOUT_S,
     About,
     Commit,
     Engine,
     Mode,
     OpenOptions,
-    WantedListen,
     about_location,
     clone,
-    listens_together,
     open_engine,
     version_of,
     words,
@@ -37,11 +34,12 @@ from persist.multi_write import MultiWrite
 from persist.notify import Notify, check_token
 from persist.publish import keep_tables_current
 from persist.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
-from persist.read import ArrowResult, JointListen
+from persist.read import ArrowResult
 from persist.replica import LAST
 from persist.settings import Location, Settings
 from persist.shown import html_table
-from persist.timeline import Moment, Times
+from persist.timeline import Moment
+from persist.together import ReadingTogether
 from persist.upkeep import Deleted, GarbageReport
 from persist.view import View
 from persist.write import CommitFuture
@@ -119,7 +117,7 @@ def _server(option: str, given: str | Notify | None) -> Notify | None:
     return server
 
 
-class Client(CreatingCalls, Described):
+class Client(CreatingCalls, ReadingTogether, Described):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
     Attributes:
@@ -365,40 +363,6 @@ class Client(CreatingCalls, Described):
         """
         return MultiWrite(Commit(self.engine, token, message, metadata), allow_future=allow_future)
 
-    def follow(
-        self,
-        collections: Mapping[Collection, int | Moment | None],
-        *,
-        contents: bool = False,
-        times: Times = "int",
-        timeout_s: float | None = READ_TIMEOUT_S,
-    ) -> JointListen[Collection]:
-        """Follow several collections at one point of the log: each step is what one state of the location holds of all.
-
-        What one commit did to several collections is seen in one step. Cost: one commit for all claims, however many
-        there are; then one refresh for all.
-
-        Args:
-            collections: of this client, each with the last time of which nothing is wanted; None leaves nothing out, or
-                means the latest sealed time, with contents.
-            contents: begin with the contents of all of them as of their times, taken at one point of the log.
-            times: as in `Collection.changes`.
-            timeout_s: with contents, how long to wait for the times to be sealed; None waits without limit.
-
-        Raises:
-            AsOfCompacted, AsOfNotSealed: one of the times cannot be read; then none is followed.
-            InvalidUsage: there are no collections, or one is not of this client.
-        """
-        self.engine.check_open("follow")
-        wanted = []
-        for each, as_of in _of_this_client(collections, self.engine).items():
-            time = None if as_of is None else each.handle.as_time("as_of", as_of)
-            wanted.append(WantedListen(each.handle.newest(), time, each.handle.moments(times)))
-            if contents:
-                each.handle.sealed(time, timeout_s)
-        listens = listens_together(wanted, contents=contents)
-        return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
-
     def gc(self, *, dry_run: bool = False) -> GarbageReport:
         """Delete what nobody needs any more (`persist.upkeep.garbage`). Safe while others read, write and do the same.
 
@@ -582,15 +546,3 @@ class Client(CreatingCalls, Described):
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"
-
-
-def _of_this_client(
-    collections: Mapping[Collection, int | Moment | None], engine: Engine
-) -> Mapping[Collection, int | Moment | None]:
-    """Return collections, after checking that they are some, and of that engine."""
-    if not isinstance(collections, Mapping) or not collections:
-        raise InvalidUsage(f"collections={collections!r} is no dict of collections and times: give {{orders: 10}}")
-    for each in collections:
-        if not isinstance(each, Collection) or each.handle.engine is not engine:
-            raise InvalidUsage(f"{each!r} is no collection of this client: use what its load() returned")
-    return collections

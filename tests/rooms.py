@@ -28,7 +28,7 @@ AT_ROOT = {
         "antichain", "closing", "errors", "late_names", "metrics", "names", "settings", "shown", "timeline", "version",
         "work",
     ),
-    "face": ("client", "collection", "creating", "follow", "lineage", "multi_write", "view"),
+    "face": ("client", "collection", "creating", "follow", "lineage", "multi_write", "together", "view"),
     "public": ("public",),
     "cli": ("__main__",),
 }  # fmt: skip

@@ -27,6 +27,7 @@ from persist.engine.opening import (
     handle_on,
     loaded,
     loaded_by_id,
+    loaded_together,
     open_engine,
     read_engine,
     target_of_rows,
@@ -55,6 +56,7 @@ from persist.engine.reading import (
     difference,
     listens_together,
     snapshot,
+    snapshots_together,
     upserts,
 )
 from persist.engine.resolver import REASON, Late, split_late

@@ -174,6 +174,19 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     return handle_on(engine, contents, contents.schema)
 
 
+def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
+    """Return handles as they are now, and the collections of names. Cost: one GET, and those of all contents at once.
+
+    Raises:
+        CollectionNotFound: one is not there.
+    """
+    with engine.follower.one_look():
+        ids = engine.follower.refresh().ids
+        known = [ids.get(each) if isinstance(each, str) else each.id for each in wanted]
+        engine.follower.load_all({id_ for id_ in known if id_ is not None}, engine.pool.map)
+        return [loaded(engine, each) if isinstance(each, str) else each.newest() for each in wanted]
+
+
 def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
     """Return the collection of an id, whatever it is called by now; name is for errors. Cost: one GET.
 

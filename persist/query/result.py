@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from persist.codecs import did_you_mean
-from persist.engine import LATEST, CollectionHandle, Engine, loaded, snapshot
+from persist.engine import LATEST, CollectionHandle, Engine, loaded_together, snapshots_together
 from persist.errors import InvalidUsage, PersistError
 from persist.query.statements import is_statement
 from persist.query.tables import (
@@ -136,9 +136,10 @@ class QueryResult(ArrowResult):
             read = {path: table for path in tables if (table := _table_of(path, self._names)) is not None}
             for path in timed.keys() - read.keys():
                 raise timed[path].refused(self._names)
-            for path, (handle, time) in _at_once(engine, read, as_of, times or {}).items():
-                self.times[path] = time
-                result = opening.enter_context(snapshot(handle, time, timeout_s=0.0))
+            bound = _bound(engine, read, as_of, times or {})
+            for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
+                opening.enter_context(result)
+                self.times[path] = result.as_of
                 register(self._connection, path, _dataset(result, self._failed))
             try:
                 # Only its types are asked for: what an answer is made of is read when it is.
@@ -259,24 +260,21 @@ def _table_of(path: Path, names: Sequence[str]) -> _Table | None:
     return _Table(name, int(time) if time.isdecimal() else time)
 
 
-def _at_once(
+def _bound(
     engine: Engine, read: Mapping[Path, _Table], as_of: AsOf, known: Mapping[Path, int]
-) -> dict[Path, tuple[CollectionHandle, int]]:
-    """Return for each table its collection and the time to read it at, all in one state of the location."""
+) -> dict[Path, tuple[CollectionHandle, int | Moment | None]]:
+    """Return for each table its collection and the time to read it at, None for the latest."""
     times = as_of if isinstance(as_of, Mapping) else {"": as_of}
     names = [*dict.fromkeys(table.name for table in read.values())]
     for name in times:
         if name and name not in names:
             hint = did_you_mean(name, names) or ","
             raise InvalidUsage(f"as_of={name}=…: the query does not read {name!r}{hint} it reads {names}")
-    handles = {path: loaded(engine, table.name) for path, table in read.items()}
-    _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles.values()])
+    handles = dict(zip(read, loaded_together(engine, [table.name for table in read.values()]), strict=True))
     bound = {}
-    for (path, handle), state in zip(handles.items(), states, strict=True):
+    for path, handle in handles.items():
         time: int | Moment | None = known.get(path, read[path].as_of)
-        if time is None:
-            time = times.get(read[path].name, times.get(""))
-        bound[path] = (handle, handle.time_in(state, time))
+        bound[path] = (handle, times.get(read[path].name, times.get("")) if time is None else time)
     return bound
 
 

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TypeVar
@@ -38,7 +38,7 @@ from persist.replica.checkpoint import beyond_the_log, load_contents, read_newes
 from persist.replica.directory import KnownLevels
 from persist.replica.log_queries import Submissions
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past, fate_of
-from persist.state import PENDING_MAX, CollectionState, DoesNotFollow, State, apply
+from persist.state import PENDING_MAX, CollectionEntry, CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")
 
@@ -515,6 +515,22 @@ class Follower:
             entry = load_contents(self._blob, self._state.location, entry)
             self._state = self._state.with_entry(entry)
         return entry.contents
+
+    def load_all(self, ids: Iterable[str], each_of: Callable[..., Iterable[CollectionEntry]]) -> None:
+        """Read the contents of collections that are not known yet, several at a time; each_of is a `map` of threads.
+
+        What has gone meanwhile is left to `load`. Cost: a GET for each.
+        """
+        state = self._state
+        entries = [entry for id_ in ids if (entry := state.entries.get(id_)) is not None and entry.contents is None]
+        if len(entries) < 2 or (location := state.location) is None:
+            return
+        with suppress(MissingBlob):  # The lock is not kept meanwhile, because what the threads do now may wait for it.
+            loaded = each_of(lambda entry: load_contents(self._blob, location, entry), entries)
+            for before, after in zip(entries, loaded, strict=True):
+                with self._lock:
+                    if self._state.entries.get(before.id) is before:
+                        self._state = self._state.with_entry(after)
 
     def recent(self) -> tuple[State, Mapping[int, Record], KnownLevels]:
         """Return what `write_checkpoint` needs: the newest known state, the last records before it, known levels."""
