@@ -11,7 +11,7 @@ MOST = {
     "first write of a client": 4,
     "first get, tail of 450 small parts": 8,
     "snapshot of the same": 480,
-    "compaction of 450 small parts": 760,
+    "compaction of 450 small parts": 500,
     "snapshots of 100 collections": 105,
     "the same, one after the other": 480,  # With the checkpoints that are made meanwhile.
     "create_view and first refresh": 20,

@@ -125,6 +125,7 @@ def test_the_latest_of_all_is_of_one_state_while_somebody_commits_to_all(blob: M
 def test_snapshots_begin_after_what_this_client_was_asked_to_write(blob: MemoryBlob) -> None:
     with opened(blob) as client:
         first, second, *_ = collections(client)
+        both: dict[persist.Collection | str, int | None] = {first: None, "c1": None}
         futures = [first.write([((99, None), 10, 1)], seal=11), second.write([((99, None), 10, 1)], seal=11)]
-        assert {each.count() for each in client.snapshots({first: None, "c1": None}).values()} == {11}
+        assert {each.count() for each in client.snapshots(both).values()} == {11}
         assert all(future.done() for future in futures)

@@ -13,8 +13,9 @@ work:
 A merge never crosses a keyframe's time: a reader near a keyframe would decode what it must then drop. It puts together
 runs that follow each other in time, for the same reason. Levels are sizes: a run is of level n if it has at least
 `LEVEL_BYTES * merge_runs**n` bytes; `merge_runs` runs in a row of one level, and whatever smaller ones lie between
-them, become one run of the next. So an update is rewritten once for each level (O'Neil et al., The log-structured
-merge-tree, 1996, in its size-tiered form), and there are at most `merge_runs` runs for each level and interval.
+them, become one run of the next; or of a later one at once, if very many small runs have piled up. So an update is
+rewritten at most once for each level (O'Neil et al., The log-structured merge-tree, 1996, in its size-tiered form), and
+there are at most `merge_runs` runs for each level and interval.
 
 Where no update retracts another, the history is the contents, and no keyframe is made.
 
@@ -32,7 +33,7 @@ from persist.settings import Tuning
 from persist.state import CollectionState
 
 LEVEL_BYTES = 64 << 10
-INLINE_RUNS_MAX = 1000  # Merged at a time.
+SMALL_RUNS_MAX = 1000  # Merged at a time: of those in the log, or of small blobs.
 CROWDED = 2
 
 
@@ -168,10 +169,10 @@ def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int
     if inline and (is_many or move_out):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
         groups = _intervals(contents, inline)
-        return tuple(run[0] for run in max(groups, key=len)[:INLINE_RUNS_MAX])
+        return tuple(run[0] for run in max(groups, key=len)[:SMALL_RUNS_MAX])
     for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
         sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in group]
-        if (found := _similar(sizes, tuning.merge_runs)) is not None:
+        if (found := _similar(sizes, tuning.merge_runs, tuning.part_bytes)) is not None:
             return tuple(run[0] for run in group[found[0] : found[1]])
     return None
 
@@ -193,15 +194,20 @@ def _span(contents: CollectionState, run: Numbers) -> tuple[int, int]:
     return min(part.time_min for part in parts), max(part.time_max for part in parts)
 
 
-def _similar(sizes: list[int], merge_runs: int) -> tuple[int, int] | None:
-    """Return the interval of the first runs in a row to merge: merge_runs of one level, and smaller ones between."""
+def _similar(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, int] | None:
+    """Return the interval of the first runs in a row to merge: merge_runs of one level, and smaller ones between.
+
+    There are at most twice as many, or as many as have bytes_max: what small runs have piled up is merged once, and not
+    once for each level.
+    """
     levels = [_level(size, merge_runs) for size in sizes]
     for level in sorted(set(levels)):
         start = 0
         for at, found in enumerate([*levels, level + 1]):
             if found > level:
                 if levels[start:at].count(level) >= merge_runs:
-                    return start, min(at, start + 2 * merge_runs)
+                    few = sum(size <= bytes_max for size in accumulate(sizes[start : start + SMALL_RUNS_MAX]))
+                    return start, min(at, start + max(few, 2 * merge_runs))
                 start = at + 1
     return None
 

@@ -20,12 +20,14 @@ import pytest
 
 import persist
 from persist.blob import FileBlob, MemoryBlob, Unavailable
+from persist.codecs import to_updates
 from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, next_work
 from persist.log import Keyframe, kinds
 from persist.settings import Tuning
 from persist.state import CollectionState
 from persist.write import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
+from tests.parts import commit_parts
 from tests.tuned import tuned
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -561,3 +563,19 @@ def test_what_stands_counts_for_half_of_a_slice_where_few_keys_are_touched() -> 
         assert many.slices > 1
         expected = np.r_[:50_000, 191_000:200_000]
         assert np.array_equal(c.snapshot().to_arrow().sort_by("k")["k"].to_numpy(), expected)
+
+
+@pytest.mark.parametrize(("part_bytes", "is_once"), [(64 << 20, True), (1 << 10, False)])
+def test_small_runs_that_piled_up_are_merged_once_as_far_as_they_make_one_part(part_bytes: int, is_once: bool) -> None:
+    tuning = Tuning(part_bytes=part_bytes, merge_runs=3, inline_bytes=1 << 30, inline_runs=1000)
+    with opened(MemoryBlob(), tuning=tuning) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        uploads = PartWriter(client.engine.blob, client.engine.follower.next_seqno)
+        for at in range(30):
+            parts = uploads.upload(c.id, c.schema, to_updates(rows_at(100, at, start=37 * at), c.schema))
+            commit_parts(c, parts).result()
+        c.seal(30).result()
+        rows = c.snapshot().to_arrow().sort_by("k")
+        merged = c.compact().runs_merged
+        assert merged == 30 if is_once else merged > 30
+        assert c.snapshot().to_arrow().sort_by("k").equals(rows)
