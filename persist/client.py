@@ -32,7 +32,7 @@ from persist.log import kinds
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.notify import Notify, check_token
-from persist.publish import keep_tables_current
+from persist.publish import Published, keep_tables_current, publish_together
 from persist.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
 from persist.read import ArrowResult
 from persist.replica import LAST
@@ -346,6 +346,37 @@ class Client(CreatingCalls, ReadingTogether, Described):
 
         with self.engine.follower.one_look():
             return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
+
+    def publish(
+        self,
+        tables: Mapping[str, str],
+        *,
+        catalog: Any,
+        as_of: int | Moment | None = None,
+        digest: bool = False,
+    ) -> list[Published]:
+        """Publish several collections as Iceberg tables, as of one time, and tell a catalog of them; return versions.
+
+        A REST catalog that has `transactions/commit` takes all of them at once, so readers never see tables of
+        different times. Other catalogs are told table by table, in the order given: until the last one, readers may see
+        tables of two times, and each table says its own in `persist.as_of`. Tables that the catalog does not know yet
+        are registered one by one.
+
+        Args:
+            tables: what each collection is called in the catalog, by its name: `{"orders": "shop.orders"}`.
+            catalog: of pyiceberg, or the name of one that pyiceberg is configured with.
+            as_of: None means the latest time that all of them have sealed.
+            digest: as for `Collection.publish`.
+
+        Raises:
+            Unavailable: the catalog did not take the versions, which are published: publish again.
+            What `Collection.publish` raises. Versions of collections before the one that fails are published.
+        """
+        handles = {identifier: self[name].handle for name, identifier in tables.items()}
+        if not handles or len(handles) < len(tables):
+            raise InvalidUsage(f"tables={dict(tables)!r} has to name at least one collection, and each table once")
+        self.engine.settle()
+        return publish_together(handles, catalog, as_of, options={"deletes": "vectors"}, digest=digest)
 
     def multi_write(
         self,

@@ -26,6 +26,8 @@ FOREIGN_PRIVATES = {
     ): "fsspec's way from a URL to a path, for which it has no other name",
     ("persist.blob.stores.fsspec", "_get_kwargs_from_urls"): "the same for the options that a URL holds",
     ("persist.blob.stores.fsspec", "_pipe_file"): "only its signature tells whether that release can create",
+    ("persist.publish.iceberg", "_supported_endpoints"): "which requests pyiceberg's REST catalog takes",
+    ("persist.publish.iceberg", "_session"): "its connection, with its credentials",
     ("persist.codecs.types.values", "_replace"): "a public method of named tuples",
     ("persist.codecs.updates.tuples", "_fields"): "what named tuples tell their fields by",
     ("persist.codecs.updates.tuples", "_make"): "a public method of named tuples",

@@ -9,6 +9,7 @@ from persist.publish.publication import (
     format_of,
     keep_tables_current,
     publish,
+    publish_together,
     published_tables,
     unpublish,
     wanted_every,

@@ -149,11 +149,11 @@ class IcebergTable:
         """Store the manifests of a version and the list of them, which comes first in the result."""
         return _Metadata(self._handle, contents, step, self._url_of).stored()
 
-    def show(self, contents: CollectionState, known: Publication) -> None:
+    def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
         """Write the metadata of the present version, unless it is there, and say that it is the newest."""
         root, number = f"{table_root(contents.id)}metadata/", known.version + 1
         key, hint = f"{root}v{number}.metadata.json", f"{root}version-hint.text"
-        if self._blob.get(key, (0, 0)) is None:
+        if is_new or self._blob.get(key, (0, 0)) is None:
             self._blob.create(key, self._table_bytes(contents, known))
         shown = self._blob.get(hint)
         if shown is None or not shown.strip().isdigit() or int(shown) < number:
@@ -279,6 +279,71 @@ class CatalogTable:
             updates.AssertRefSnapshotId(ref="main", snapshot_id=None if current is None else current.snapshot_id),
         )
         catalog.commit_table(table, required_state, tuple(changes))
+
+
+class CatalogTransaction:
+    """Gathers what a catalog of pyiceberg is told of several tables; to `CatalogTable` it is a catalog.
+
+    A REST catalog that has the endpoint takes all of it at once, or nothing. Others are told table by table, in order.
+    Tables that a catalog does not know yet are registered at once, because no transaction of a catalog does that.
+
+    Source: the Iceberg REST catalog's specification, `commitTransaction`. pyiceberg has no call for it.
+    """
+
+    ENDPOINT = "POST /v1/{prefix}/transactions/commit"
+
+    def __init__(self, catalog: Any) -> None:
+        from pyiceberg.catalog import load_catalog
+
+        self._catalog = load_catalog(catalog) if isinstance(catalog, str) else catalog
+        self._asked: list[tuple[Any, Any, Any]] = []
+
+    def load_table(self, identifier: str) -> Any:
+        return self._catalog.load_table(identifier)
+
+    def register_table(self, identifier: str, url: str) -> Any:
+        return self._catalog.register_table(identifier, url)
+
+    def commit_table(self, table: Any, requirements: Any, changes: Any) -> None:
+        self._asked.append((table, requirements, changes))
+
+    def commit(self) -> None:
+        """Tell the catalog.
+
+        Raises:
+            Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.
+        """
+        asked, self._asked = self._asked, []
+        try:
+            if len(asked) > 1 and self.is_atomic:
+                self._send(asked)
+            else:
+                for table, requirements, changes in asked:
+                    self._catalog.commit_table(table, requirements, changes)
+        except Exception as error:  # What is raised depends on the kind of catalog.
+            names = ", ".join(".".join(table.name()) for table, *_ in asked)
+            raise Unavailable(
+                f"the catalog did not take new versions of {names}: {error}. They are published, and publishing again "
+                "tells the catalog of them"
+            ) from error
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether the catalog changes several tables at once."""
+        return self.ENDPOINT in map(str, getattr(self._catalog, "_supported_endpoints", ()))
+
+    def _send(self, asked: Sequence[tuple[Any, Any, Any]]) -> None:
+        from pyiceberg.table import CommitTableRequest, TableIdentifier
+
+        requests = []
+        for table, requirements, changes in asked:
+            *namespace, name = table.name()
+            identifier = TableIdentifier(namespace=namespace, name=name)
+            request = CommitTableRequest(identifier=identifier, requirements=requirements, updates=changes)
+            requests.append(request.model_dump_json())
+        body = f'{{"table-changes":[{",".join(requests)}]}}'
+        answer = self._catalog._session.post(self._catalog.url("transactions/commit"), data=body.encode())
+        answer.raise_for_status()
 
 
 def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, now_ms: int) -> dict[str, Any]:

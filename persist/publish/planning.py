@@ -236,7 +236,11 @@ def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows
         before: which were until now.
         is_anew: a plan that is not made of the version before says all rows, and not only what comes to those.
     """
-    rows = file.left_out if is_anew or before is None else np.union1d(before, file.left_out)
+    if is_anew or before is None:
+        rows = file.left_out
+    else:
+        both = np.sort(np.concatenate([before, file.left_out]), kind="stable")  # A merge of two runs.
+        rows = both[np.diff(both, prepend=-1) > 0]
     return None if before is not None and np.array_equal(before, rows) else rows
 
 

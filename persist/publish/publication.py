@@ -31,6 +31,7 @@ from persist.errors import HoldMoved, InvalidUsage, Superseded, UploadExpired
 from persist.log import Deletes, Table, TableFile, is_shown, kinds, table_root
 from persist.names import published_hold
 from persist.publish.planning import LEFT_OUT_SHARE, Plan, PlannedFile, Planner
+from persist.read import required
 from persist.shown import Shown, counted
 from persist.state import CollectionState, Publication, last_sealed, left_unused
 from persist.timeline import Moment
@@ -84,8 +85,12 @@ class TableFormat(Protocol):
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store what says where the files of a version are, if it is in blobs of its own; return their keys."""
 
-    def show(self, contents: CollectionState, known: Publication) -> None:
-        """Let readers find the present version, if they do not yet; idempotent."""
+    def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
+        """Let readers find the present version, if they do not yet; idempotent.
+
+        Args:
+            is_new: this client has just recorded the version, so it is hardly shown.
+        """
 
     def url(self, contents: CollectionState, known: Publication) -> str:
         """Return where readers find the table."""
@@ -104,9 +109,9 @@ def publish(
 ) -> Published:
     """Publish a collection as of a sealed time; see `Collection.publish`."""
     writer = handle.engine.writer("publish")
-    time = handle.sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)[1]
-    for _ in range(ATTEMPTS):
-        contents = handle.contents()
+    contents, time = handle.sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)
+    for attempts in range(ATTEMPTS):
+        contents = handle.contents() if attempts else contents
         known = contents.published.get(format.name)
         attempt = Attempt(handle, format, {**_catalog_of(known), **options})
         schema = handle.schema_in(contents, None)
@@ -114,7 +119,7 @@ def publish(
         if known is None:
             _check_free(handle, format.name)
         else:
-            format.show(contents, known)
+            format.show(contents, known, is_new=False)
             is_same = known.schema == schema.version and known.options == attempt.options
             if is_same and (known.as_of == time or (as_of is None and known.as_of > time)):
                 return _published(format, contents, known, is_new=False)
@@ -133,13 +138,49 @@ def publish(
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 attempt.discard()
             raise
-        contents = handle.contents()
+        contents = handle.known()
         known = contents.published.get(format.name)
         if known is None:
             raise Superseded(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
-        format.show(contents, known)
+        format.show(contents, known, is_new=True)
         return _published(format, contents, known, is_new=True)
     raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+
+
+def publish_together(
+    handles: Mapping[str, CollectionHandle],
+    catalog: Any,
+    as_of: int | Moment | None,
+    *,
+    options: Mapping[str, str],
+    digest: bool = False,
+) -> list[Published]:
+    """Publish collections as Iceberg tables as of one time, and tell a catalog of all; see `Client.publish`.
+
+    Args:
+        handles: of the collections, by what they are called in the catalog.
+    """
+    required("pyiceberg[pyarrow]>=0.12")
+    from persist.publish.iceberg import CatalogTransaction, IcebergTable
+
+    transaction = CatalogTransaction(catalog)
+    named = {"catalog": catalog} if isinstance(catalog, str) else {}
+    formats = {name: IcebergTable(handle, {}, transaction) for name, handle in handles.items()}
+    for name, handle in handles.items():
+        # The catalog has to have the newest versions before later ones come: these let go of what older ones need.
+        contents = handle.contents()
+        known = contents.published.get("iceberg")
+        if known is not None and known.options.get("identifier") == name:
+            formats[name].show(contents, known, is_new=False)
+    transaction.commit()
+    if as_of is None:
+        as_of = min(last_sealed(handle.known()) for handle in handles.values())
+    made = [
+        publish(handle, formats[name], as_of, options={**options, **named, "identifier": name}, digest=digest)
+        for name, handle in handles.items()
+    ]
+    transaction.commit()
+    return made
 
 
 def unpublish(handle: CollectionHandle, table: str) -> bool:
@@ -257,7 +298,7 @@ class Attempt:
         metadata = self._format.metadata(contents, step)
         self._blobs += [key for key in metadata if known is None or key not in known.metadata]
         step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
-        return msgspec.structs.replace(step, unused=left_unused(self._handle.contents(), step))
+        return msgspec.structs.replace(step, unused=left_unused(self._handle.known(), step))
 
     def discard(self) -> None:
         """Delete what no record will name. What cannot be deleted now is left to garbage collection."""
