@@ -88,6 +88,7 @@ class QueryResult(ArrowResult):
 
     Attributes:
         sql: the query.
+        names: the collections that it reads as of the common time, and not as of one that it says itself.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class QueryResult(ArrowResult):
         self._interrupted = ""
         self._busy = threading.Lock()
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
-        self._names = engine.names("")
+        self._collections = engine.names("")
         self._failed: list[PersistError] = []
         self._stack = ExitStack()
         config: dict[str, str] = {**(_WITH_FILES if files else SEALED_OFF)}
@@ -133,9 +134,10 @@ class QueryResult(ArrowResult):
             self._connection = opening.enter_context(duckdb.connect(config=config))
             self._text, timed = _with_catalogs(sql)
             tables = _tables_of(self._text, self._connection)
-            read = {path: table for path in tables if (table := _table_of(path, self._names)) is not None}
+            read = {path: table for path in tables if (table := _table_of(path, self._collections)) is not None}
+            self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
             for path in timed.keys() - read.keys():
-                raise timed[path].refused(self._names)
+                raise timed[path].refused(self._collections)
             bound = _bound(engine, read, as_of, times or {})
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
                 opening.enter_context(result)
@@ -216,7 +218,7 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query reads something that is no collection: {error}{way}") from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
-        raise InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {self._names}") from error
+        raise InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {self._collections}") from error
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"

@@ -37,13 +37,11 @@ except ImportError as missing:
         "pip install 'starlette>=0.45' 'uvicorn>=0.34'"
     ) from missing
 
+SCRIPTS = ("page", "asking", "showing", "list", "collection", "query", "health", "drawing", "graphs", "moments")
 FILES = {
     "": ("page.html", "text/html; charset=utf-8"),
-    "page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "drawing.js": ("drawing.js", "text/javascript; charset=utf-8"),
-    "graphs.js": ("graphs.js", "text/javascript; charset=utf-8"),
-    "moments.js": ("moments.js", "text/javascript; charset=utf-8"),
     "page.css": ("page.css", "text/css; charset=utf-8"),
+    **{f"{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
 }
 HEADERS = {
     "Content-Security-Policy": (
@@ -106,16 +104,18 @@ def make_app(explorer: Explorer, token: str, names: Names) -> Starlette:
             return _with_headers(Response((files(__package__) / name).read_bytes(), media_type=kind))
         if path == "api/events":
             return _with_headers(await listeners.response(request))
+        if path == "api/download":
+            return _with_headers(await run_in_threadpool(_answered, explorer, _downloaded, request))
         if (question := QUESTIONS.get(path)) is not None:
-            return _with_headers(await run_in_threadpool(_answered, explorer, question, request))
+            return _with_headers(await run_in_threadpool(_answered, explorer, _asked(question), request))
         return _with_headers(JSONResponse({"error": "There is nothing at this address."}, status_code=404))
 
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET"])])
 
 
-def _answered(explorer: Explorer, question: Answer, request: Request) -> Response:
+def _answered(explorer: Explorer, answer: Callable[[Explorer, Request], Response], request: Request) -> Response:
     try:
-        return JSONResponse(question(explorer, request))
+        return answer(explorer, request)
     except persist.errors.CollectionNotFound as error:
         return _refused(error, 404)
     except persist.InvalidUsage as error:
@@ -152,6 +152,30 @@ def _number(request: Request, name: str, default: int) -> int:
     return int(given)
 
 
+def _chosen(request: Request) -> dict[str, Any]:
+    """Return in which order rows are asked for."""
+    return {"sort": request.query_params.get("sort"), "descending": request.query_params.get("order") == "desc"}
+
+
+def _downloaded(explorer: Explorer, request: Request) -> Response:
+    """Answer with a file that is made while it is taken."""
+    asked = request.query_params
+    made = explorer.results.download(
+        asked.get("format", "csv"),
+        name=asked.get("name"),
+        sql=asked.get("sql"),
+        as_of=asked.get("as_of"),
+        where=asked.get("where"),
+        **_chosen(request),
+    )
+    headers = {"Content-Disposition": f'attachment; filename="{made.name}"'}
+    return StreamingResponse(made.content, media_type=made.kind, headers=headers)
+
+
+def _asked(question: Answer) -> Callable[[Explorer, Request], Response]:
+    return lambda explorer, request: JSONResponse(question(explorer, request))
+
+
 def _version(request: Request) -> int | None:
     return _number(request, "schema", 0) if "schema" in request.query_params else None
 
@@ -161,21 +185,26 @@ QUESTIONS: dict[str, Answer] = {
         search=r.query_params.get("search", ""), offset=_number(r, "offset", 0), limit=_number(r, "limit", 50)
     ),
     "api/collection": lambda e, r: e.collection(_text(r, "name")),
-    "api/contents": lambda e, r: e.contents(
+    "api/contents": lambda e, r: e.results.contents(
         _text(r, "name"),
         r.query_params.get("as_of"),
         offset=_number(r, "offset", 0),
         limit=_number(r, "limit", 50),
         key=r.query_params.get("key"),
         schema=_version(r),
+        **_chosen(r),
+        where=r.query_params.get("where"),
     ),
+    "api/sql": lambda e, r: e.results.query(_text(r, "sql"), r.query_params.get("as_of"), **_chosen(r)),
+    "api/over-time": lambda e, r: e.results.over_time(_text(r, "sql"), _number(r, "points", 24)),
+    "api/health": lambda e, r: e.flows.health(),
     "api/changes": lambda e, r: e.changes(_text(r, "name"), _text(r, "from"), _text(r, "until"), schema=_version(r)),
     "api/history": lambda e, r: e.history(_text(r, "name"), _text(r, "key")),
     "api/difference": lambda e, r: e.difference(_text(r, "name"), _text(r, "first"), _text(r, "second")),
     "api/plan": lambda e, r: e.plan(_text(r, "name"), r.query_params.get("as_of")),
     "api/dataflow": lambda e, r: e.dataflow(_text(r, "name")),
-    "api/lineage": lambda e, r: e.lineage(),
-    "api/commits": lambda e, r: e.commits(),
+    "api/lineage": lambda e, r: e.flows.lineage(),
+    "api/commits": lambda e, r: e.records.commits(),
 }
 
 

@@ -1,10 +1,8 @@
 """What the page asks for, as JSON: each method is one question, and reads a bounded amount."""
 
-import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -13,27 +11,14 @@ import pyarrow.compute as pc
 import persist
 from persist.dataflow import depths
 from persist.facts import Facts, portrait, survey, time_of
-from persist.log import read_record
-from persist.web.shown import cells, first_rows, key_of, picture
+from persist.ingest import SOURCE
+from persist.web.flows import Flows, kind_of
+from persist.web.records import Records
+from persist.web.results import LIST_MAX, Results
+from persist.web.shown import cells, first_rows, is_sentinel, key_of, picture
 
-LIST_MAX = 200  # Collections, or rows of contents, in one answer.
 ROWS_MAX = 1000  # Updates in one answer.
-OFFSET_MAX = 100_000  # Contents are read from their beginning, so nobody turns further pages than this.
 UPDATES_READ_MAX = 2_000_000  # Updates that may be read and sorted for one answer.
-LINEAGE_MAX = 10_000  # Collections whose definitions are looked at, once, for the picture of what reads what.
-VIEWS_DRAWN_MAX = 200
-RECORDS_READ_MAX = 600  # For the picture of commits.
-MINUTES = 60
-
-
-@dataclass(frozen=True, slots=True)
-class _Lineage:
-    """What a collection reads, and the entry of the state for which that was found."""
-
-    entry: Any
-    id: str
-    reads: tuple[str, ...]
-    upper: str | None
 
 
 class Explorer:
@@ -41,9 +26,9 @@ class Explorer:
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
-        self._written_ms: dict[int, int] = {}  # Of records, by seqno: they never change.
-        self._lineage: dict[str, _Lineage] = {}  # Of collections, by name.
-        self._lock = threading.Lock()
+        self.records = Records(client)
+        self.results = Results(client)
+        self.flows = Flows(client, self.records)
 
     @property
     def seqno(self) -> int:
@@ -54,6 +39,7 @@ class Explorer:
         """Return a page of the collections whose names contain some text."""
         wanted = search.casefold()
         names = [name for name in self._client.collections() if wanted in name.casefold()]
+        offset = min(offset, max(0, len(names) - 1))
         now_s = time.time()
         shown = names[max(0, offset) :][: _within(limit, LIST_MAX)]
         items = [_listed(facts, now_s) for facts in survey(self._client, shown)]
@@ -77,29 +63,6 @@ class Explorer:
             "keyframes": len(facts.contents.keyframes),
             "picture": picture(facts.contents),
         }
-
-    def contents(
-        self,
-        name: str,
-        as_of: str | None,
-        *,
-        offset: int = 0,
-        limit: int = 50,
-        key: str | None = None,
-        schema: int | None = None,
-    ) -> dict[str, Any]:
-        """Return a page of the contents as of a time, or what they hold under one key; by a version of the schema."""
-        if not 0 <= offset <= OFFSET_MAX:
-            raise persist.InvalidUsage(f"only the first {OFFSET_MAX:,} rows can be turned to: search for a key instead")
-        collection = self._client.load(name)
-        with collection.snapshot(_time(as_of), form="diff", schema=schema, timeout_s=0) as snapshot:
-            at = snapshot.explain().as_of
-            if key:
-                wanted = key_of(key, collection.handle.reading_schema(schema))
-                rows = snapshot.get(wanted).slice(0, LIST_MAX)
-            else:
-                rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, _within(limit, LIST_MAX))
-        return {"as_of": str(at), "moment": _moment(collection, at), **cells(rows)}
 
     def changes(self, name: str, lower: str, upper: str, *, schema: int | None = None) -> dict[str, Any]:
         """Return the first updates with lower <= time < upper, as far as these are sealed."""
@@ -133,6 +96,7 @@ class Explorer:
                 "since": None,
                 "before": None,
                 "updates": cells(collection.schema.arrow.empty_table()),
+                "who": [],
                 "more": False,
             }
         with collection.snapshot(facts.since, form="diff", timeout_s=0) as snapshot:
@@ -141,22 +105,51 @@ class Explorer:
         until = max(start, facts.latest + 1)
         with collection.changes(start, until, where=_is_key(wanted), times="int", timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
-        answer = {"since": str(facts.since), "before": cells(before), "updates": cells(rows.slice(0, ROWS_MAX))}
-        return {**answer, "more": len(rows) > ROWS_MAX}
+        shown = rows.slice(0, ROWS_MAX)
+        answer = {"since": str(facts.since), "before": cells(before), "updates": cells(shown)}
+        who = self.records.authors(facts.contents.id, shown["_time"].to_pylist())
+        return {**answer, "who": who, "more": len(rows) > ROWS_MAX}
 
     def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
-        """Return what turns the contents of one time into those of another."""
+        """Return what turns the contents of one time into those of another, which columns differ, and by whom."""
         collection = self._client.load(name)
         one, two = _required(first), _required(second)
         ends = sorted((collection.handle.as_time("first", one), collection.handle.as_time("second", two)))
-        _check_updates(Facts(collection.handle.contents()), ends[0] + 1, ends[1] + 1)
+        facts = Facts(collection.handle.contents())
+        _check_updates(facts, ends[0] + 1, ends[1] + 1)
         rows = collection.diff(one, two, timeout_s=0)
-        sides = {"keys": collection.schema.key_names, "values": collection.schema.value_names}
-        return {"total": len(rows), "more": len(rows) > ROWS_MAX, **sides, **cells(rows.slice(0, ROWS_MAX))}
+        schema, shown = collection.schema, rows.slice(0, ROWS_MAX)
+        times = self._last_times(collection, shown, ends[0] + 1, ends[1] + 1)
+        return {
+            "total": len(rows),
+            "more": len(rows) > ROWS_MAX,
+            "keys": schema.key_names,
+            "values": schema.value_names,
+            "differ": _differing(shown, schema.value_names),
+            "times": [None if time is None else str(time) for time in times],
+            "who": self.records.authors(facts.contents.id, times),
+            **cells(shown),
+        }
+
+    @staticmethod
+    def _last_times(collection: "persist.Collection", rows: pa.Table, start: int, stop: int) -> list[int | None]:
+        """Return for each row at which time its key changed last; None where nested keys cannot be compared."""
+        names = collection.schema.key_names
+        if not len(rows):
+            return []
+        with collection.changes(start, stop, times="int", timeout_s=0) as changes:
+            last = changes.to_arrow().select([*names, "_time"]).group_by(names).aggregate([("_time", "max")])
+        try:
+            numbered = rows.select(names).append_column("_row", pa.array(range(len(rows))))
+            joined = numbered.join(last, names, join_type="left outer").sort_by("_row")
+        except pa.ArrowException:
+            return [None] * len(rows)
+        found: list[int | None] = joined["_time_max"].to_pylist()
+        return found
 
     def plan(self, name: str, as_of: str | None) -> dict[str, Any]:
         """Return what reading the contents as of a time takes."""
-        with self._client.load(name).snapshot(_time(as_of), timeout_s=0) as snapshot:
+        with self._client.load(name).snapshot(None if not as_of else _required(as_of), timeout_s=0) as snapshot:
             explanation = snapshot.explain()
         fields = asdict(explanation)
         return {
@@ -166,38 +159,6 @@ class Explorer:
             "keyframe": None if explanation.keyframe is None else str(explanation.keyframe),
             "text": str(explanation),
         }
-
-    def lineage(self) -> dict[str, Any]:
-        """Return which views read which collections, with how far each is from data that users write.
-
-        Cost: a GET for each collection that has changed since the last call, at most.
-        """
-        names = self._client.collections()
-        lineages = self._lineage_of(names[:LINEAGE_MAX])
-        by_id = {node.id: name for name, node in lineages.items()}
-        views = [name for name in sorted(lineages) if lineages[name].reads]
-        drawn = views[:VIEWS_DRAWN_MAX]
-        edges = [(by_id[id_], view) for view in drawn for id_ in lineages[view].reads if id_ in by_id]
-        nodes = [
-            {"name": name, "depth": depth, "upper": lineages[name].upper}
-            for name, depth in sorted(_depths(edges).items())
-        ]
-        left_out = max(0, len(names) - LINEAGE_MAX)
-        return {"nodes": nodes, "edges": edges, "left_out": left_out, "not_drawn": len(views) - len(drawn)}
-
-    def _lineage_of(self, names: Sequence[str]) -> "dict[str, _Lineage]":
-        """Return what the collections read, by name; what has not changed is remembered."""
-        state = self._client.engine.follower.state
-        entries = {name: state.entries[state.ids[name]] for name in names if name in state.ids}
-        with self._lock:
-            known = {n: lineage for n, lineage in self._lineage.items() if n in entries and lineage.entry is entries[n]}
-        for facts in survey(self._client, [name for name in entries if name not in known]):
-            reads = () if facts.contents.view is None else tuple(facts.contents.view.get("reads", {}).values())
-            upper = None if facts.upper is None else str(facts.upper)
-            known[facts.name] = _Lineage(entries.get(facts.name), facts.contents.id, reads, upper)
-        with self._lock:
-            self._lineage = known
-        return known
 
     def dataflow(self, name: str) -> dict[str, Any]:
         """Return the operators of a view: what they keep, and what they do to compute it from what its inputs hold."""
@@ -216,42 +177,17 @@ class Explorer:
         ]
         return {"operators": operators, "rows": rows}
 
-    def commits(self) -> dict[str, Any]:
-        """Return how many records each of the last minutes has, by the clocks of their writers."""
-        last = self._client.seqno
-        with self._lock:
-            known = {seqno: ms for seqno, ms in self._written_ms.items() if seqno > last - RECORDS_READ_MAX}
-        now_minute, first = int(time.time() // 60), max(0, last - RECORDS_READ_MAX + 1)
-        minutes: Counter[int] = Counter()
-        is_whole = first == 0
-        for seqno in range(last, first - 1, -1):
-            if seqno not in known:
-                record = read_record(self._client.engine.blob, seqno)
-                if record is None:
-                    is_whole = True  # It has been truncated: older ones are of no interest here.
-                    break
-                known[seqno] = record.written_ms
-            minute = known[seqno] // 60_000
-            if minute <= now_minute - MINUTES:
-                is_whole = True
-                break
-            minutes[minute] += 1
-        with self._lock:
-            self._written_ms = known
-        counts = [minutes[minute] for minute in range(now_minute - MINUTES + 1, now_minute + 1)]
-        return {"counts": counts, "at_least": not is_whole}
 
-
-def _depths(edges: list[tuple[str, str]]) -> dict[str, int]:
-    """Return how many steps each node is from those that read nothing; definitions go in no circle."""
-    depths = {name: 0 for edge in edges for name in edge}
-    for _ in depths:
-        before = dict(depths)
-        for source, view in edges:
-            depths[view] = max(depths[view], depths[source] + 1)
-        if depths == before:
-            break
-    return depths
+def _differing(rows: pa.Table, values: Sequence[str]) -> list[list[str]]:
+    """Return for each row of a difference the columns whose values differ; none where a key came or went."""
+    changed = [kind == "update" for kind in rows["_change"].to_pylist()]
+    found: list[list[str]] = [[] for _ in changed]
+    for name in values:
+        pairs = zip(rows[name].to_pylist(), rows[f"_old_{name}"].to_pylist(), strict=True)
+        for columns, is_update, (new, old) in zip(found, changed, pairs, strict=True):
+            if is_update and new != old and not (new != new and old != old):  # NaN is equal to itself.
+                columns.append(name)
+    return found
 
 
 def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
@@ -263,19 +199,14 @@ def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
         "sql": None if facts.contents.view is None else facts.contents.view.get("sql"),
         "waiting": listed["unsealed"],
         "lag_s": facts.lag_s(now_s),
+        "kind": kind_of(facts),
+        "source": facts.contents.about.properties.get(SOURCE),
+        "for_ever": facts.upper is None or is_sentinel(facts.upper, facts.contents.timeline),
     }
-
-
-def _time(text: str | None) -> int | str | None:
-    return None if text is None or not text.strip() else _required(text)
 
 
 def _required(text: str) -> int | str:
     return time_of(text.strip())
-
-
-def _moment(found: "persist.Collection", time: int) -> str | None:
-    return None if found.timeline is None else found.timeline.text_of(time)
 
 
 def _within(limit: int, most: int) -> int:

@@ -84,7 +84,7 @@ function pathOf(way, wide, gapX, back) {
 }
 
 function frame({ width, height, paths }, label) {
-  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label });
   for (const d of paths) svg.append(element("path", { class: "edge", d }));
   return svg;
 }
@@ -107,18 +107,21 @@ export function drawDataflow(box, operators, visible) {
   box.replaceChildren(svg);
 }
 
-// Views and what they read: data that users write at the left, what is made of it to the right.
+// What feeds what: sources and data that users write at the left, what is made of it to the right, and how far each is.
 export function drawLineage(box, told, visible) {
-  const wide = 170, high = 30, numbers = new Map(told.nodes.map((node, i) => [node.name, i]));
+  const wide = 190, high = 44, numbers = new Map(told.nodes.map((node, i) => [node.name, i]));
   const edges = told.edges.map(([from, to]) => [numbers.get(from), numbers.get(to)]);
   const found = layered(told.nodes.map((node) => node.depth), edges, { wide, high, gapX: 60, gapY: 14 });
-  const svg = frame(found, "Views and the collections that they read");
+  const svg = frame(found, "Sources, collections, views and their followers");
   told.nodes.forEach((node, at) => {
-    const [x, y] = found.places[at], link = element("a", { href: `#/${encodeURIComponent(node.name)}` }), name = visible(node.name);
-    link.append(element("rect", { class: node.depth ? "node view" : "node", x, y, width: wide, height: high, rx: 5 }));
-    link.append(element("text", { x: x + 10, y: y + 20 }, name.length > 21 ? `${name.slice(0, 20)}…` : name));
-    link.append(element("title", {}, `${name}, upper ${node.upper ?? "complete"}`));
-    svg.append(link);
+    const [x, y] = found.places[at], isOurs = node.kind !== "source" && node.kind !== "follower", name = visible(node.name);
+    const made = isOurs ? element("a", { href: `#/${encodeURIComponent(node.name)}` }) : element("g");
+    const time = node.moment ?? node.upper, until = node.kind === "source" ? "" : time === null ? "for ever" : `up to ${time}`;
+    made.append(element("rect", { class: `node ${node.kind}`, x, y, width: wide, height: high, rx: isOurs ? 5 : 16 }));
+    made.append(element("text", { x: x + 10, y: y + 18 }, name.length > 23 ? `${name.slice(0, 22)}…` : name));
+    made.append(element("text", { class: "until", x: x + 10, y: y + 35 }, `${node.kind}${until ? ` ${until}` : ""}`.slice(0, 32)));
+    made.append(element("title", {}, `${node.kind} ${name} ${until}`));
+    svg.append(made);
   });
   box.replaceChildren(svg);
 }

@@ -41,16 +41,55 @@ def picture(contents: CollectionState) -> dict[str, Any]:
     parts = [_drawn(as_of, part, [rank[_order(b)] for b in _bounds(part, schema)]) for as_of, part in chosen]
     return {
         "begins": _begins(contents),
+        "ends": _ends(contents),
         "history": [drawing for drawing in parts if "as_of" not in drawing],
         "keyframes": [drawing for drawing in parts if "as_of" in drawing],
         "left_out": len(drawn) + len(frames) - len(chosen),
-        "tags": [{"name": name, "time": str(time)} for name, time in contents.tags.items()],
+        "tags": [
+            {"name": name, "time": str(time)}
+            for name, time in contents.tags.items()
+            if not is_sentinel(time, contents.timeline)
+        ],
         "holds": [
             {"name": None if hold.lease else name, "time": str(hold.time)}
             for name, hold in contents.holds.items()
-            if hold.time < TIME_MAX  # Otherwise it needs the collection, and no time of it.
+            if not is_sentinel(hold.time, contents.timeline)  # Otherwise it needs the collection, and no time of it.
         ],
     }
+
+
+def is_sentinel(time: int, timeline: str | None) -> bool:
+    """Return whether a time means "never" or "for ever", and so has no place in a picture.
+
+    It is a number of at least 2^62, or a moment in the year 2100 or later.
+    """
+    if timeline is None or time >= TIME_MAX - 1:
+        return time >= _FAR
+    return time // _PER_SECOND[timeline] >= _YEAR_2100
+
+
+def span(all_facts: Sequence[Facts]) -> dict[str, Any] | None:
+    """Return between which times all of some collections can be read; None if there are none that mean the same."""
+    timelines = {facts.contents.timeline for facts in all_facts}
+    begins = [_begins(facts.contents) for facts in all_facts]
+    ends = [_ends(facts.contents) for facts in all_facts]
+    if len(timelines) != 1 or None in begins or None in ends:
+        return None
+    first, last = max(map(int, filter(None, begins))), min(map(int, filter(None, ends)))
+    if first > last:
+        return None
+    return {"begins": str(first), "ends": str(last), "timeline": timelines.pop()}
+
+
+def _ends(contents: CollectionState) -> str | None:
+    """Return the last time that is worth looking at: the latest that can be read, if that is no sentinel."""
+    latest, since, timeline = Facts(contents).latest, contents.since.time, contents.timeline
+    if latest is None or since is None:
+        return None
+    if is_sentinel(latest, timeline):
+        times = [time for part in contents.history_parts for time in (part.time_min, part.time_max)]
+        latest = max((time for time in times if not is_sentinel(time, timeline)), default=since)
+    return str(max(since, latest))
 
 
 def _begins(contents: CollectionState) -> str | None:
@@ -105,6 +144,9 @@ def _ranks(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], float]:
     return {key: index / last for index, key in enumerate(ordered)}
 
 
+_FAR = 2**62
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_YEAR_2100 = 4_102_444_800  # Its first second.
 PARTS_DRAWN_MAX = 1500
 CELL_CHARS_MAX = 2000
 

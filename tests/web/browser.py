@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell", "chromium-headless-shell")
+AXE_FOLDERS = ("node_modules", "/usr/lib/node_modules", "/usr/local/lib/node_modules", "/usr/share/nodejs")
 WAIT_MS = 60_000  # A limit for what never comes; a busy machine does not reach it.
 
 
@@ -23,6 +24,13 @@ def find_chromium() -> str | None:
     """Return the path of a Chromium; None if there is none."""
     given = os.environ.get("PERSIST_TEST_CHROMIUM")
     return given or next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def find_axe() -> Path | None:
+    """Return the script of axe-core, which examines a page for what shuts people out; None if there is none."""
+    given = os.environ.get("PERSIST_TEST_AXE")
+    places = [Path(folder) / "axe-core" / "axe.min.js" for folder in AXE_FOLDERS]
+    return Path(given) if given else next((path for path in places if path.is_file()), None)
 
 
 # Puts the two ends of the pipes where the browser wants them, and becomes the browser.

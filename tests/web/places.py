@@ -25,7 +25,7 @@ def fill(folder: Path) -> None:
             rows = [((day * 40 + n, ("new", float(n))), day * 10, 1) for n in range(40)]
             rows += [((day * 40 - 40 + n, ("new", float(n))), day * 10 + 3, -1) for n in range(20) if day]
             rows += [((day * 40 - 40 + n, ("paid", float(n))), day * 10 + 3, 1) for n in range(20) if day]
-            orders.write(rows, seal=day * 10 + 10).result()
+            orders.write(rows, seal=day * 10 + 10, message=f"day {day}").result()
             if day in (3, 5):
                 orders.compact()
         orders.hold(25, name="nightly-report")

@@ -1,5 +1,6 @@
 """What the page's server answers, to whom, and how little of a collection it reads for that."""
 
+import io
 import json
 import re
 import socket
@@ -14,14 +15,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 import persist
 from persist.cli.main import main
 from persist.notify import is_loopback
 from persist.web import MEMORY_BUDGET, served
-from persist.web.app import names_of
+from persist.web.app import FILES, names_of
 from persist.web.explorer import Explorer
+from persist.web.results import QUERIES_AT_ONCE
 from persist.web.shown import picture
 from tests.web.places import NASTY, START, add_views, fill, shown
 
@@ -112,7 +116,7 @@ def test_only_reading_is_answered(url: str, method: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["", "page.js", "drawing.js", "graphs.js", "moments.js", "page.css", "api/collections", "api/nothing", "../x"],
+    [*FILES, "api/collections", "api/nothing", "../x"],
 )
 def test_every_answer_forbids_what_the_page_does_not_need(url: str, path: str) -> None:
     try:
@@ -128,7 +132,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(url: str, path: str) -
 
 
 def test_the_page_itself_has_no_code_in_it_and_names_no_other_server(url: str) -> None:
-    for name in ("", "page.js", "drawing.js", "graphs.js", "moments.js", "page.css"):
+    for name in FILES:
         text = urllib.request.urlopen(url + name).read().decode().replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text
         assert "https://" not in text
@@ -180,6 +184,8 @@ def test_changes_histories_and_differences_are_those_of_the_collection(ask: Ask)
     at_since = ask("changes", **{"name": "orders", "from": "20", "until": "21"})
     assert (at_since["rows"], at_since["compacted"]) == ([], True)
     told = ask("history", name="orders", key="45")
+    assert {who["message"] for who in told["who"]} == {"day 2"}
+    assert {who["by"].split(":")[0] for who in told["who"]} == {socket.gethostname()}
     assert [row[1] for row in told["before"]["rows"]] == ["new"]
     assert [(row[1], row[3]) for row in told["updates"]["rows"]] == [("new", "23"), ("paid", "23")]
     assert [(row[1], row[3], row[4]) for row in ask("history", name="orders", key="165")["updates"]["rows"]] == [
@@ -248,7 +254,7 @@ def test_a_page_of_a_large_collection_reads_little_of_it(tmp_path: Path) -> None
         size = sum(part.bytes for part in made.handle.contents().parts)
     with persist.open(tmp_path, mode="read", settings=persist.Settings(memory_budget=MEMORY_BUDGET)) as client:
         explorer = Explorer(client)
-        told = explorer.contents("large", "3", limit=20)
+        told = explorer.results.contents("large", "3", limit=20)
         assert len(told["rows"]) == 20
         assert client.metrics().store["get"].bytes < size / 2
         with pytest.raises(persist.InvalidUsage, match="at most"), pytest.MonkeyPatch.context() as patch:
@@ -307,23 +313,47 @@ def test_keys_that_have_no_bounds_span_the_picture(tmp_path: Path) -> None:
 def test_views_are_told_with_what_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path)
     with persist.open(tmp_path, mode="read") as client:
-        assert Explorer(client).lineage()["edges"] == []
+        assert Explorer(client).flows.lineage()["edges"] == [("orders", "nightly-report")]
     add_views(tmp_path)
     with persist.open(tmp_path, mode="read") as client:
         explorer = Explorer(client)
-        told = explorer.lineage()
-        assert sorted(told["edges"]) == [("orders", "paid"), ("paid", "total")]
-        assert {node["name"]: node["depth"] for node in told["nodes"]} == {"orders": 0, "paid": 1, "total": 2}
+        told = explorer.flows.lineage()
+        assert sorted(told["edges"]) == [("orders", "nightly-report"), ("orders", "paid"), ("paid", "total")]
+        assert {node["name"]: (node["kind"], node["depth"]) for node in told["nodes"]} == {
+            "orders": ("written", 0),
+            "nightly-report": ("follower", 1),
+            "paid": ("view", 1),
+            "total": ("view", 2),
+        }
         assert "FROM paid" in explorer.collection("total")["sql"]
         with persist.open(tmp_path, settings=persist.Settings(background=False)) as writer:
             writer.load("orders").seal(96).result()
-        again = explorer.lineage()
-        assert {node["name"]: node["upper"] for node in again["nodes"]} == {"orders": "96", "paid": "80", "total": "80"}
-        monkeypatch.setattr("persist.web.explorer.VIEWS_DRAWN_MAX", 1)
-        told = explorer.lineage()
-        assert (told["edges"], told["not_drawn"]) == ([("orders", "paid")], 1)
-        monkeypatch.setattr("persist.web.explorer.LINEAGE_MAX", 2)
-        assert explorer.lineage()["left_out"] == 4
+        again = explorer.flows.lineage()
+        assert {node["name"]: node["upper"] for node in again["nodes"]} == {
+            "orders": "96", "nightly-report": "25", "paid": "80", "total": "80",
+        }  # fmt: skip
+        monkeypatch.setattr("persist.web.flows.VIEWS_DRAWN_MAX", 1)
+        told = explorer.flows.lineage()
+        assert (told["edges"], told["not_drawn"]) == ([("orders", "paid")], 2)
+        monkeypatch.setattr("persist.web.flows.LINEAGE_MAX", 2)
+        assert explorer.flows.lineage()["left_out"] == 4
+
+
+def test_health_tells_lags_who_holds_history_and_what_refreshes_wrote(tmp_path: Path) -> None:
+    fill(tmp_path)
+    add_views(tmp_path)
+    with persist.open(tmp_path, mode="read") as client:
+        told = Explorer(client).flows.health()
+    paid = next(view for view in told["views"] if view["view"] == "paid")
+    assert (paid["upper"], paid["input"], paid["is_due"]) == ("80", "orders", False)
+    assert (paid["wrote"]["commits"] >= 1, paid["wrote"]["rows"] > 0) == (True, True)
+    [report] = [each for each in told["followers"] if each["follower"] == "nightly-report"]
+    assert (report["collection"], report["time"], report["behind_s"]) == ("orders", "25", None)
+    held = {(each["collection"], each["hold"]): (each["time"], each["keeps_back"]) for each in told["holds"]}
+    assert held["orders", "nightly-report"] == ("25", False)
+    assert held["orders", "view paid"][0] == "79"
+    assert "persist compact" in {each["command"] for each in told["due"]}
+    assert json.loads(json.dumps(told)) == told
 
 
 def test_what_has_evolved_and_what_is_keyed_is_shown_like_all_else(tmp_path: Path) -> None:
@@ -337,15 +367,15 @@ def test_what_has_evolved_and_what_is_keyed_is_shown_like_all_else(tmp_path: Pat
         users.upsert([(1, "c", 5)]).result()
     with persist.open(tmp_path, mode="read") as client:
         explorer = Explorer(client)
-        assert sorted(explorer.contents("plain", "1")["rows"]) == [["1", "5", None, "1"], ["2", "6", "x", "1"]]
+        assert sorted(explorer.results.contents("plain", "1")["rows"]) == [["1", "5", None, "1"], ["2", "6", "x", "1"]]
         assert explorer.history("plain", "2")["updates"]["rows"] == [["2", "6", "x", "1", "1"]]
         assert (explorer.collection("plain")["version"], explorer.collection("users")["version"]) == (2, 1)
-        assert sorted(explorer.contents("plain", "1", schema=1)["rows"]) == [["1", "5", "1"], ["2", "6", "1"]]
-        assert explorer.contents("plain", "1", key="2", schema=1)["rows"] == [["2", "6", "1"]]
+        assert sorted(explorer.results.contents("plain", "1", schema=1)["rows"]) == [["1", "5", "1"], ["2", "6", "1"]]
+        assert explorer.results.contents("plain", "1", key="2", schema=1)["rows"] == [["2", "6", "1"]]
         assert explorer.changes("plain", "1", "2", schema=1)["rows"] == [["2", "6", "1", "1"]]
         with pytest.raises(persist.errors.SchemaMismatch, match="schema=9 is no version"):
-            explorer.contents("plain", "1", schema=9)
-        assert [row[1] for row in explorer.contents("users", "1")["rows"]] == ["b"]
+            explorer.results.contents("plain", "1", schema=9)
+        assert [row[1] for row in explorer.results.contents("users", "1")["rows"]] == ["b"]
         for name in ("plain", "users"):
             assert explorer.collection(name)["picture"]["history"]
             assert explorer.difference(name, "0", "1")["total"] >= 1
@@ -387,3 +417,157 @@ def test_only_loopback_addresses_are_taken_for_that(folder: Path) -> None:
     ):
         assert one.url.split("/")[3] != two.url.split("/")[3]
         assert len(one.url.split("/")[3]) >= 20
+
+
+def test_a_difference_names_the_columns_and_who_changed_a_key_last(ask: Ask) -> None:
+    told = ask("difference", name="orders", first="52", second="53")
+    assert {tuple(columns) for columns in told["differ"] if columns} == {("status",)}
+    assert [bool(columns) for columns in told["differ"]] == [row[3] == "update" for row in told["rows"]]
+    assert {*told["times"]} == {"53"}
+    assert {who["message"] for who in told["who"]} == {"day 5"}
+    both = ask("difference", name="orders", first="42", second="53")
+    assert {who["message"] for who in both["who"]} == {"day 4", "day 5"}
+    assert {time for time, who in zip(both["times"], both["who"], strict=True) if who["message"] == "day 4"} == {"43"}
+    moments = ask("difference", name="shop.items", first="2026-11-21T08:01:00Z", second="2026-11-21T08:02:00Z")
+    assert [who["record"].isdigit() for who in moments["who"]] == [True]
+
+
+def test_an_update_of_several_candidates_names_their_records_and_what_they_share(tmp_path: Path) -> None:
+    with persist.open(tmp_path, settings=persist.Settings(background=False)) as client:
+        both = client.create_or_load("both", key={"k": pa.int64()})
+        both.write([((1, None), 3, 1)], message="once").result()
+        both.write([((2, None), 3, 1)], message="twice").result()
+        both.write([((3, None), 4, 1)], seal=5, message="after").result()
+        other = client.create_or_load("other", key={"k": pa.int64()})
+        with client.multi_write(message="both at once") as multi:
+            multi.write(both, [((4, None), 5, 1)])
+            multi.write(other, [((4, None), 5, 1)])
+        both.seal(6).result()
+    with persist.open(tmp_path, mode="read") as client:
+        records = Explorer(client).records
+        shared, own, last, none = records.authors(client.load("both").id, [3, 4, 5, 99])
+        assert shared is not None
+        assert own is not None
+        assert last is not None
+        assert (shared["record"].startswith("one of "), shared["message"]) == (True, None)
+        assert shared["by"] == own["by"]
+        assert (own["message"], last["message"], none) == ("after", "both at once", None)
+
+
+def test_contents_are_filtered_and_sorted(ask: Ask) -> None:
+    told = ask(
+        "contents", name="orders", as_of="53", where="status = 'paid' AND amount > 17", sort="amount", order="desc"
+    )
+    assert [row[2] for row in told["rows"]] == ["19.0"] * 5 + ["18.0"] * 5
+    assert [row[0] for row in told["rows"][:5]] == sorted((row[0] for row in told["rows"][:5]), key=int)
+    everything = ask("contents", name="orders", as_of="53", where="order_id < 160", limit="200")["rows"]
+    by_amount = ask(
+        "contents", name="orders", as_of="53", where="order_id < 160", sort="amount", limit="7", offset="3"
+    )["rows"]
+    assert by_amount == sorted(everything, key=lambda row: float(row[2]))[3:10]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask("contents", name="orders", sort="colour")
+    assert "is no column" in json.load(refused.value)["error"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask("contents", name="orders", where="colour = 1")
+    assert "colour" in json.load(refused.value)["error"]
+
+
+def test_sql_reads_everything_as_of_one_time(ask: Ask) -> None:
+    count = "SELECT status, count(*) AS n, sum(amount) AS total FROM orders GROUP BY status"
+    told = ask("sql", sql=count, sort="n", order="desc")
+    assert told["columns"] == ["status", "n", "total"]
+    assert told["rows"] == [["new", "180", "4910.0"], ["paid", "140", "1330.0"]]
+    assert told["span"] == {"begins": "20", "ends": "79", "timeline": None}
+    assert told["read"] == [{"table": "orders", "as_of": "79"}]
+    assert ask("sql", sql=count, as_of="25")["rows"] != told["rows"]
+    joined = 'SELECT count(*) FROM orders JOIN "shop.items" ON order_id = stock'
+    assert ask("sql", sql=joined)["rows"] == [["6"]]
+    assert ask("sql", sql=joined)["span"] is None  # Their times mean different things.
+    assert ask("sql", sql="SELECT 1 AS one")["rows"] == [["1"]]
+    many = ask("sql", sql="SELECT * FROM orders a, orders b")
+    assert (len(many["rows"]), many["more"]) == (1000, True)
+
+
+def test_a_query_over_time_is_asked_at_times_between_which_all_can_be_read(ask: Ask) -> None:
+    told = ask("over-time", sql="SELECT status, count(*) AS n FROM orders GROUP BY status", points="5")
+    assert told["columns"] == ["as of", "status", "n"]
+    assert [*dict.fromkeys(row[0] for row in told["rows"])] == ["20", "34", "49", "64", "79"]
+    assert {(row[1], row[2]) for row in told["rows"] if row[0] == "79"} == {("new", "180"), ("paid", "140")}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask("over-time", sql="SELECT 1 AS one")
+    assert "no times in common" in json.load(refused.value)["error"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("FROM read_csv('/etc/passwd')", "no collection"),
+        ("SELECT * FROM '/etc/passwd'", "collection"),
+        ("SELECT * FROM read_parquet('https://127.0.0.1:1/x.parquet')", "collection"),
+        ("INSTALL httpfs", "one query"),
+        ("SET enable_external_access = true", "one query"),
+        ("COPY (SELECT 1) TO '/tmp/x'", "one query"),
+        ("ATTACH '/tmp/x.db'", "one query"),
+        ("SELECT 1; SELECT 2", "one query"),
+        ("DELETE FROM orders", "only reads"),
+        ("UPDATE orders SET amount = 1", "only reads"),
+        ("SELECT getenv('HOME')", "getenv"),
+        ("SELECT nothing FROM orders", "nothing"),
+        (f"SELECT '{'x' * 7000}'", "characters"),
+    ],
+)
+def test_a_query_reads_collections_and_nothing_else(ask: Ask, sql: str, says: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask("sql", sql=sql)
+    assert refused.value.code == 400
+    assert says in json.load(refused.value)["error"]
+
+
+def test_too_many_queries_at_once_are_refused_and_told_so(folder: Path) -> None:
+    with persist.open(folder, mode="read") as client:
+        results = Explorer(client).results
+        waiting = [results.download("csv", sql="SELECT * FROM orders a, orders b") for _ in range(QUERIES_AT_ONCE)]
+        with pytest.raises(persist.Unavailable, match="run already"):
+            results.query("SELECT 1", None)
+        for each in waiting:
+            each.content.close()  # type: ignore[attr-defined]
+        assert results.query("SELECT 1 AS one", None)["rows"] == [["1"]]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"name": "orders", "where": "amount > 17"}, {"sql": "FROM orders WHERE amount > 17"}]
+)
+def test_rows_are_downloaded_as_files_that_others_read(url: str, folder: Path, asked: dict[str, str]) -> None:
+    with persist.open(folder, mode="read") as client:
+        whole = client.load("orders").snapshot(53, where="amount > 17").to_arrow().sort_by("order_id")
+    for format, read in (("csv", pa.csv.read_csv), ("parquet", pq.read_table)):
+        query = urllib.parse.urlencode({**asked, "as_of": "53", "format": format})
+        with urllib.request.urlopen(f"{url}api/download?{query}") as answer:
+            assert answer.headers["Content-Disposition"].startswith("attachment; filename=")
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+            found = read(io.BytesIO(answer.read()))
+        assert found.sort_by("order_id").cast(whole.schema).equals(whole)
+    status, text = status_of(f"{url}api/download?name=orders&format=xls")
+    assert (status, "use one of csv, parquet" in text) == (400, True)
+    assert status_of(f"{url}api/download?name=orders&sql=FROM+orders")[0] == 400
+    assert status_of(f"{url}api/download?name=nobody")[0] == 404
+
+
+@pytest.mark.parametrize("timeline", [None, "s", "ms"])
+def test_a_time_that_means_for_ever_has_no_place_in_a_picture(tmp_path: Path, timeline: Any) -> None:
+    first = 10 if timeline is None else int(START.timestamp()) * (1000 if timeline == "ms" else 1)
+    with persist.open(tmp_path, settings=persist.Settings(background=False)) as client:
+        kept = client.create_or_load("kept", key={"k": pa.int64()}, timeline=timeline)
+        kept.write([((1, None), first, 1)], seal=first + 5).result()
+        kept.tag("begin", first)
+        if timeline is None:
+            kept.seal(2**63 - 2).result()
+        else:
+            kept.seal("2150-01-01T00:00:00Z", allow_future=True).result()
+        explorer = Explorer(client)
+        told = explorer.collection("kept")
+        assert (told["for_ever"], told["picture"]["ends"]) == (True, str(first))
+        assert explorer.results.query("FROM kept", None)["span"]["ends"] == str(first)
+        assert [item["for_ever"] for item in explorer.collections()["items"]] == [True]
+        assert told["kind"] == "written"
