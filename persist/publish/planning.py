@@ -240,7 +240,7 @@ def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows
         rows = file.left_out
     else:
         both = np.sort(np.concatenate([before, file.left_out]), kind="stable")  # A merge of two runs.
-        rows = both[np.diff(both, prepend=-1) > 0]
+        rows = both[np.diff(both, prepend=np.array([-1])) > 0]
     return None if before is not None and np.array_equal(before, rows) else rows
 
 
