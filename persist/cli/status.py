@@ -87,10 +87,19 @@ def print_health(health: "Health") -> None:
     _section(
         "sources",
         health.sources,
-        ("collections", "behind"),
-        lambda s: (s.source, len(s.collections), _ago(s.behind_s)),
-        right=(1, 2),
+        ("collections", "behind", "bytes"),
+        lambda s: (s.source, len(s.collections), _ago(s.behind_s), _bytes(s.behind_bytes)),
+        right=(1, 2, 3),
     )
+    _section(
+        "sinks",
+        health.sinks,
+        ("collections", "behind", "bytes"),
+        lambda s: (
+            s.sink, len(s.collections), "-" if s.behind_s is None else duration(s.behind_s), _bytes(s.behind_bytes),
+        ),
+        right=(1, 2, 3),
+    )  # fmt: skip
     _section(
         "history kept back of",
         health.kept_back,
@@ -141,6 +150,10 @@ def _section(
 
 def _time(time: int | None, moment: str | None) -> str:
     return "for ever" if time is None else (moment if time else None) or f"{time:,}"
+
+
+def _bytes(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
 
 
 def _ago(seconds: float | None) -> str:

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema, KeyRange
 from persist.collection import Collection
-from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing
-from persist.engine import CollectionHandle, take_hold
+from persist.egress.sink import SINK, Leaving, Piece, Reached, Rows, Standing
+from persist.engine import CollectionHandle, describe_step, take_hold
 from persist.errors import HoldNotFound, InvalidUsage, LeaseExpired
 from persist.read import (
     Changes,
@@ -42,9 +42,11 @@ class Feed:
         seen: up to which time it is known that nothing more has to be sent.
     """
 
-    def __init__(self, collection: Collection, hold: str, rows: Rows | None) -> None:
+    def __init__(self, collection: Collection, hold: str, rows: Rows | None, sink: str) -> None:
+        """Take a collection, the name of its hold, what it is sent as, and what the sink is called."""
         self._handle = collection.handle
         self._name = hold
+        self._sink = sink
         self._hold = StreamHold(self._handle, ANEW)
         self._reading: ClaimedRead | None = None
         self._ends = BatchEnds()
@@ -91,6 +93,7 @@ class Feed:
             self._hold.take(reached.position(self._name))
         contents = self._handle.contents()
         self._hold.check(contents, reached.position(self._name))
+        self._mark(contents)
         sealed = contents.upper.time
         if sealed is not None and (reached.upper is None or reached.upper > sealed):
             raise InvalidUsage(
@@ -158,6 +161,7 @@ class Feed:
         if is_taken:
             if self.reached is None:
                 self._hold.take(after.position(self._name))
+                self._mark(self._handle.contents())
             self.reached = after
         else:
             assert after.upper is not None, "what ends all is taken"
@@ -239,12 +243,22 @@ class Feed:
         self._let_go()
         with suppress(HoldNotFound):
             take_hold(self._handle, None, self._name).release()
+            self._say(None)
             return True
         return False
 
     def close(self) -> None:
         """Let go of what is read."""
         self._let_go()
+
+    def _mark(self, contents: CollectionState) -> None:
+        """Let the collection say whose hold that is, if it does not: `persist status` names the sink."""
+        if self._name in contents.holds and contents.about.properties.get(SINK + self._name) != self._sink:
+            self._say(self._sink)
+
+    def _say(self, sink: str | None) -> None:
+        step = describe_step(self._handle, None, {SINK + self._name: sink}, None, None)
+        self._handle.submit("egress", [step]).result()
 
     def _next(self, contents: CollectionState) -> tuple[int, int]:
         at = self.reached

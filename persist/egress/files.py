@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from persist.blob import Blob
 from persist.codecs import int64_array
-from persist.egress.row_files import row_writer
+from persist.egress.row_files import Nan, row_writer
 from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
 from persist.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 from persist.ingest import without_secrets
@@ -45,6 +45,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
             collection has.
         name: of the hold and of the positions; else it is made of the URL. Two sinks of a location need two names.
         batch_rows: how many updates become one file, at most, if they are of several times.
+        nan: what becomes of NaN and infinities in JSON.
         storage_options: for the store of the files.
     """
 
@@ -54,6 +55,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
     rows: Rows | None = None
     name: str | None = None
     batch_rows: int = 1_000_000
+    nan: Nan = "refuse"
     storage_options: dict[str, Any] = {}
 
 
@@ -151,7 +153,7 @@ class FilesSink:
         writer = None
         for batch in batches:
             rows = _rows(batch, piece)
-            writer = writer or row_writer(rows.schema, self.config.format, out)
+            writer = writer or row_writer(rows.schema, self.config.format, out, nan=self.config.nan)
             writer.write_batch(rows)
         assert writer is not None
         writer.close()

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from persist.egress.row_files import json_lines
+from persist.egress.row_files import Nan, json_lines
 from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
 from persist.errors import InvalidUsage, SinkMoved, TargetUnavailable
 from persist.ingest import brokers_at
@@ -51,6 +51,7 @@ class KafkaSinkConfig(msgspec.Struct, kw_only=True):
         name: of the hold, the positions and the transactions; else it is made of the URL. Two sinks of a location need
             two names.
         batch_rows: how many updates become one transaction, at most, if they are of several times.
+        nan: what becomes of NaN and infinities in JSON.
         password_file: a file with the password of the user in the URL.
         client: options of the client library, such as those of TLS and SASL.
     """
@@ -64,6 +65,7 @@ class KafkaSinkConfig(msgspec.Struct, kw_only=True):
     positions: str = "persist-positions"
     name: str | None = None
     batch_rows: int = 100_000
+    nan: Nan = "refuse"
     password_file: str | None = None
     client: dict[str, str | int | float | bool] = {}
 
@@ -162,32 +164,35 @@ class KafkaSink:
         rows = batch.select([*schema.names])
         keys: Sequence[bytes | None] = [None] * batch.num_rows
         if piece.leaving.rows == "keys":
-            keys = json_lines(batch.select([*schema.key_names]))
+            keys = self._lines(batch.select([*schema.key_names]))
         is_contents = "_time" not in batch.schema.names
         assert piece.before is not None
         times = [piece.before.as_of] * batch.num_rows if is_contents else batch.column("_time").to_pylist()
         if self.config.format == "debezium":
             values: Sequence[bytes | None] = self._envelopes(piece, batch, times, is_contents)
         elif piece.leaving.rows == "multiset":
-            values = json_lines(batch.select([*schema.names, "_diff"]))
+            values = self._lines(batch.select([*schema.names, "_diff"]))
         else:
             gone = [False] * batch.num_rows if is_contents else _is_delete(batch)
-            values = [None if is_gone else line for line, is_gone in zip(json_lines(rows), gone, strict=True)]
+            values = [None if is_gone else line for line, is_gone in zip(self._lines(rows), gone, strict=True)]
         for key, value, at in zip(keys, values, times, strict=True):
             self._produce(topic, key, value, at)
+
+    def _lines(self, rows: pa.RecordBatch) -> list[bytes]:
+        return json_lines(rows, nan=self.config.nan)
 
     def _envelopes(
         self, piece: Piece, batch: pa.RecordBatch, times: Sequence[int | None], is_contents: bool
     ) -> list[bytes]:
         """Return rows as Debezium writes them."""
         names, keys = piece.schema.names, piece.schema.key_names
-        after = json_lines(batch.select([*names]))
+        after = self._lines(batch.select([*names]))
         if is_contents:
             before, ops = [b"null"] * len(after), [b"r"] * len(after)
         else:
             old = [batch.column(name if name in keys else f"_old_{name}") for name in names]
             changes = batch.column("_change").to_pylist()
-            before = json_lines(pa.RecordBatch.from_arrays(old, [*names]))
+            before = self._lines(pa.RecordBatch.from_arrays(old, [*names]))
             before = [b"null" if change == "insert" else row for change, row in zip(changes, before, strict=True)]
             after = [b"null" if change == "delete" else row for change, row in zip(changes, after, strict=True)]
             ops = [_OPS[change] for change in changes]

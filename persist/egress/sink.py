@@ -24,6 +24,7 @@ from persist.errors import InvalidUsage
 from persist.source import Position
 
 VERSION = 1
+SINK = "egress."  # A property of collections begins so, and goes on with the name of a hold: which sink it is of.
 COMPLETE = "complete"
 Stage = Literal["copying", "copied", "following"]
 Rows = Literal["keys", "multiset"]

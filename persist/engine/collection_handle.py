@@ -493,6 +493,13 @@ class CollectionHandle:
         moments = self._moment_map()
         return None if moments is None or not moments.upper.time else moments.last()
 
+    def moment_of(self, time: int) -> datetime | None:
+        """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""
+        if self.timeline is not None:
+            return self.timeline.datetime_of(time)
+        moments = self._moment_map()
+        return None if moments is None else moments.at(time)
+
     def _timeline_for(self, what: str, given: Moment) -> Timeline:
         timeline = self.timeline
         if timeline is None:

@@ -78,6 +78,11 @@ class MomentMap:
         """Return the last moment; at later ones, more may come."""
         return UNIT.datetime_of(self._last_us())
 
+    def at(self, time: int) -> datetime | None:
+        """Return the moment of a time; None if it has none of its own."""
+        rows = self.read(pc.field(TIME) == time)
+        return UNIT.datetime_of(int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())) if len(rows) else None
+
     def _last_us(self) -> int:
         upper = self.upper.time
         if upper == 0:

@@ -22,8 +22,9 @@ from typing import Any
 import persist
 from persist.codecs import TIME_MAX
 from persist.compact import must_destroy, next_work
+from persist.egress import SINK
 from persist.facts.surveys import THREADS, Facts, KnownFacts, hold_for_people, names_by_id
-from persist.ingest import SOURCE
+from persist.ingest import BEHIND, SOURCE
 from persist.log import collection_part, read_record, table_root
 from persist.state import CollectionState, Dropped, LocationState, is_waited_for
 from persist.state import due as events_due
@@ -64,11 +65,33 @@ class ViewLag:
 
 @dataclass(frozen=True)
 class Filled:
-    """A source, and the collections that it fills; `behind_s` as of `Lag`, of the one that lags most."""
+    """A source, and the collections that it fills; `behind_s` as of `Lag`, of the one that lags most.
+
+    Attributes:
+        behind_bytes: what was still to be read when it was read last; None if the source does not tell it.
+    """
 
     source: str
     collections: tuple[str, ...]
     behind_s: float | None
+    behind_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A sink, and the collections that it gets.
+
+    Attributes:
+        behind_s: how far what was sent is behind what is sealed, of the collection that lags most; None if times have
+            no moments.
+        behind_bytes: of parts with updates that were not sent yet.
+    """
+
+    sink: str
+    hold: str
+    collections: tuple[str, ...]
+    behind_s: float | None
+    behind_bytes: int
 
 
 @dataclass(frozen=True)
@@ -137,6 +160,7 @@ class Health:
     collections: tuple[Lag, ...]
     views: tuple[ViewLag, ...]
     sources: tuple[Filled, ...]
+    sinks: tuple[Fed, ...]
     kept_back: tuple[KeptBack, ...]
     waiting: tuple[Waiting, ...]
     due: tuple[Due, ...]
@@ -176,6 +200,7 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
         collections=tuple(sorted(map(_lagging(now_s), shown), key=lambda lag: -(lag.behind_s or 0.0))),
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
         sources=_sources(client, shown, now_s),
+        sinks=_sinks(client, shown),
         kept_back=tuple(each for facts in all_facts for each in _kept_back(facts, names, state.control)),
         waiting=tuple(waiting),
         due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
@@ -224,9 +249,39 @@ def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float)
             source,
             tuple(facts.name for facts in some),
             max((lag for facts in some if (lag := _source_lag_s(client, facts, now_s)) is not None), default=None),
+            max((int(told) for each in some if (told := each.contents.about.properties.get(BEHIND))), default=None),
         )
         for source, some in sorted(filled.items())
     )
+
+
+def _sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[Fed, ...]:
+    fed = defaultdict[tuple[str, str], list[tuple[str, float | None, int]]](list)
+    for facts in all_facts:
+        for name, sink in facts.contents.about.properties.items():
+            hold = name.removeprefix(SINK)
+            if name.startswith(SINK) and (held := facts.contents.holds.get(hold)) is not None:
+                fed[sink, hold].append((facts.name, *_unsent(client, facts, held.time)))
+    return tuple(
+        Fed(
+            sink,
+            hold,
+            tuple(name for name, _, _ in some),
+            max((lag for _, lag, _ in some if lag is not None), default=None),
+            sum(left for _, _, left in some),
+        )
+        for (sink, hold), some in sorted(fed.items())
+    )
+
+
+def _unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[float | None, int]:
+    """Return how far a sink that has got all up to a time is behind the upper, in seconds and bytes."""
+    if facts.latest is None or facts.latest <= sent:
+        return 0.0, 0
+    left = sum(part.bytes for part in facts.contents.history_parts if part.time_max > sent)
+    handle = client.load(facts.name).handle
+    since, until = handle.moment_of(sent), handle.moment_of(facts.latest)
+    return None if since is None or until is None else (until - since).total_seconds(), left
 
 
 def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float | None:

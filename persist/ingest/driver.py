@@ -21,7 +21,7 @@ from persist.engine import MOMENTS
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpperMismatch
 from persist.ingest.config import source_of
 from persist.ingest.moments import Moments, moments_target
-from persist.ingest.source import SOURCE, Batch, Run, Source, SourceMoved, Target
+from persist.ingest.source import BEHIND, SOURCE, Batch, Run, Source, SourceMoved, SourceUnavailable, Target
 from persist.settings import Location
 from persist.upsert import Keyed
 from persist.work import task
@@ -119,7 +119,7 @@ def _follow(source: Source, run: Run) -> Ingested:
         for batch in batches:
             try:
                 _commit(source, run, batch, moments)
-            except SourceMoved as moved:
+            except (SourceMoved, SourceUnavailable) as moved:
                 if run.once:
                     raise
                 logger.warning("%s", moved)
@@ -151,6 +151,11 @@ def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> 
                     multi.upsert(collection, change.rows, time=change.time)
             for name, properties in batch.properties.items():
                 multi.describe(run.collections[name], properties=properties)
+            if batch.behind is not None and batch.behind != run.behind:
+                multi.describe(
+                    run.collections[source.moments or min(run.collections)], properties={BEHIND: str(batch.behind)}
+                )
+                run.behind = batch.behind
             if batch.upper is not None:
                 for collection in run.collections.values():
                     multi.seal(collection, batch.upper)

@@ -18,16 +18,19 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.blob import Backoff
 from persist.client import Client
 from persist.codecs import arrow_type, did_you_mean
 from persist.collection import Collection
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, PersistError
 from persist.ingest.row_formats import BLOCK_BYTES, csv_batches, format_by_name, schema_of, stored_batches
-from persist.ingest.source import Batch, Change, Run, SourceMoved, Target, without_secrets
+from persist.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target, without_secrets
 from persist.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 DELETED = "_deleted"
+RETRY_S = 600.0
+_LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs", "urllib3"}
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
 
 
@@ -92,6 +95,8 @@ class Files:
             self._files, self._path = fsspec.core.url_to_fs(config.source, **config.storage_options)
         except (ImportError, ValueError, TypeError) as error:
             raise InvalidUsage(f"{self.name} cannot be opened: {without_secrets(str(error))}") from None
+        self._problem: SourceUnavailable | None = None
+        self._tries: Backoff | None = None
         self._is_pattern = any(mark in self._path for mark in "*?[")
         if not config.poll_s > 0 or not config.settle_s >= 0:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
@@ -113,17 +118,31 @@ class Files:
         marks = run.collections[f"{self.config.collection}.files"]
         known = {} if not run.uppers[marks.name] else _known(marks)
         while not run.stop.is_set():
-            waiting = False
-            for file in self._listed():
+            try:
+                with self._answering():
+                    waiting, listed = False, self._listed()
+            except SourceUnavailable as problem:
+                if run.once:
+                    raise
+                logger.warning("%s", problem)
+                self._back_off(run)
+                continue
+            for number, file in enumerate(listed):
                 if not self._is_new(file, known):
                     continue
                 if self._is_fresh(file, run):
                     waiting = True
                     break  # Those after it wait, too, so that files keep their order.
                 batch = self._batch(run, file)
+                batch.behind = sum(each.size for each in listed[number + 1 :] if each.name not in known)
                 yield batch
                 if batch.is_durable:
                     known[file.name] = (file.size, file.version)
+                    self._tries = None
+                elif self._problem is not None:
+                    self._back_off(run)
+                    waiting = True
+                    break
                 if run.stop.is_set():
                     return
             if run.once and not waiting:
@@ -133,13 +152,37 @@ class Files:
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Say by one error of ours that the store of the files does not answer."""
+        self._problem = None
+        try:
+            yield
+        except (PersistError, FileNotFoundError, pa.ArrowException):
+            raise
+        except PermissionError as error:
+            raise InvalidUsage(f"{self.name} may not be read: {without_secrets(str(error))}") from None
+        except Exception as error:
+            if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _LIBRARIES:
+                raise
+            self._problem = SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}")
+            raise self._problem from None
+
+    def _back_off(self, run: Run) -> None:
+        """Wait before the store is asked again; raise what is wrong, if it has been so for long."""
+        assert self._problem is not None
+        self._tries = self._tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
+        if not self._tries.wait():
+            raise self._problem
+
     def _made(self) -> Target:
         """Return the collection as the options and the first file say."""
         config = self.config
         types = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
-        first = next(iter(self._listed()), None)
+        with self._answering():
+            first = next(iter(self._listed()), None)
         if first is not None:
-            with self._opened(first) as (stream, form):
+            with self._answering(), self._opened(first) as (stream, form):
                 found = _schema_of(stream, form, first.path)
             named = {field.name: field.type for field in found if field.name not in (DELETED, *types)}
             types |= {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in named.items()}
@@ -200,8 +243,12 @@ class Files:
         if timeline is not None:
             time = max(time, Timeline(timeline).now(run.client.engine.clock.wall_ms()))
         batch = Batch((), time + 1)
-        batch.changes = self._changes(collection, file, time, batch)
+        batch.changes = self._answered(self._changes(collection, file, time, batch))
         return batch
+
+    def _answered(self, changes: Iterator[Change]) -> Iterator[Change]:
+        with self._answering():
+            yield from changes
 
     def _changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
         """Yield the rows of a file, and then its mark, if it is still the same file."""
@@ -232,7 +279,9 @@ class Files:
                     is_first = False
                 batch.rows += rows.num_rows
                 yield _typed(rows, wanted)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # It is of the store. Those of a compressed file that is damaged have no number.
             raise InvalidUsage(
                 f"{file.path} cannot be read as {form}: {' '.join(str(error).split())}. Nothing of it was taken in: "
                 "mend the file, or move it away"

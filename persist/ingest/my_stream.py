@@ -63,7 +63,12 @@ class MyStream:
         if at is None:
             raise InvalidUsage(f"{moments!r} does not say how far {server.name} was read: {self._again()}")
         self._flow = Transactions(
-            server.name, run, [*self._names.values()], server.config.batch_rows, lambda: {moments: self._at.said()}
+            server.name,
+            run,
+            [*self._names.values()],
+            server.config.batch_rows,
+            self._behind,
+            lambda: {moments: self._at.said()},
         )
         self._at = at
         self._gtids = gtids_of(at.gtids, is_mariadb=server.is_mariadb)
@@ -73,6 +78,7 @@ class MyStream:
                 f"{at.gtids!r}: somebody else sealed them. {self._again()}"
             )
         self._relations: dict[int, tuple[Any, TableRows | None]] = {}
+        self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
         self._links: list[Any] = []  # The library's connections.
         self._ahead_us = 0
         self._is_prepared = False
@@ -111,6 +117,8 @@ class MyStream:
                 cursor.execute("SELECT @@global.gtid_purged")
                 if not self._gtids.has(cursor.fetchone()[0] or ""):
                     raise InvalidUsage(f"{server.name} has purged the log that comes next. {self._again()}")
+            cursor.execute("SHOW BINARY LOGS")
+            self._logs = [(row[0], row[1]) for row in cursor.fetchall()]
             cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
             self._ahead_us = cursor.fetchone()[0] - self._monotonic_us()
         return executed.measure
@@ -168,11 +176,16 @@ class MyStream:
 
     def _nothing_more(self) -> Iterator[Batch]:
         """Take it that the server has sent all; the moment is a second ago, because those of its log are seconds."""
-        flow = self._flow
+        flow, self._logs = self._flow, []
         if flow.done < (self._gtids.measure + 1) * STEP:
             flow.nothing_before(flow.done + 1, self._monotonic_us() + self._ahead_us - 1_000_000)
         if flow.done > flow.upper:
             yield flow.batch(flow.done)
+
+    def _behind(self) -> int:
+        """Return how much is still to be read of what the log had when this began."""
+        left = [size for file, size in self._logs if file > self._at.file]
+        return sum(left) + sum(max(0, size - self._at.offset) for file, size in self._logs if file == self._at.file)
 
     def _event(self, event: Any) -> Iterator[Batch]:
         event, rows, file, offset = event

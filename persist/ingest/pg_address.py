@@ -22,7 +22,9 @@ class PgAddress:
         self.library = required("psycopg2-binary>=2.9.10")
         self._application = application
         self._dsn = self._parsed(url)
-        self.name = f"postgres://{self._dsn.get('host', '')}/{self._dsn.get('dbname', '')}"
+        port = self._dsn.get("port", "5432")
+        at = f"{self._dsn.get('host', '')}{'' if port == '5432' else f':{port}'}"
+        self.name = f"postgres://{at}/{self._dsn.get('dbname', '')}"
 
     def connected(self, *, replication: bool = False) -> Any:
         """Return a connection, or one for replication.

@@ -45,11 +45,12 @@ class Stream:
         self._tables = tables
         self._slot = slot
         self._run = run
-        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows)
+        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows, self._behind)
         self._ahead_us = 0  # The server's clock minus ours, since 1970 on one side and any moment on the other.
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
         self._spools = Spools()
+        self._cursor: Any = None
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
 
     def batches(self) -> Iterator[Batch]:
@@ -58,6 +59,7 @@ class Stream:
         try:
             with connection.cursor() as cursor:
                 target = self._begun(connection, cursor)
+                self._cursor = cursor
                 yield from self._read(cursor, target)
         finally:
             self._spools.close()
@@ -152,6 +154,10 @@ class Stream:
                 yield from self._taken(data, cursor)
                 if flow.upper != before:
                     cursor.send_feedback(flush_lsn=flow.upper)
+
+    def _behind(self) -> int:
+        """Return how much of the server's log is not taken in yet, as far as the server has told."""
+        return max(0, int(self._cursor.wal_end) - self._flow.upper)
 
     def _taken(self, data: bytes, cursor: Any) -> Iterator[Batch]:
         """Take a message."""

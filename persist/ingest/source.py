@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from persist.client import Client
 from persist.collection import Collection
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, Unavailable
 
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@(?:[^\s?]*@)?")
 _WORD = re.compile(r"(?i)\b(password|sslpassword|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]+)")
@@ -23,7 +23,12 @@ class SourceMoved(InvalidUsage):
     """What is read changed meanwhile. The batch is given up, and read again later."""
 
 
+class SourceUnavailable(Unavailable):
+    """What is read does not answer. The batch is given up, and read again later."""
+
+
 SOURCE = "ingest.source"  # A property of collections: what fills them.
+BEHIND = "ingest.behind"  # A property of one of them: how many bytes of the source were still to be read.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class Batch:
         is_durable: set by the loop: whether it was committed.
         since: collections whose contents before a time are not known, with that time.
         properties: what collections say of themselves from this commit on.
+        behind: how many bytes of the source are still to be read after it; None if that is not known.
     """
 
     changes: Iterable[Change]
@@ -81,6 +87,7 @@ class Batch:
     is_durable: bool = False
     since: Mapping[str, int] = field(default_factory=dict)
     properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    behind: int | None = None
 
 
 @dataclass
@@ -92,6 +99,7 @@ class Run:
         once: end when all that is there by now was read.
         stop: is set when the source is to end.
         uppers: how far each collection is sealed, as far as this loop knows.
+        behind: how many bytes are still to be read, as the collections say it.
     """
 
     client: Client
@@ -99,6 +107,7 @@ class Run:
     once: bool
     stop: threading.Event
     uppers: dict[str, int] = field(init=False)
+    behind: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         uppers = {name: collection.upper.time for name, collection in self.collections.items()}

@@ -27,12 +27,22 @@ class Transactions:
         time, moment_us: of the transaction that comes.
         is_known: whether it was committed before.
         is_inside: whether more of it is to come.
+        behind: how many bytes of the log are still to be read.
         position: what collections are to say of the source with each commit that seals.
     """
 
-    def __init__(self, name: str, run: Run, tables: Sequence[str], batch_rows: int, position: Position = dict) -> None:
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        tables: Sequence[str],
+        batch_rows: int,
+        behind: Callable[[], int | None],
+        position: Position = dict,
+    ) -> None:
         self._run = run
         self._batch_rows = batch_rows
+        self._behind = behind
         self._position = position
         self.upper = self.done = min(run.uppers.values())
         if self.upper != max(run.uppers.values()):
@@ -181,7 +191,8 @@ class Transactions:
         properties: Mapping[str, Mapping[str, str]],
     ) -> Batch:
         changes = [Change(name, rows) for name, rows in taken.items()]
-        return Batch(changes, upper, sum(map(len, taken.values())), moments, properties=properties)
+        rows = sum(map(len, taken.values()))
+        return Batch(changes, upper, rows, moments, properties=properties, behind=self._behind())
 
     def _reached_by(self, time: int) -> int | None:
         """Return the first time of a copy's run that is not sealed yet and before a time; None if there is none."""

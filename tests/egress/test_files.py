@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -14,6 +15,8 @@ import persist
 from persist.cli.main import main
 from persist.egress.files import FilesConfig, FilesSink
 from persist.errors import SinkMoved, TargetUnavailable
+from persist.facts.health import health_of
+from tests.servers.fixtures import make_bucket
 
 ORDERS: dict[str, Any] = {"key": {"id": pa.int64()}, "value": {"status": pa.string()}}
 Rows = list[dict[str, Any]]
@@ -210,3 +213,57 @@ def test_the_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(arguments) == 0
     assert capsys.readouterr().out == f"sent 1 row to {tmp_path / 'out'} in 1 transaction\n"
     assert rows(tmp_path) == [{"id": 1, "status": "a", "_time": 0, "_change": "insert"}]
+
+
+def test_nan_is_refused_by_json_or_null(client: persist.Client, tmp_path: Path) -> None:
+    made = client.create_or_load("numbers", key={"id": int}, value={"x": float, "y": pa.list_(pa.float64())})
+    made.write([(1, (1.0, [None, 2.0])), (2, (None, [float("nan")]))], time=0, seal=1).result()
+    with pytest.raises(persist.InvalidUsage, match=r"column 'y' has NaN or an infinity.*nan = \"null\""):
+        sent(client, tmp_path, "numbers", format="json")
+    sent(client, tmp_path, "numbers", format="json", nan="null")
+    [path] = (tmp_path / "out" / "numbers").iterdir()
+    assert [json.loads(line)["y"] for line in path.read_text().splitlines()] == [[None, 2.0], [None]]
+
+
+def test_a_prefix_of_s3_is_a_sink_and_what_is_there_is_a_source(
+    client: persist.Client, orders: persist.Collection, s3_options: dict[str, Any]
+) -> None:
+    bucket = make_bucket(s3_options)
+    there = {"sink": f"s3://{bucket}/out", "collections": ["orders"], "storage_options": s3_options}
+    persist.egress(client, there, once=True)
+    orders.upsert([(1, "paid"), (3, "x")], time=1, seal=2).result()
+    assert persist.egress(client, there, once=True).rows == 2
+    options = {
+        "key": s3_options["access_key_id"],
+        "secret": s3_options["secret_access_key"],
+        "client_kwargs": {"endpoint_url": s3_options["endpoint_url"], "region_name": s3_options["region"]},
+    }
+    store = fsspec.filesystem("s3", **options)
+    [contents, changes] = sorted(store.find(f"{bucket}/out/orders"), reverse=True)
+    found = [pq.read_table(store.open(path)).to_pylist() for path in (contents, changes)]
+    assert [[(row["id"], row["_change"]) for row in each] for each in found] == [
+        [(1, "insert"), (2, "insert")], [(1, "update"), (3, "insert")],
+    ]  # fmt: skip
+    store.pipe(f"{bucket}/in/a.csv", b"id,x\n1,2\n")
+    source = {"source": f"s3://{bucket}/in/*.csv", "collection": "all", "storage_options": options}
+    assert [persist.ingest(client, source, once=True).rows for _ in range(2)] == [1, 0]
+
+
+def test_status_says_how_far_behind_a_sink_is(
+    client: persist.Client, orders: persist.Collection, tmp_path: Path
+) -> None:
+    timed = client.create_or_load("timed", key={"id": int}, timeline="ms")
+    timed.write([(1, None)], time="2026-01-01T00:00Z", seal="2026-01-01T01:00Z").result()
+    sent(client, tmp_path, "orders", "timed")
+    [fed] = health_of(client).sinks
+    assert (fed.sink, fed.collections, fed.behind_s, fed.behind_bytes) == (
+        str(tmp_path / "out"),
+        ("orders", "timed"),
+        0.0,
+        0,
+    )
+    timed.write([(2, None)], time="2026-01-01T02:00Z", seal="2026-01-01T03:30Z").result()
+    [fed] = health_of(client).sinks
+    assert (fed.behind_s, fed.behind_bytes > 0) == (2.5 * 3600, True)
+    persist.egress(client, config(tmp_path, "orders", "timed"), drop=True)
+    assert health_of(client).sinks == ()

@@ -1,16 +1,20 @@
 """Files of a folder into a collection: each once, in order, whoever is killed and whatever changes meanwhile."""
 
+import errno
 import gzip
 import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 import persist
 from persist.cli.main import main
@@ -256,3 +260,54 @@ def test_a_terminated_command_ends_well(tmp_path: Path, folder: Path, options: d
         process.terminate()
         out, _ = process.communicate()
     assert (process.returncode, out) == (0, f"took in 1 row from {folder} in 1 commit\n")
+
+
+class Faulty(LocalFileSystem):  # type: ignore[misc]
+    """A folder whose store answers only now and then."""
+
+    protocol = "faulty"
+    cachable = False
+    answers: Iterator[bool] = iter(())
+
+    def _asked(self) -> None:
+        if not next(Faulty.answers, True):
+            raise OSError(errno.EIO, "no answer")
+
+    def find(self, path: str, *args: Any, **options: Any) -> Any:
+        self._asked()
+        return super().find(path, *args, **options)
+
+    def open(self, path: str, *args: Any, **options: Any) -> Any:
+        self._asked()
+        return super().open(path, *args, **options)
+
+
+def test_a_store_that_does_not_answer_is_asked_again(
+    tmp_path: Path, folder: Path, options: dict[str, Any], caplog: Any
+) -> None:
+    fsspec.register_implementation("faulty", Faulty, clobber=True)
+    ingested(tmp_path, options)
+    (folder / "b.csv").write_text("id,amount\n3,3.5\n")
+    options |= {"source": f"faulty://{folder}", "poll_s": 0.01}
+    Faulty.answers = iter([False])
+    with pytest.raises(persist.Unavailable, match=r"faulty://.* does not answer: .*no answer"):
+        ingested(tmp_path, options)
+    Faulty.answers = iter([False, True, False, False, True, False])
+    stop = threading.Event()
+    with persist.open(str(tmp_path / "location")) as client:
+        follower = threading.Thread(target=persist.ingest, args=(client, options), kwargs={"stop": stop})
+        follower.start()
+        orders = client.load("orders")
+        with orders.listen((orders.upper.time or 0) - 1) as listen:
+            assert next(listen).updates["id"].to_pylist() == [3]
+        stop.set()
+        follower.join()
+    assert caplog.text.count("does not answer") >= 3
+
+
+def test_a_compressed_file_that_is_damaged_is_told(tmp_path: Path, folder: Path, options: dict[str, Any]) -> None:
+    ingested(tmp_path, options)
+    (folder / "b.csv.gz").write_bytes(gzip.compress(b"id,amount\n3,3.5\n" * 9)[:-20] + b"x" * 20)
+    with pytest.raises(persist.InvalidUsage, match=r"b\.csv\.gz cannot be read as csv"):
+        ingested(tmp_path, options)
+    assert len(contents(tmp_path)) == 2
