@@ -36,15 +36,13 @@ from persist.late_names import late_names
 if TYPE_CHECKING:
     from persist.expression.evaluation import as_array, evaluate, type_of
     from persist.expression.filters import arrow_filter, equal_values, parse_where
-    from persist.expression.sql_casts import is_cast
-    from persist.expression.sql_numbers import of_unscaled, unscaled
+    from persist.expression.sql_numbers import is_cast, of_unscaled, unscaled
 
 __getattr__ = late_names(
     __name__,
     {
         "evaluation": ["as_array", "evaluate", "type_of"],
         "filters": ["arrow_filter", "equal_values", "parse_where"],
-        "sql_casts": ["is_cast"],
-        "sql_numbers": ["of_unscaled", "unscaled"],
+        "sql_numbers": ["is_cast", "of_unscaled", "unscaled"],
     },
 )

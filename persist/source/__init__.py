@@ -6,5 +6,4 @@ told so before it is given anything. The room knows nothing of the engine that r
 """
 
 from persist.source.hold import NO_HOLD, Offset, Position, StreamHold
-from persist.source.limits import NO_LIMITS, BatchEnds, BatchLimits
-from persist.source.source import CollectionAddress, SourceOptions, StreamSource
+from persist.source.source import NO_LIMITS, BatchEnds, BatchLimits, CollectionAddress, SourceOptions, StreamSource

@@ -1,4 +1,4 @@
-"""Expressions of DuckDB's plans that DuckDB computes itself, as text: see `persist.expression.sql_duckdb`.
+"""Expressions of DuckDB's plans that DuckDB computes itself, as text: see `persist.expression.sql_functions`.
 
 Only functions that depend on their arguments alone are written so (`is_definite`). Constants and calls that DuckDB
 computes stand in the text, with their types; everything else is a column of it, which is computed as always.

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from persist.source.limits import TimeCounts
+from persist.source.source import TimeCounts
 
 
 def test_counts_of_times_add_up() -> None:
