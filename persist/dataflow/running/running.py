@@ -25,7 +25,7 @@ from persist.dataflow.ports.ports import Ports
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.dataflow.running.graph import Builder
-from persist.dataflow.running.report import OperatorReport, drawn, reports_of
+from persist.dataflow.running.report import OperatorReport, reports_of, shown
 from persist.dataflow.running.resume import resumed
 from persist.dataflow.state.spine import Spill
 from persist.dataflow.updates.times import meet_of
@@ -330,7 +330,7 @@ class Running(Closes):
         return reports_of(self._graph.operators)
 
     def _repr_html_(self) -> str:
-        return drawn(self.program.name, self.operators())
+        return shown(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
         """Return what the program holds: bytes of arrangements, of them spilled, interned values, and the bytes of
