@@ -20,7 +20,7 @@ LADDER: list[tuple[str, ...]] = [
     ("blob",), ("codecs",), ("log",), ("words",), ("expression",), ("state",), ("upsert",), ("replica",), ("write",),
     ("hold",), ("read",), ("compact",), ("upkeep",), ("engine", "fsck"), ("notify", "backup"), ("index",),
     ("source", "sink", "query", "publish"), ("dataflow",),
-    ("sql",), ("spark", "face"), ("ingest",), ("egress",), ("public",), ("facts",), ("web",), ("cli",),
+    ("sql",), ("erase",), ("spark", "face"), ("ingest",), ("egress",), ("public",), ("facts",), ("web",), ("cli",),
 ]  # fmt: skip
 # Four rooms have no folder of their own: their modules are at the root of the package.
 AT_ROOT = {

@@ -6,11 +6,14 @@ own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
 
 from persist.collection.describing import DescribingCalls, IndexingCalls, PublishingCalls
+from persist.collection.erasing import ErasingCalls
 from persist.collection.reading import KeepingCalls, ReadingCalls
 from persist.collection.writing import WritingCalls
 
 
-class Collection(ReadingCalls, WritingCalls, KeepingCalls, IndexingCalls, PublishingCalls, DescribingCalls):
+class Collection(
+    ReadingCalls, WritingCalls, ErasingCalls, KeepingCalls, IndexingCalls, PublishingCalls, DescribingCalls
+):
     """A handle on one collection; make it with `Client.create_or_load` or `Client.load`.
 
     It stands for that very collection, by id: after `drop`, it does not turn into a new one of the same name.

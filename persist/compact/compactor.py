@@ -31,9 +31,9 @@ from persist.read import Scan, snapshot_scan
 from persist.replica import Follower
 from persist.settings import Tuning
 from persist.shown import Shown, counted
-from persist.state import CollectionState, with_replaced
+from persist.state import CollectionState, ExpectErasures, erasure_number, with_replaced
 from persist.work import task
-from persist.write import Commit
+from persist.write import Commit, Step
 
 
 @dataclass(frozen=True)
@@ -240,10 +240,11 @@ class Compactor:
         for tries in range(ATTEMPTS):
             contents = self._contents(contents.id, contents.name)
             _, unused = with_replaced(contents, step)
+            steps: list[Step] = [attempt.condition, msgspec.structs.replace(step, unused=unused)]
             # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
             attempt.may_be_committed = True
             try:
-                self._commit([msgspec.structs.replace(step, unused=unused)], {contents.id: contents.name}).result()
+                self._commit(steps, {contents.id: contents.name}).result()
                 return
             except PersistError as error:
                 attempt.may_be_committed = isinstance(error, Indeterminate)
@@ -341,11 +342,13 @@ class _Attempt:
     Attributes:
         parts: all that were made, and are stored.
         may_be_committed: whether a record may name them, so that they must stay.
+        condition: what must hold still, so that nothing comes back that was erased meanwhile.
     """
 
     def __init__(self, contents: CollectionState) -> None:
         self.parts: list[Part] = []
         self.may_be_committed = False
+        self.condition = ExpectErasures(contents.id, erasure_number(contents))
         self._contents = contents
 
     def numbers(self, made: MadeRun) -> Numbers:

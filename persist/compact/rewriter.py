@@ -47,10 +47,12 @@ class Rewrite:
 
     Attributes:
         as_of: the time that all of them get, None if they keep those they have.
+        keep: leaves out the rows that are to be erased, of a table of one part; None if all stay.
     """
 
     scan: Scan
     as_of: int | None = None
+    keep: Callable[[pa.Table], pa.Table] | None = None
 
 
 RunPiece = int | Rewrite
@@ -166,7 +168,7 @@ class LocalPartMaker:
                 continue
             stream = stream or self._stream(piece.scan.schema, sources)
             for each in self._slices(piece.scan):
-                table, diffs = self._merged(each, piece.as_of)
+                table, diffs = self._merged(each, piece)
                 added += diffs
                 made += uploads.begin(stream.add(table))
                 del table  # Before the next slice is read.
@@ -187,21 +189,30 @@ class LocalPartMaker:
                 raise ClientClosed("compaction")
             yield each
 
-    def _merged(self, scan: Scan, as_of: int | None) -> tuple[pa.Table, int]:
-        """Return what one slice amounts to, and the sum of the diffs of its history."""
+    def _merged(self, scan: Scan, piece: Rewrite) -> tuple[pa.Table, int]:
+        """Return what one slice of a piece amounts to, and the sum of the diffs of its history."""
         names, sums = scan.schema.names, list[int]()
-        if as_of is None:
-            return self._consolidated(scan, [*names, "_time"], sums), sum(sums)
-        return with_time(self._consolidated(scan, names, sums), as_of, scan.schema), sum(sums)
+        if piece.as_of is None:
+            return self._consolidated(scan, [*names, "_time"], sums, piece.keep), sum(sums)
+        return with_time(self._consolidated(scan, names, sums), piece.as_of, scan.schema), sum(sums)
 
-    def _consolidated(self, scan: Scan, names: Sequence[str], sums: list[int]) -> pa.Table:
+    def _consolidated(
+        self,
+        scan: Scan,
+        names: Sequence[str],
+        sums: list[int],
+        keep: Callable[[pa.Table], pa.Table] | None = None,
+    ) -> pa.Table:
         # Nothing else keeps the rows, so that what copies them may have their memory.
-        return consolidate(self._rows(scan, [*names, "_diff"], sums), names)
+        return consolidate(self._rows(scan, [*names, "_diff"], sums, keep), names)
 
-    def _rows(self, scan: Scan, columns: Sequence[str], sums: list[int]) -> pa.Table:
+    def _rows(
+        self, scan: Scan, columns: Sequence[str], sums: list[int], keep: Callable[[pa.Table], pa.Table] | None
+    ) -> pa.Table:
         """Return all rows of one slice; add the diff sums of its updates to sums."""
         tables = [scan.empty(columns), *scan.base_rows(self._reader, columns)]
         for table in scan.updates(self._reader, columns):
+            table = table if keep is None else keep(table)
             sums.append(exact_sum(table["_diff"].to_numpy()))
             tables.append(table)
         return pa.concat_tables(tables)

@@ -37,7 +37,7 @@ from persist.errors import CollectionExists, Superseded, UploadExpired
 from persist.log import Keyframe, Numbers, Words, kinds
 from persist.names import check_free_name
 from persist.read import Scan
-from persist.state import CollectionState, check_readable, newest_like
+from persist.state import CollectionState, ExpectErasures, check_readable, erasure_number, newest_like
 from persist.timeline import Moment
 from persist.write import Step
 
@@ -161,6 +161,7 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
     new = tuple(range(len(numbers), len(numbers) + len(made)))
     keyframe = None if shares.keyframe is None else Keyframe(shares.keyframe.as_of, tuple(numbers[n] for n in base))
     steps: list[Step] = [
+        ExpectErasures(contents.id, erasure_number(contents)),
         kinds.Clone(
             id_,
             name,
@@ -173,7 +174,7 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
             (*contents.parts_of(numbers), *made),
             runs=(*runs, *([new] if new else [])),
             keyframe=keyframe,
-        )
+        ),
     ]
     about = contents.about
     if about.comment or about.properties or about.columns:

@@ -72,7 +72,7 @@ from persist.read import (
     snapshot_scan,
     wanted_keys,
 )
-from persist.state import CollectionState, check_written, due
+from persist.state import CollectionState, ExpectErasures, check_written, due, erasure_number
 from persist.timeline import Moment
 from persist.upsert import DELETED, NAME, SEQ, EventTable, described, events_schema, lifted_events, to_events
 from persist.write import AtCommit, CommitFuture, Committed, Step, Write, check_token, times_together, with_token
@@ -505,7 +505,8 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
         watermarks = None if asked.events is None or before is None else asked.events.watermarks
         resolver = handle.engine.writer("seal").resolver
         machine = handle.machine_in(contents)
-        resolving = [resolver.made(contents, contents.schema, machine, end, before, watermarks, change)]
+        made = resolver.made(contents, contents.schema, machine, end, before, watermarks, change)
+        resolving = [ExpectErasures(handle.id, erasure_number(contents)), made]
     pending: list[Step] = []
     if after is not None and asked.events is not None:
         # What is told of watermarks is of all these events, and once.

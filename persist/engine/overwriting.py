@@ -52,6 +52,7 @@ from persist.engine.reading import changes, snapshot
 from persist.errors import (
     DuplicateKeys,
     InvalidUsage,
+    Superseded,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
     UpperMismatch,
@@ -71,7 +72,14 @@ from persist.read import (
     wanted_keys,
 )
 from persist.replica import say_whose
-from persist.state import CollectionState, ExpectNothingBeyondUpper, ExpectUpper, unsealed
+from persist.state import (
+    CollectionState,
+    ExpectErasures,
+    ExpectNothingBeyondUpper,
+    ExpectUpper,
+    erasure_number,
+    unsealed,
+)
 from persist.timeline import Moment
 from persist.upsert import DELETED, SEQ, EventTable, Keyed, Replacing, form_of, prepared, replaced, to_events
 from persist.write import (
@@ -200,8 +208,11 @@ def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment |
             rows = rewritten(rows_in(_present(handle, contents, None, stack), handle.engine.reader()))
         if rows is None:
             return []
-        settled = ExpectUpper(handle.id, contents.upper_times)
-        return [settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
+        settled = (
+            ExpectUpper(handle.id, contents.upper_times),
+            ExpectErasures(handle.id, erasure_number(contents)),
+        )
+        return [*settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
 
     return _committed(handle, "sql", time is None, None, (), steps)
 
@@ -231,7 +242,7 @@ def _committed(
         if not is_again or not handle.engine.writer(action).committer.may_wait():
             break
         error = future.exception()
-        if not isinstance(error, UpperMismatch | UpdatesBeyondUpper) or attempt == ATTEMPTS_MAX:
+        if not isinstance(error, UpperMismatch | UpdatesBeyondUpper | Superseded) or attempt == ATTEMPTS_MAX:
             break
     return future
 
@@ -495,6 +506,7 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
 def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
     return [
         ExpectNothingBeyondUpper(contents.id, contents.upper_times),
+        ExpectErasures(contents.id, erasure_number(contents)),
         *(replace(write, at_commit=True) if at is None else write for write in writes),
         *(_stamping(handle, at) or [kinds.Seal(contents.id, Antichain((at or 0) + 1).elements)]),
     ]

@@ -25,7 +25,15 @@ from persist.errors import ClientClosed, Locked, Superseded, UploadExpired
 from persist.log import KeyedForm, Watermarks, kinds
 from persist.read import PartReader, Purging, machine_needed, resolved_updates
 from persist.replica import Follower
-from persist.state import CollectionState, after_step, due, keyed_form, unused_after
+from persist.state import (
+    CollectionState,
+    ExpectErasures,
+    after_step,
+    due,
+    erasure_number,
+    keyed_form,
+    unused_after,
+)
 from persist.upsert import SEQ, EventTable, Machine, machine_of, watermark_below, watermarks_of
 from persist.write import CommitFuture, Committed, PartWriter, Step
 
@@ -230,7 +238,7 @@ class Resolver:
                     contents, contents.schema, machine_needed(machine, keyed_form(contents), name), contents.upper
                 )
                 made = step.parts
-                self._submit([step], {id_: name}).result()
+                self._submit([ExpectErasures(id_, erasure_number(contents)), step], {id_: name}).result()
                 return True
             except (Superseded, UploadExpired):
                 self.discard(made)

@@ -219,8 +219,11 @@ class LogExamination:
             if isinstance(mutation, BringsParts):
                 entry = state.entries.get(mutation.collection) if state is not None else None
                 if state is None or (entry is not None and entry.contents is None):
-                    is_events = isinstance(mutation, kinds.Pend)
-                    self.loose += [Loose(mutation.collection, part, is_events) for part in mutation.parts]
+                    first_event = 0 if isinstance(mutation, kinds.Pend) else len(mutation.parts)
+                    first_event -= mutation.events if isinstance(mutation, kinds.Erase) else 0
+                    self.loose += [
+                        Loose(mutation.collection, part, n >= first_event) for n, part in enumerate(mutation.parts)
+                    ]
 
     def _following(self) -> int | None:
         """Return the least seqno after `at` that has a record, or could have one because all before it had."""

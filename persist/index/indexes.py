@@ -215,6 +215,22 @@ def steps_to_drop(handle: CollectionHandle, indexes: Sequence[Index]) -> list[St
     ]
 
 
+def steps_to_empty(handle: CollectionHandle, indexes: Sequence[Index]) -> tuple[list[Step], dict[str, str]]:
+    """Return what puts empty indexes in the place of those of a collection, and the names of all of them by id.
+
+    Reads do not use them before a refresh has filled them. An index whose columns are not all there is removed.
+    """
+    contents = handle.contents()
+    steps, names = steps_to_drop(handle, indexes), _names(handle, indexes)
+    for index in indexes if contents.since.time is not None else ():
+        if set(index.indexed) <= {*contents.schema.ids}:
+            empty, create = draft(handle, contents.schema, index.indexed)
+            hold, at = index_hold(empty.handle.id), contents.since.time or 0
+            steps += [create, kinds.SetHold(handle.id, hold, at, columns=index.indexed)]
+            names[empty.handle.id] = empty.handle.name
+    return steps, names
+
+
 def _names(handle: CollectionHandle, indexes: Sequence[Index]) -> dict[str, str]:
     return {handle.id: handle.name, **{index.handle.id: index.handle.name for index in indexes}}
 

@@ -23,6 +23,7 @@ from persist.errors import (
     CollectionNotFound,
     HoldMoved,
     HoldNotFound,
+    Superseded,
     UpdatesBeyondUpper,
     UpperMismatch,
     ViewRedefined,
@@ -41,14 +42,14 @@ from persist.index.indexes import (
 from persist.log import kinds
 from persist.names import index_hold
 from persist.read import Snapshot, changes_scan, read_changes
-from persist.state import CollectionState, ExpectDefinition, ExpectUpper
+from persist.state import CollectionState, ExpectDefinition, ExpectErasures, ExpectUpper, erasure_number
 from persist.write import Step
 
 PIECE_BYTES = 256 << 20  # Of contents, decoded, that are sorted at a time: each piece is a run.
 LAG_ROWS = 10_000  # Of changes that an index lacks, before a client refreshes it in the background.
 LAG_PARTS = 16
 TRIES = 5  # While others do the same.
-CAME_BETWEEN = (UpperMismatch, UpdatesBeyondUpper, HoldMoved, HoldNotFound, CollectionExists, ViewRedefined)
+CAME_BETWEEN = (UpperMismatch, UpdatesBeyondUpper, HoldMoved, HoldNotFound, CollectionExists, Superseded, ViewRedefined)
 
 
 def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
@@ -65,7 +66,7 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
             return index_at(handle.engine, present.handle.id) or present
         try:
             return made(handle, wanted)
-        except CollectionExists:
+        except (CollectionExists, Superseded):
             if not left:
                 raise
     raise AssertionError("the last try returns or raises")
@@ -84,11 +85,11 @@ def made(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = No
     contents = handle.contents()
     if contents.upper == Antichain(0):
         index, create = draft(handle, contents.schema, wanted)
-        _make(handle, index, [*gone, create], None, contents.since.time or 0, wanted)
+        _make(handle, index, [*gone, create], None, contents.since.time or 0, wanted, erasure_number(contents))
         return index
     with snapshot(handle.newest(), form="diff") as held:
         index, create = draft(handle, held.scan.given, wanted)
-        _make(handle, index, [*gone, create], held, held.as_of, wanted)
+        _make(handle, index, [*gone, create], held, held.as_of, wanted, erasure_number(contents))
     return index_at(handle.engine, index.handle.id) or index
 
 
@@ -99,9 +100,10 @@ def _make(
     held: Snapshot | None,
     as_of: int,
     wanted: Sequence[int],
+    erasures: int,
 ) -> None:
     with Commit(handle.engine) as commit:
-        commit.add(handle, [])
+        commit.add(handle, [ExpectErasures(handle.id, erasures)])
         commit.add(index.handle, steps)
         if held is not None:
             for piece in _pieces(held):
@@ -199,7 +201,7 @@ def _go_on(commit: Commit, handle: CollectionHandle, contents: CollectionState, 
     until = TIME_MAX + 1 if contents.upper.time is None else contents.upper.time
     schema = handle.schema_in(contents, None)
     names = index.names_in(schema)
-    commit.add(handle, [])
+    commit.add(handle, [ExpectErasures(id_, erasure_number(contents))])
     commit.add(index.handle, [ExpectDefinition(own, 1), ExpectUpper(own, index.contents.upper_times)])
     scan = changes_scan(handle.folded(contents), schema, index.as_of + 1, until, None)
     reader = handle.engine.reader()

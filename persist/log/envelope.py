@@ -17,7 +17,7 @@ import xxhash
 
 from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob, get_checked
 
-FORMAT = 5
+FORMAT = 6
 MADE_AGAIN = (
     "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "
     "if not; then restore it from a copy"

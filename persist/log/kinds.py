@@ -213,6 +213,39 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
         return f"compacted {name}: {'; '.join(done) or 'rearranged its parts'}"
 
 
+class Erase(CollectionMutation, frozen=True, tag="erase"):
+    """Take some records out of all times: each part that had one makes room for parts without them.
+
+    This is the one mutation after which a sealed time holds something else (`persist.state.erasures`). What it erased
+    it does not say.
+
+    Attributes:
+        parts: those that come. The last ones, as many as events says, hold events that are pending.
+        replaced: the number of each part that goes, with the numbers of those that take its place; as in a `Replace`,
+            the parts that come with this record are -1, -2, … in the order of parts.
+        updates: how many updates, and events that are pending, were taken out. What keyframes repeat does not count.
+        by: who asked for it, as its client is called.
+        at_ms: when, by that client's clock, in milliseconds since 1970.
+        reason: why, for people; it names nobody.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    updates: int
+    by: str
+    at_ms: int
+    reason: str
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    events: Seqno = 0
+    replaced: tuple[tuple[int, Numbers], ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def sentence(self, name: str, time: TimeText) -> str:
+        return f"erased {_many(self.updates, 'update')} of {name} from all times: {self.reason}"
+
+
 class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A write that is remembered: its token, the least time of its updates, and what it was of (`Digest`)."""
 
@@ -639,8 +672,8 @@ class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
 
 
 Makes = Create | Clone
-BringsParts = Clone | Append | Replace | Pend | Resolve | Publish
-LeavesUnused = Replace | Resolve | Publish | Unpublish
+BringsParts = Clone | Append | Replace | Erase | Pend | Resolve | Publish
+LeavesUnused = Replace | Erase | Resolve | Publish | Unpublish
 # The table of all kinds, by their tags. What each does is among the rules of `persist.state`, under its class.
 KINDS: dict[str, type[_Kind]] = {
     str(kind.__struct_config__.tag): kind

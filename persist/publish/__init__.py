@@ -6,6 +6,7 @@ are there and the grace period is over, whatever is compacted; nothing is shown 
 
 from persist.publish.publication import (
     Published,
+    delete_abandoned,
     format_of,
     keep_tables_current,
     publish,

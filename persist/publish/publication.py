@@ -19,6 +19,7 @@ import re
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, get_args
 
@@ -33,7 +34,7 @@ from persist.names import published_hold
 from persist.publish.planning import LEFT_OUT_SHARE, Plan, PlannedFile, Planner
 from persist.read import required
 from persist.shown import Shown, counted
-from persist.state import CollectionState, Publication, last_sealed, left_unused
+from persist.state import CollectionState, ExpectErasures, Publication, erasure_number, last_sealed, left_unused
 from persist.timeline import Moment
 from persist.write import Step
 
@@ -130,7 +131,8 @@ def publish(
             plan = planner.next_version(known, time)
             taken = _digest(handle, time) if digest else None
             step = attempt.step(contents, known, plan, taken)
-            writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
+            expected = ExpectErasures(handle.id, erasure_number(contents))
+            writer.submit([expected, step, *_held(contents, step)], {handle.id: handle.name}).result()
         except (Superseded, UploadExpired, HoldMoved):
             attempt.discard()
             continue
@@ -349,6 +351,19 @@ def _check_free(handle: CollectionHandle, table: str) -> None:
             "move that table elsewhere first; a collection's own folder takes its own tables only"
         )
     _delete_shown(blob, handle.id, table)
+
+
+def delete_abandoned(handle: CollectionHandle) -> None:
+    """Delete the files by which readers find tables that a collection is not published as any more.
+
+    An erasure gives tables up in its record, and whoever made it may have died then. Files of tables that others keep
+    there stay.
+    """
+    published = handle.contents().published
+    for table in get_args(Table):
+        if table not in published:
+            with suppress(InvalidUsage):
+                _check_free(handle, table)
 
 
 def _delete_shown(blob: Blob, collection: str, table: str) -> None:

@@ -386,7 +386,7 @@ def _check(checkpoint: Checkpoint) -> None:
             raise ValueError(f"{dropped.folders!r:.200} are not all ids of collections")
         if not all(is_upload(key, dropped.collection, *dropped.folders) for key in dropped.blobs):
             raise ValueError(f"a dropped blob is no upload of collection {dropped.collection}")
-    floors = (control.log_floor, control.upload_floor, control.erased)
+    floors = (control.log_floor, control.upload_floor, control.erased, *(at for at, _ in control.erasures))
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
     taken = control.taken_over
@@ -475,7 +475,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
 def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int, *, always: bool) -> CollectionEntry:
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, what it destroyed must not live on in what is pending.
-    is_compacted = any(isinstance(m, kinds.Replace | kinds.Resolve) for m in entry.pending)
+    is_compacted = any(isinstance(m, kinds.Replace | kinds.Erase | kinds.Resolve) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
     if (
         is_stored

@@ -27,7 +27,7 @@ from persist.log import KeyedForm, TokenMark, Watermarks, kinds
 from persist.read import machine_needed, resolved_updates
 from persist.sink.planned_write import Target, digests_added, upload
 from persist.sink.times import LATE_BYTES_MAX, late_steps
-from persist.state import CollectionState, PlannedPend, due, form_in
+from persist.state import CollectionState, ExpectErasures, PlannedPend, due, erasure_number, form_in
 from persist.upsert import SEQ, EventTable, Machine, event_fields, events_schema, machine_of
 from persist.write import Step, Write
 
@@ -221,7 +221,8 @@ def commit_resolved(
     steps: list[Step] = [kinds.Seal(id_, end)]
     marks, rest = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
     if stored.resolved:
-        steps = [kinds.Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)]
+        resolve = kinds.Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)
+        steps = [ExpectErasures(id_, erasure_number(contents)), resolve]
     steps += _pending(work, stored, rest)
     return _committed(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
 

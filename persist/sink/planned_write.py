@@ -31,11 +31,18 @@ from persist.engine import (
     read_engine,
     refused_beside,
 )
-from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper, UpperMismatch
+from persist.errors import (
+    FrontierRegression,
+    InvalidUsage,
+    Superseded,
+    UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+)
 from persist.log import KeyedForm
 from persist.read import PartCaches
 from persist.settings import Settings, open_storage
-from persist.state import ExpectNothingBeyondUpper
+from persist.state import ExpectErasures, ExpectNothingBeyondUpper, erasure_number
 from persist.timeline import Moment, begins_with_a_day
 from persist.write import PartWriter, delete_digest, overwrite_digest
 
@@ -210,6 +217,7 @@ class PlannedWrite:
         time: of all rows; None if they have times of their own.
         at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
         upper: that of the collection when this was planned.
+        erasures: how often something had been erased from it then.
         is_done: whether the token says that it was done before: then nothing is uploaded any more.
         is_compared: whether the token may name something else, so that the digest of the rows must be known.
         overwrites_at: for the digest of an overwrite, the time that was asked for; None for that of the commit.
@@ -232,6 +240,7 @@ class PlannedWrite:
     overwrites_at: int | None
     where: str | None
     at_commit: bool
+    erasures: int = 0
 
     @classmethod
     def append(cls, options: SinkOptions, *, has_times: bool = True) -> "PlannedWrite":
@@ -292,6 +301,7 @@ class PlannedWrite:
             overwrites_at=asked if replaces else None,
             where=where,
             at_commit=at_commit,
+            erasures=erasure_number(contents),
         )
 
     @property
@@ -333,7 +343,7 @@ class PlannedWrite:
             try:
                 attempt(planned)
                 return
-            except (UpperMismatch, UpdatesBeyondUpper):
+            except (UpperMismatch, UpdatesBeyondUpper, Superseded):
                 if not planned.at_commit:
                     raise
                 planned = planned._again()
@@ -347,7 +357,9 @@ class PlannedWrite:
             refused = None if is_done else refused_beside(handle, contents)
         if contents.upper.is_empty and not is_done:
             raise UpdateNotBeyondUpper(0, contents.upper)
-        planned = replace(self, upper=contents.upper, is_done=is_done, refused=refused)
+        planned = replace(
+            self, upper=contents.upper, is_done=is_done, refused=refused, erasures=erasure_number(contents)
+        )
         planned.check()
         return planned
 
@@ -377,6 +389,7 @@ class PlannedWrite:
             with Commit(engine, self.token) as commit:
                 if self.replaces:
                     commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper.elements)])
+                    commit.add(handle, [ExpectErasures(handle.id, self.erasures)])
                 at_commit = self.at_commit and (self.replaces or bool(parts))
                 commit.add_parts(handle, parts, digest=digest, at_commit=at_commit)
                 if not self.at_commit:

@@ -83,7 +83,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     catalog = Catalog(engine)
     inputs: dict[str, tuple[str, ...]] = {}
     steps: list[Step] = []
-    for dependent in _in_order(every):
+    for dependent in in_order(every):
         _check_columns(dependent, changed, draft)
         inputs[dependent.id] = _inputs_of(catalog, dependent, changed, draft, inputs)
         wanted = draft.definition if dependent is changed else dependent.definition
@@ -137,7 +137,7 @@ def _check_together(every: Sequence[Dependent]) -> None:
         )
 
 
-def _in_order(every: Sequence[Dependent]) -> list[Dependent]:
+def in_order(every: Sequence[Dependent]) -> list[Dependent]:
     """Return views so that each comes after those that it depends on."""
     ids = {dependent.id for dependent in every}
     return sorted(every, key=lambda dependent: len(ids.intersection(dependent.definition.inputs)))

@@ -7,15 +7,19 @@ every rule about what may be committed is checked here and nowhere else.
 from persist.state.collection_rules import (
     Condition,
     ExpectDefinition,
+    ExpectDerived,
+    ExpectErasures,
     ExpectNothingBeyondUpper,
     ExpectParts,
     ExpectUpper,
     PlannedAppend,
     after_step,
     check_contents,
+    derived_holds,
 )
 from persist.state.contents import (
     CollectionState,
+    Erasure,
     Publication,
     PublishedFile,
     Unsealed,
@@ -28,6 +32,7 @@ from persist.state.contents import (
     with_replaced,
 )
 from persist.state.draft import Draft, DraftStep
+from persist.state.erasures import check_reason, erasure_number, left_by_erasure
 from persist.state.keyed_rules import (
     RESERVED,
     WATERMARK_OF_NULL,

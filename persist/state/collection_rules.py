@@ -33,7 +33,7 @@ from persist.errors import (
     with_timeline,
 )
 from persist.log import CollectionMutation, Frontier, kinds
-from persist.names import check_hold_name, check_tag_name, is_id
+from persist.names import INDEX_HOLD, VIEW_HOLD, check_hold_name, check_tag_name, is_id
 from persist.state.contents import (
     CollectionState,
     Held,
@@ -45,6 +45,7 @@ from persist.state.contents import (
     replaced,
     unsealed,
 )
+from persist.state.erasures import erased, erasure_number
 from persist.state.keyed_rules import (
     PlannedPend,
     check_form,
@@ -95,6 +96,18 @@ class ExpectParts(Condition, frozen=True, tag="expect_parts"):
     """No part has come since the next one was to have this number."""
 
     next_number: int
+
+
+class ExpectErasures(Condition, frozen=True, tag="expect_erasures"):
+    """Nothing was erased since there were so many erasures: for what was worked out from contents as they were then."""
+
+    erasures: int
+
+
+class ExpectDerived(Condition, frozen=True, tag="expect_derived"):
+    """The views and indexes that depend on the collection are those with these holds, sorted."""
+
+    holds: tuple[str, ...]
 
 
 class ExpectDefinition(Condition, frozen=True, tag="expect_definition"):
@@ -285,6 +298,29 @@ def _expect_parts(contents: CollectionState, step: ExpectParts) -> CollectionSta
     return contents
 
 
+def _expect_erasures(contents: CollectionState, step: ExpectErasures) -> CollectionState:
+    if erasure_number(contents) != step.erasures:
+        raise Superseded(f"records of {contents.name!r} were erased while what is stored was looked at: try again")
+    return contents
+
+
+def _expect_derived(contents: CollectionState, step: ExpectDerived) -> CollectionState:
+    if derived_holds(contents) != step.holds:
+        raise Superseded(f"a view or an index of {contents.name!r} has come or gone meanwhile: try again")
+    return contents
+
+
+def derived_holds(contents: CollectionState) -> tuple[str, ...]:
+    """Return the holds of the views and indexes that depend on a collection, sorted."""
+    return tuple(sorted(hold for hold in contents.holds if hold.startswith((VIEW_HOLD, INDEX_HOLD))))
+
+
+def _erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
+    after = erased(contents, step)
+    _check_versions_known(contents, step.parts)
+    return after
+
+
 def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> CollectionState:
     if (number := definition_number(contents)) != step.number:
         raise ViewRedefined(contents.name, step.number, number)
@@ -357,11 +393,14 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     ExpectUpper: _expect_upper,
     ExpectNothingBeyondUpper: _expect_nothing,
     ExpectDefinition: _expect_definition,
+    ExpectErasures: _expect_erasures,
+    ExpectDerived: _expect_derived,
     kinds.Append: _appended,
     kinds.Pend: _pended,
     kinds.Resolve: _resolved,
     kinds.AdvanceLateBound: with_late_bound,
     kinds.Replace: _replaced,
+    kinds.Erase: _erased,
     kinds.Tokens: lambda before, step: _change(before, tokens=with_tokens(before.tokens, step, before.upper.time)),
     kinds.Batch: lambda before, step: _change(before, queries=with_batch(before.queries, step)),
     kinds.Seal: _sealed,

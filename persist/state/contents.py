@@ -107,6 +107,20 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         yield from self.metadata_before
 
 
+class Erasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One time that records were erased; see `persist.state.erasures`, and for its members `persist.log.kinds.Erase`.
+
+    Attributes:
+        number: counts the erasures of the collection from 1.
+    """
+
+    number: int
+    at_ms: int
+    by: str
+    updates: int
+    reason: str
+
+
 class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """See the module's docstring. Stored as it is, see `persist.replica.checkpoint`."""
 
@@ -136,6 +150,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     late_bound: int | None = None
     published: dict[str, Publication] = {}  # By the format of the table.
     kept: dict[int, Part] = {}
+    erasures: tuple[Erasure, ...] = ()  # The newest; see `persist.state.erasures`.
 
     @property
     def since(self) -> Antichain:

@@ -10,6 +10,8 @@ Like the collections, this is a pure function of the log. Invariants:
   leases is gone, or says that its holder reads from later states only. What another collection names stays: a clone,
   what it was cloned from, or another clone of that;
 - before `erased`, the log may hold data that compaction has destroyed since;
+- `erasures` are the records that erased something, as (seqno, collection). Of those not beyond `log_floor`, only the
+  last is kept;
 - `about` says of the location what people gave it to say;
 - the floors never go back. Below `log_floor` the log is not read any more. A blob whose name begins with a seqno below
   `upload_floor` and to which nothing refers will never be referred to, because `check_uploaded` refuses it: so it may
@@ -35,6 +37,7 @@ from persist.log import (
     uploaded_seqno,
 )
 from persist.names import check_holder, is_id
+from persist.state.collection_rules import Condition
 from persist.state.remembered import About, described
 
 CONSUMER_CHARS_MAX = 600  # The id of a collection, and the name of a hold.
@@ -101,6 +104,11 @@ class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     erased: int = 0
     about: About = About()
     taken_over: TakenOver | None = None
+    erasures: tuple[tuple[int, str], ...] = ()
+
+    def destroyed_before(self, floor: int) -> int:
+        """Return the seqno from which on nothing holds what was destroyed at or before a floor of the log."""
+        return max((seqno for seqno in (self.erased, *(at for at, _ in self.erasures)) if seqno <= floor), default=0)
 
 
 def check_uploaded(control: LocationState, append: BringsParts) -> None:
@@ -132,7 +140,9 @@ def check_writer(
         WriterFenced: it is one, and not the newest.
     """
     may_write = epoch is None if writer is None else epoch == newest
-    if may_write or all(isinstance(step, Mutation) and not step.is_guarded for step in steps):
+    if may_write or all(
+        isinstance(step, Condition) or (isinstance(step, Mutation) and not step.is_guarded) for step in steps
+    ):
         return
     if epoch is not None:
         raise WriterFenced(epoch, epoch if newest is None else newest)
@@ -183,7 +193,10 @@ def _closed(control: LocationState, _: kinds.CloseWriter, __: int) -> LocationSt
 
 
 def _truncated(control: LocationState, mutation: kinds.TruncateLog, seqno: int) -> LocationState:
-    return msgspec.structs.replace(control, log_floor=max(control.log_floor, min(mutation.floor, seqno)))
+    floor = max(control.log_floor, min(mutation.floor, seqno))
+    passed = [erasure for erasure in control.erasures if erasure[0] <= floor]
+    erasures = (*passed[-1:], *control.erasures[len(passed) :])
+    return msgspec.structs.replace(control, log_floor=floor, erasures=erasures)
 
 
 def _voided(control: LocationState, mutation: kinds.VoidUploads, seqno: int) -> LocationState:
@@ -256,7 +269,10 @@ def with_unused(
     dropped = control.dropped
     if mutation.unused:
         dropped = (*dropped, Dropped(seqno, written_ms, mutation.collection, readers, mutation.unused, folders))
-    return msgspec.structs.replace(control, dropped=dropped, erased=erased)
+    erasures = control.erasures
+    if isinstance(mutation, kinds.Erase):
+        erasures = (*erasures, (seqno, mutation.collection))
+    return msgspec.structs.replace(control, dropped=dropped, erased=erased, erasures=erasures)
 
 
 def is_waited_for(control: LocationState, dropped: Dropped) -> bool:

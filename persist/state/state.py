@@ -400,9 +400,10 @@ class Changing:
         return entry
 
     def _checked_folders(self, step: kinds.Clone) -> tuple[str, ...]:
-        """Return the folders of others in which the parts of a clone lie, after checking that its source has these.
+        """Return the folders of others in which the parts of a clone may lie, after checking that its source has these.
 
-        So a blob that nothing names is never named again. Where the contents are not known, as `_check_not_needed`.
+        The source is among them also if the clone has no part there: what is erased from one is erased from the others.
+        A blob that nothing names is never named again. Where the contents are not known, as `_check_not_needed`.
         """
         source, folders = self.entries.now(step.source), shared_folders(step)
         if source is None:
@@ -419,7 +420,7 @@ class Changing:
                 part.blob not in named for part in step.parts if part.blob and not is_upload(part.blob, step.collection)
             ):
                 raise Superseded("what was to be shared with a clone was replaced by a compaction meanwhile")
-        return folders
+        return tuple(sorted({source.id, *source.folders}))
 
 
 def _with_leased(entry: CollectionEntry, hold: str, lease: str) -> CollectionEntry:

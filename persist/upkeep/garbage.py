@@ -67,6 +67,7 @@ from persist.log import (
     PARTS,
     LocationMutation,
     checkpoint_key,
+    checkpoint_seqno,
     collection_part,
     get_framed,
     is_shown,
@@ -312,6 +313,7 @@ class _Round:
 
     def _truncate_and_collect(self) -> None:
         self._truncate_with_room()
+        self._move_on()
         self._marks = self._checkpoints()
         self._collect_records()
         self._collect_checkpoints()
@@ -454,6 +456,15 @@ class _Round:
             self._commit(kinds.TruncateLog(floor))
             self._checkpoint()
 
+    def _move_on(self) -> None:
+        """Let checkpoints be made of one that says nothing of what was destroyed before the log begins."""
+        control = self._follower.state.control
+        destroyed, taken = control.destroyed_before(control.log_floor), control.taken_over
+        if taken is not None and (checkpoint_seqno(taken.checkpoint.blob) or 0) < destroyed:
+            newest = self._names.newest()
+            if newest is not None and newest.checkpoint.seqno >= destroyed:
+                self._with_room(lambda: self._take_over(newest))
+
     def _floor_to_declare(self) -> int | None:
         """Return from where on the log is needed, if it is worth a record to say so."""
         state, records = self._follower.state, self._settings.tuning.log_retention_records
@@ -467,8 +478,9 @@ class _Round:
         stood_for = max((m.seqno for m in self._marks if self._now_s - m.modified_s >= seen_s), default=-1)
         floor = min(old, state.seqno + 1 - records, stood_for + 1)
         least = max(1, records // 10)
-        if state.control.erased > floor and self._seqno_before(self._erase_after_s) >= state.control.erased:
-            floor, least = state.control.erased, 1
+        destroyed = state.control.destroyed_before(self._seqno_before(self._erase_after_s))
+        if destroyed > floor:
+            floor, least = destroyed, 1
         return floor if floor - state.control.log_floor >= least else None
 
     def _floor_of_size(self) -> int:
@@ -495,6 +507,7 @@ class _Round:
 
     def _collect_checkpoints(self) -> None:
         floor = self._known_floor()
+        destroyed = self._follower.state.control.destroyed_before(floor)
         marks, kept = self._marks, []
         taken = self._follower.state.control.taken_over
         buckets: set[tuple[int, int]] = set()
@@ -503,7 +516,7 @@ class _Round:
             width_s = 60 if age_s < 3600 else 3600
             bucket = (width_s, int(mark.modified_s // width_s))
             is_taken = taken is not None and taken.checkpoint.blob == checkpoint_key(mark.seqno)
-            if n < CHECKPOINTS_MIN or is_taken or (mark.seqno + 1 >= floor and bucket not in buckets):
+            if n < CHECKPOINTS_MIN or is_taken or (mark.seqno >= max(floor - 1, destroyed) and bucket not in buckets):
                 kept.append(mark)
             buckets.add(bucket)
         gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}

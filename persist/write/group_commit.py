@@ -427,6 +427,8 @@ class GroupCommit:
                 encoded, change.replaces = move(encoded), move(change.replaces)
                 change.resolves = move(change.resolves)
                 change.publishes = move(change.publishes)
+                alone = (move([each]) if isinstance(each, kinds.Erase) else [each] for each in change.alone)
+                change.alone = [each for moved in alone for each in moved]
                 if isinstance(change.create, kinds.Clone):
                     (change.create,) = move([change.create])
             mutations += change.mutations(contents, encoded)

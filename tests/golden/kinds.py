@@ -250,6 +250,18 @@ def write_cloned(client: Client) -> None:
     client.clone("of one part", "clone of one part")
 
 
+def write_erased(client: Client) -> None:
+    """Erase from a collection with stored parts, and pending events, and from its clone."""
+    keyed = client.create_or_load("erased", key={"k": pa.int64()}, value={"v": pa.string()}, keyed=persist.Keyed())
+    keyed.upsert([(k, f"v{k}", 0) for k in range(4)], seal=1).result()
+    keyed.compact()
+    keyed.upsert([(1, "w", 1), (5, "w", 1)], seal=2).result()
+    keyed.upsert([(1, "x", 2), (3, "x", 2)]).result()
+    client.clone("erased", "clone of what is erased")
+    keyed.erase([1], reason="request 17")
+    keyed.erase([5], reason="request 18")
+
+
 def commit(client: Client, *mutations: LocationMutation) -> None:
     """Commit what else only leases and the collection of garbage commit, when time has passed."""
     client.engine.writer("a test").committer.submit(mutations, {}).result()

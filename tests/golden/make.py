@@ -27,6 +27,7 @@ from tests.golden.kinds import (
     commit,
     write_cloned,
     write_compacted,
+    write_erased,
     write_every_kind,
     write_evolved_keyed,
     write_keyed,
@@ -116,6 +117,7 @@ def main() -> None:
             write_compacted(client)
             write_published(client)
             write_cloned(client)
+            write_erased(client)
             commit(client, kinds.TruncateLog(1))
             large.tag("beginning", 0)
             large.retain(1000).result()

@@ -39,6 +39,7 @@ SENTENCES: list[tuple[Any, str]] = [
     (kinds.SetHold(ID, "h", 4, lease="l"), "a reader holds 'c' at t4 by a lease"),
     (kinds.SetHold(ID, "h", 4), "the hold 'h' of 'c' was set at t4"),
     (kinds.SetHold(ID, "h", 4, expected=2), "the hold 'h' of 'c' was moved from t2 to t4"),
+    (kinds.Erase(ID, 3, "me", 0, "request 17"), "erased 3 updates of 'c' from all times: request 17"),
     (kinds.Pend(ID, (PART,)), "wrote 2 events to 'c', which become updates when their times are sealed"),
     (kinds.Resolve(ID, (1,), (6,), parts=(LATER,)), "turned the events of 'c' before t6 into 1 update"),
     (kinds.Publish(ID, "delta", ID, 3, 7), "published 'c' as of t7 as version 3 of its delta table"),

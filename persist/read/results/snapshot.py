@@ -38,7 +38,7 @@ from persist.read.scanning.plan import Explanation, explained
 from persist.read.scanning.reader import ClaimedRead
 from persist.read.scanning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
 from persist.shown import html_rows, plain
-from persist.state import CollectionState
+from persist.state import CollectionState, erasure_number
 from persist.timeline import shown_time, timeline_of
 
 UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.
@@ -141,21 +141,23 @@ class Snapshot(ArrowResult):
         """Return the digest of the contents: the same for equal contents, whatever parts or batches they come in.
 
         The order of columns, their widths and whatever happened before play no part. How another implementation can
-        compute it is in `persist.codecs.order.digest`. With columns or a filter it is of what these leave.
+        compute it is in `persist.codecs.order.digest`. With columns or a filter it is of what these leave. If something
+        was erased from the collection (`Collection.erase`), `-erased-` follows, and how often that was.
 
         Cost: it is linear in the diffs, so nothing is merged: all parts are read one after the other.
         """
         scan, names = self.scan, [*self.scan.columns, "_diff"]
-        digest = Digest(scan.columns)
+        digest, erasures = Digest(scan.columns), erasure_number(self._contents)
+        mark = f"-erased-{erasures}" if erasures else ""
         with self._reading.explained():
             reader = self._reading()
             if scan.narrow is not None:  # Only what records come to has the types of before they were widened.
                 for table in self._consolidated(scan.columns):
                     digest.add(table)
-                return digest.text()
+                return digest.text() + mark
             for table in chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
                 digest.add(table)
-        return digest.text()
+        return digest.text() + mark
 
     def unsummed(self) -> Iterator[pa.Table]:
         """Yield tables of the columns and `_diff`, whose diffs sum up to the contents: for who sums them up anyway.

@@ -1,0 +1,288 @@
+"""Erasure worked out: which parts of a collection hold records that must go, and the parts that take their places.
+
+Erasure is a rewrite like compaction, made by the same part maker, with one difference: some rows are left out. What is
+to go is decided by key and value alone (`ErasedRecords`), so it does not matter in which part, at which time or with
+which diff a record stands. Each part is looked at by itself, by the columns that decide. If it holds such a record, it
+is written anew under the newest schema, and its neighbours stay as they are.
+
+Of a keyed collection, a condition erases all that is of a key which has a record, or a pending event, for which it is
+true. Without an event of a key, its other events would come to something else, depending on whether they have been
+resolved; without all of them, they come to nothing at any time.
+
+The work is proved like a merge: the diffs of a new part sum to those of the old one less those of the rows that were
+counted as erased.
+
+Writers go on meanwhile. Parts never change, so what was worked out of one holds as long as the collection names it. A
+`PartEraser` therefore keeps what it knows by part. Whoever commits (`persist.erase`) asks it again, for the parts that
+have come since, until no other record comes first.
+
+Memory: a slice, a row group, and a part in progress, as for compaction.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs import (
+    TIME_MAX,
+    CollectionSchema,
+    Part,
+    SortedKeys,
+    columns_of,
+    exact_sum,
+    parts_that_may_match,
+    with_both_zeros,
+)
+from persist.compact.rewriter import LocalPartMaker, Rewrite
+from persist.errors import InvalidUsage
+from persist.log import Numbers, kinds
+from persist.read import PartReader, Scan
+from persist.state import CollectionState, left_by_erasure
+from persist.upsert import event_fields, events_schema
+from persist.write import PartWriter
+
+
+@dataclass(frozen=True)
+class ErasedRecords:
+    """What is to be erased: the records of some keys, or those for which a condition is true.
+
+    Attributes:
+        keys: the key columns, sorted, each key once, as `persist.read.wanted_keys` gives them; or None.
+        where: instead of these.
+    """
+
+    keys: pa.Table | None
+    where: pc.Expression | None
+
+    @cached_property
+    def _sorted(self) -> SortedKeys:
+        assert self.keys is not None
+        return SortedKeys(self.keys)
+
+    @cached_property
+    def filter(self) -> pc.Expression:
+        """What is true for all of these records, and maybe for others: so that parts need not be looked at."""
+        if self.where is not None:
+            return with_both_zeros(self.where)
+        assert self.keys is not None
+        found = pc.scalar(True)
+        for name, values in zip(self.keys.column_names, self.keys.columns, strict=True):
+            if pa.types.is_nested(values.type) or values.null_count or pa.types.is_floating(values.type):
+                continue  # It narrows down less, and is right for all values.
+            found = found & pc.field(name).isin(values.combine_chunks())
+        return found
+
+    def columns(self, schema: CollectionSchema) -> list[str]:
+        """Return the columns that decide."""
+        if self.keys is not None:
+            return [*self.keys.column_names]
+        assert self.where is not None
+        return columns_of(self.where, schema.arrow)
+
+    def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the rows that go and those that stay, of rows that are in the order of keys."""
+        if self.keys is not None:
+            return self._sorted.split(rows)
+        goes = pc.coalesce(self.filter, pc.scalar(False))
+        return rows.filter(goes), rows.filter(~goes)
+
+    def is_about(self, schema: CollectionSchema) -> bool:
+        """Whether rows of a schema have the columns that decide."""
+        try:
+            self.split(schema.arrow.empty_table())
+        except (pa.ArrowException, KeyError):
+            return False
+        return True
+
+    def kept(self, rows: pa.Table) -> pa.Table:
+        """Return the rows that stay."""
+        return self.split(rows)[1]
+
+    def check(self, schema: CollectionSchema, name: str) -> None:
+        """Raise InvalidUsage unless rows of a schema have the columns that decide, with fitting types."""
+        if not self.is_about(schema):
+            raise InvalidUsage(
+                f"what is to be erased cannot be told of the rows of {name}, whose columns are "
+                f"{list(schema.names)}: erase by keys instead"
+            )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is known of a part: how many rows go, and what takes its place; None if it stays as it is."""
+
+    rows: int
+    made: tuple[Part, ...] | None
+
+
+_Known = tuple[str, str, int]
+
+
+class PartEraser:
+    """Works out the erasure of some records of one collection, for as many states of it as it takes.
+
+    Args:
+        collection: its id.
+        maker, writer, reader: make parts, store small ones, and read them.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        records: ErasedRecords,
+        maker: LocalPartMaker,
+        writer: PartWriter,
+        reader: Callable[[], PartReader],
+    ) -> None:
+        self._collection = collection
+        self._wanted = self._records = records
+        self._seen: set[_Known] = set()
+        self._maker = maker
+        self._writer = writer
+        self._reader = reader
+        self._found: dict[_Known, _Found] = {}
+        self._schema: CollectionSchema | None = None
+        self._lock = threading.Lock()
+
+    def step(self, contents: CollectionState, *, by: str, at_ms: int, reason: str) -> kinds.Erase | None:
+        """Return what erases the records from contents; None if there are none.
+
+        Cost: reading what decides, of the parts that it has not seen yet; then what must be written anew.
+
+        Raises:
+            InvalidUsage: its events, or its rows, lack a column that decides.
+            CorruptBlob: a part is missing, or cannot be believed.
+        """
+        schema = contents.schema
+        if self._schema is not None and self._schema != schema:
+            self.discard()  # Parts are written with the newest columns.
+        self._schema = schema
+        self._wanted.check(schema, repr(contents.name))
+        if contents.keyed is not None and self._wanted.where is not None:
+            self._find_keys(contents)
+        inline_bytes = contents.inline_bytes
+        parts: list[Part] = []
+        replaced: list[tuple[int, Numbers]] = []
+        updates = 0
+
+        def take(number: int, part: Part, found: _Found) -> None:
+            if found.made is not None:
+                replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(found.made)))))
+                parts.extend(found.made)
+
+        counted = {n for run in contents.history for n in run}
+        if contents.history_from:  # Then what came before is in the first keyframe alone.
+            counted.update(contents.keyframes[0].parts)
+        for number, part, found in self._each(contents.numbered, schema, inline_bytes):
+            take(number, part, found)
+            updates += found.rows if number in counted else 0
+        events = len(parts)
+        if contents.pending:
+            schema = _events_of(contents)
+            for number, part, found in self._each(contents.pending, schema, inline_bytes):
+                # Rows at times that are resolved do not count, and no part is pending for their sake.
+                is_waiting = [contents.resolved.has_beyond(made.time_max) for made in found.made or ()]
+                waiting = tuple(made for made, waits in zip(found.made or (), is_waiting, strict=True) if waits)
+                take(number, part, _Found(found.rows, waiting))
+                updates += found.rows
+        if not replaced:
+            return None
+        step = kinds.Erase(
+            contents.id,
+            updates,
+            by,
+            at_ms,
+            reason,
+            parts=tuple(parts),
+            events=len(parts) - events,
+            replaced=tuple(replaced),
+        )
+        return msgspec.structs.replace(step, unused=left_by_erasure(contents, step))
+
+    def _find_keys(self, contents: CollectionState) -> None:
+        """Let the records be those of all keys which have one for which the condition is true."""
+        names, found = contents.schema.key_names, list[pa.Table]()
+        for parts, schema in ((contents.numbered, contents.schema), (contents.pending, _events_of(contents))):
+            new = [part for part in parts.values() if _known(part) not in self._seen]
+            self._seen.update(map(_known, new))
+            if new and self._wanted.is_about(schema):
+                may_match = parts_that_may_match(new, self._wanted.filter, schema)
+                columns = list(dict.fromkeys([*names, *self._wanted.columns(schema)]))
+                tables = self._reader().tables(may_match, schema, columns)
+                found += (self._wanted.split(table)[0].select(names) for _, table in tables)
+        keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *found])
+        if self._records.keys is not None:
+            keys = pa.concat_tables([keys, self._records.keys])
+        distinct = pa.Table.from_batches([SortedKeys.of(keys, names).batch])
+        if self._records.keys is None or len(distinct) > len(self._records.keys):
+            self.discard()
+            self._records = ErasedRecords(distinct, None)
+
+    def committed(self, step: kinds.Erase | None) -> None:
+        """Note that a record names what was made for a step; delete what was made and is not in it."""
+        named = set() if step is None else {part.blob for part in step.parts}
+        self._discard(lambda part: part.blob not in named)
+
+    def discard(self) -> None:
+        """Delete what was made, which no record names."""
+        self._discard(lambda part: True)
+
+    def _discard(self, is_unwanted: Callable[[Part], bool]) -> None:
+        with self._lock:
+            made = [part for found in self._found.values() for part in found.made or ()]
+            self._found.clear()
+        self._writer.discard(part for part in made if is_unwanted(part))
+
+    def _each(
+        self, parts: dict[int, Part], schema: CollectionSchema, inline_bytes: int
+    ) -> Iterator[tuple[int, Part, _Found]]:
+        """Yield the parts that hold records which go, with what is known of them."""
+        new = [part for part in parts.values() if _known(part) not in self._found]
+        may_match = {_known(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
+        for number, part in parts.items():
+            found = self._found.get(_known(part))
+            if found is None:
+                found = self._look(part, schema, inline_bytes) if _known(part) in may_match else _Found(0, None)
+                self._found[_known(part)] = found
+            if found.made is not None:
+                yield number, part, found
+
+    def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Found:
+        rows = diffs = 0
+        columns = [*self._records.columns(schema), "_diff"]
+        for _, table in self._reader().tables([part], schema, columns):
+            goes, _ = self._records.split(table)
+            rows += len(goes)
+            diffs += exact_sum(goes["_diff"].to_numpy())
+        if not rows:
+            return _Found(0, None)
+        made = self._written(part, schema, inline_bytes)
+        if sum(each.diff_sum for each in made) != part.diff_sum - diffs:
+            self._writer.discard(made)
+            raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
+        return _Found(rows, made)
+
+    def _written(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
+        """Return the parts that hold what stays of a part; none if that is nothing."""
+        if not part.inline:
+            scan = Scan(schema, (part,), 0, TIME_MAX + 1, schema.names).pruned()
+            (run,) = self._maker.make(self._collection, [[Rewrite(scan, keep=self._records.kept)]], [part])
+            return run.new
+        tables = [table for _, table in self._reader().tables([part], schema, [*schema.names, "_time", "_diff"])]
+        kept = self._records.kept(pa.concat_tables(tables))
+        return tuple(self._writer.stored_parts(self._collection, kept, schema, inline_bytes)) if len(kept) else ()
+
+
+def _events_of(contents: CollectionState) -> CollectionSchema:
+    assert contents.keyed is not None, "it has events"
+    return events_schema(contents.schema, event_fields(contents.schema, contents.keyed))
+
+
+def _known(part: Part) -> _Known:
+    """Return what tells a part from others of its collection."""
+    return part.blob, part.checksum, part.time_min

@@ -1,0 +1,300 @@
+"""One erasure: what it concerns, and the one record that does it.
+
+| what | how it follows |
+|---|---|
+| the collection | its parts are exchanged (`persist.compact.eraser`), those with pending events, too |
+| its clones, what it was cloned from, and their clones | the same, whether they still share parts or not |
+| indexes of all of these | empty ones take their places, which are filled after that |
+| views that depend on any of them | they begin anew (`persist.sql.anew`), and are refreshed after that |
+| published tables of any of them | they are given up, their files deleted, and they are published anew after that |
+
+All of it but the last steps is one record of the log. It is made against the newest state, and loses if anything was
+written, compacted, or derived meanwhile; then only what is new is looked at, and the record is made again. So whatever
+was committed before the record is erased, and what is committed after it is new data, which stays.
+
+The last steps can be done by whoever comes: indexes and views are filled by any refresh, and files of tables that were
+given up are deleted by the next call.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from persist.blob import MissingBlob
+from persist.compact import ErasedRecords, PartEraser
+from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
+from persist.errors import CollectionNotFound, InvalidUsage, NotConverging, OperatorFailed, Superseded, UploadExpired
+from persist.index import create_index, indexes_of, steps_to_empty
+from persist.log import kinds
+from persist.names import published_hold
+from persist.publish import delete_abandoned, format_of, publish
+from persist.read import checked_filter, wanted_keys
+from persist.replica import write_checkpoint
+from persist.shown import Shown, counted
+from persist.sql import ViewsTogether, live_view, views_anew
+from persist.state import (
+    CollectionState,
+    ExpectDerived,
+    ExpectParts,
+    Publication,
+    check_reason,
+    derived_holds,
+)
+from persist.work import task
+from persist.write import Step
+
+ATTEMPTS = 100  # Each looks at what was written meanwhile, and at nothing else.
+
+
+@dataclass(frozen=True)
+class ErasureReport(Shown):
+    """What one erasure did.
+
+    Attributes:
+        collection: the name of the collection.
+        updates: how many updates, and events that are pending, were taken out of it and of its clones.
+        seqno: of the record that did so; None if there was nothing to erase.
+        clones: the other collections from which records were erased.
+        views: those that began anew.
+        indexes: how many were made anew.
+        tables: those that were published anew, as (collection, format).
+    """
+
+    collection: str
+    updates: int = 0
+    seqno: int | None = None
+    clones: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+    indexes: int = 0
+    tables: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        if self.seqno is None:
+            return f"nothing of {self.collection!r} to erase"
+        also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
+        also += [f"{counted(len(self.views), 'view')} begun anew"] if self.views else []
+        also += [f"{self.indexes:,} indexes made anew"] if self.indexes else []
+        also += [f"{counted(len(self.tables), 'table')} published anew"] if self.tables else []
+        return ", ".join([f"erased {counted(self.updates, 'update')} of {self.collection!r} from all times", *also])
+
+
+def wanted_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
+    """Return what is to be erased of a collection, as users say it.
+
+    Raises:
+        InvalidUsage: not exactly one of both is given, or it does not fit the columns.
+        SchemaMismatch: a column is unknown.
+    """
+    if (keys is None) == (where is None):
+        raise InvalidUsage("erase: give keys, or a condition as where=, and not both")
+    schema = handle.contents().schema
+    if keys is not None:
+        if not schema.key_names:
+            raise InvalidUsage(f"collection {handle.name!r} has no key columns: erase by a condition, where=")
+        return ErasedRecords(wanted_keys(keys, schema), None)
+    return ErasedRecords(None, checked_filter(schema, where))
+
+
+def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reason: str) -> ErasureReport:
+    """Erase records of a collection from all times; see `Collection.erase`."""
+    engine = handle.engine
+    writer = engine.writer("erase")
+    check_reason(reason)
+    contents = handle.contents()
+    if contents.view is not None:
+        raise InvalidUsage(
+            f"{handle.name!r} is a view: it holds what its query gives of its inputs. Erase from these, and it follows"
+        )
+    writer.committer.check_may_wait()
+    engine.settle()
+    records = wanted_records(handle, keys, where)
+    if records.where is not None:  # What its events come to decides, too.
+        for each in related(handle):
+            if each.keyed is not None:
+                writer.resolver.resolve(each.id, each.name, each.machine)
+    report = ErasureReport(handle.name)
+    with task("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
+        work = _Erasing(handle, records, reason, stack)
+        for attempt in range(ATTEMPTS):
+            made = work.planned()
+            if made is None:
+                break
+            try:
+                seqno = engine.submit("erase", made.steps, dict(made.names)).result()
+            except (Superseded, UploadExpired, CollectionNotFound, MissingBlob) as error:
+                work.lost(error)
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            done(1)
+            work.committed(made)
+            report = _added(report, made, seqno)
+            _follow(engine, made)
+        else:
+            raise Superseded(f"others wrote to {handle.name!r} {ATTEMPTS} times meanwhile: try again")
+    for each in related(handle):
+        delete_abandoned(each)
+    if report.seqno is not None:  # From its age on, the collector reckons when what is from before may go.
+        write_checkpoint(engine.blob, *engine.follower.recent())
+    return report
+
+
+@dataclass(frozen=True)
+class _Made:
+    """One record, and what is to be done after it.
+
+    Attributes:
+        erased: by name of a collection, what is erased from it.
+        tables: of a collection of some name, those that were published.
+        indexed: the columns of indexes, by name of their collection, which are to be there again.
+        views: whether each was ever refreshed, by name.
+    """
+
+    steps: Sequence[Step]
+    names: Mapping[str, str]
+    own: str
+    erased: Mapping[str, kinds.Erase]
+    tables: Mapping[str, Mapping[str, Publication]]
+    indexed: Mapping[str, Sequence[tuple[str, ...]]]
+    views: Mapping[str, bool]
+
+
+class _Erasing:
+    """The state of one erasure between attempts: what is known of the parts of each collection."""
+
+    def __init__(self, handle: CollectionHandle, records: ErasedRecords, reason: str, stack: ExitStack) -> None:
+        self._handle = handle
+        self._records = records
+        self._reason = reason
+        self._erasers: dict[str, PartEraser] = {}
+        stack.callback(self._discard)
+        self._stop = Event()
+
+    def planned(self) -> _Made | None:
+        """Return the record that erases what there is now; None if there is nothing."""
+        engine = self._handle.engine
+        concerned: list[tuple[CollectionHandle, CollectionState, kinds.Erase]] = []
+        for handle in related(self._handle):
+            step, contents = self._step(handle)
+            if step is not None:
+                concerned.append((handle, contents, step))
+        if not concerned:
+            return None
+        handles = [handle for handle, _, _ in concerned]
+        views = views_anew(engine, handles)
+        steps: list[Step] = []
+        names: dict[str, str] = {}
+        indexed: dict[str, Sequence[tuple[str, ...]]] = {**views.indexed}
+        tables: dict[str, Mapping[str, Publication]] = {**views.published}
+        for handle, contents, step in concerned:
+            steps.append(ExpectDerived(handle.id, derived_holds(contents)))
+            steps += [ExpectParts(handle.id, contents.next_number), step]
+            names[handle.id] = contents.name
+            tables[contents.name] = contents.published
+            held = (name for name in map(published_hold, contents.published) if name in contents.holds)
+            steps += (kinds.ReleaseHold(handle.id, name) for name in held)
+        for handle, _, _ in concerned:
+            known = indexes_of(handle)
+            emptied, named = steps_to_empty(handle, known)
+            steps += emptied
+            names |= named
+            indexed[names[handle.id]] = [by for index in known if (by := index.columns_in(handle.known().schema))]
+        return _Made(
+            (*steps, *views.steps),
+            {**names, **views.names},
+            self._handle.id,
+            {contents.name: step for _, contents, step in concerned},
+            tables,
+            indexed,
+            views.views,
+        )
+
+    def _step(self, handle: CollectionHandle) -> tuple[kinds.Erase | None, CollectionState]:
+        engine = handle.engine
+        writer = engine.writer("erase")
+        if handle.id not in self._erasers:
+            maker = writer.local_part_maker(self._stop)
+            part_writer = writer.part_writer()
+            self._erasers[handle.id] = PartEraser(handle.id, self._of(handle), maker, part_writer, engine.reader)
+        eraser, by, at_ms = self._erasers[handle.id], writer.committer.writer_name, engine.clock.wall_ms()
+        while True:
+            contents = handle.contents()
+            try:
+                return eraser.step(contents, by=by, at_ms=at_ms, reason=self._reason), contents
+            except MissingBlob as error:
+                if handle.needs(error.key):
+                    raise
+
+    def _of(self, handle: CollectionHandle) -> ErasedRecords:
+        """Return what is to be erased of a relative of the collection, where key columns may have other names."""
+        if self._records.keys is None or handle.id == self._handle.id:
+            return self._records
+        return ErasedRecords(self._records.keys.rename_columns([*handle.contents().schema.key_names]), None)
+
+    def lost(self, error: BaseException) -> None:
+        """Note that a record was refused."""
+        if isinstance(error, UploadExpired):  # What was made may be deleted by now.
+            for eraser in self._erasers.values():
+                eraser.discard()
+
+    def committed(self, made: _Made) -> None:
+        """Note that a record is there."""
+        steps = {step.collection: step for step in made.erased.values()}
+        for id_, eraser in self._erasers.items():
+            eraser.committed(steps.get(id_))
+
+    def _discard(self) -> None:
+        for eraser in self._erasers.values():
+            eraser.discard()
+
+
+def related(handle: CollectionHandle) -> list[CollectionHandle]:
+    """Return a collection, and all that were cloned from it, or that it was cloned from, by way of others, too."""
+    engine = handle.engine
+    entries = dict(engine.follower.refresh().entries.each())
+    ids, new = {handle.id}, {handle.id}
+    while new:
+        folders = {folder for id_ in new if id_ in entries for folder in (id_, *entries[id_].folders)}
+        new = {id_ for id_, entry in entries.items() if not folders.isdisjoint((id_, *entry.folders))} - ids
+        ids |= new
+    others = sorted(ids - {handle.id})
+    found = [handle.newest()]
+    for id_ in others:
+        with suppress(CollectionNotFound):  # It was dropped just now.
+            found.append(loaded_by_id(engine, id_, id_))
+    return found
+
+
+def _follow(engine: Engine, made: _Made) -> None:
+    """Fill what was emptied: indexes, views and tables."""
+    refreshed = [name for name, was_refreshed in made.views.items() if was_refreshed]
+    if refreshed:
+        # A query that fails on some rows says so with the next refresh.
+        with suppress(OperatorFailed, NotConverging), ViewsTogether([live_view(engine, n) for n in refreshed], {}) as t:
+            t.refresh()
+    for name, indexed in made.indexed.items():
+        for columns in indexed:
+            create_index(loaded(engine, name), columns)
+    for name, tables in made.tables.items():
+        handle = loaded(engine, name)
+        if tables:
+            delete_abandoned(handle)
+        for table, known in tables.items():
+            publish(
+                handle, format_of(handle, table, known.options), None, options=known.options, digest=bool(known.digest)
+            )
+
+
+def _added(report: ErasureReport, made: _Made, seqno: int) -> ErasureReport:
+    others = {name for name, step in made.erased.items() if step.collection != made.own}
+    return ErasureReport(
+        report.collection,
+        report.updates + sum(step.updates for step in made.erased.values()),
+        seqno,
+        tuple(sorted({*report.clones, *others})),
+        tuple(dict.fromkeys((*report.views, *made.views))),
+        report.indexes + sum(map(len, made.indexed.values())),
+        (*report.tables, *((name, table) for name, tables in made.tables.items() for table in tables)),
+    )

@@ -1,0 +1,415 @@
+"""What the store still holds of records that were erased, and the receipt when nothing does.
+
+An object holds them for one of two reasons:
+
+- It is *from before* the erasure. Records of the log, checkpoints and what these name tell of parts by their least and
+  greatest values. So each that is older than the erasure and speaks of the collections concerned counts, unread.
+- It has *rows*. So each part that lies in the store, or lives in the log, is read and searched, whoever names it.
+
+Texts that must not be anywhere, such as an address, are looked for in every object: as they stand, in what stands in
+base64, and in the columns of parts.
+
+When an object goes is decided by the collector (`persist.upkeep.garbage`). What is said here is when it may, by the
+same dates: a lease that ends sooner, or a collector that comes later, makes it differ.
+
+What lies outside the store is beyond this search, and `BEYOND` says so.
+"""
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from persist.blob import Blob, BlobEntry
+from persist.codecs import CollectionSchema, sort_indices
+from persist.compact import ErasedRecords
+from persist.engine import CollectionHandle
+from persist.erase.erasing import related, wanted_records
+from persist.errors import InvalidUsage
+from persist.log import (
+    CHECKPOINTS,
+    DIRECTORIES,
+    LISTS,
+    LOG,
+    PARTS,
+    STATES,
+    checkpoint_seqno,
+    collection_part,
+    directory_seqno,
+    is_shown,
+    record_seqno,
+    state_collection,
+    state_seqno,
+    uploaded_seqno,
+)
+from persist.replica import STALE_AFTER_S
+from persist.shown import Shown, aligned, counted, plain
+from persist.state import CollectionState, Dropped, State, is_waited_for
+from persist.upsert import event_fields, events_schema
+
+BEYOND = (
+    "backups and copies of the location, and versions that the store keeps by itself",
+    "cache and spill folders of clients, and the memory of those that are running",
+    "exports, and what consumers and other programs have received",
+    "collections that programs have derived by themselves, but for views: erase from these, too",
+)
+STORED = (pa.field("_time", pa.int64()), pa.field("_diff", pa.int64()))
+OLD = "it is from before the erasure; gc() deletes it when no client can need it for the log"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An object that holds what was erased, or may.
+
+    Attributes:
+        key: of the object.
+        why: what it has, and what keeps it there.
+        until: when the collector may delete it; None if it never does.
+        rows: how many rows were found in it; None where nobody looked inside.
+    """
+
+    key: str
+    why: str
+    until: datetime | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Traces(Shown):
+    """What a search for erased records found.
+
+    Attributes:
+        collection: the name of the collection.
+        objects, bytes: how many objects of the store were looked at, and how large they are.
+        found: those that still hold something, or may.
+        facts: what a receipt says besides.
+    """
+
+    collection: str
+    objects: int
+    bytes: int
+    found: tuple[Trace, ...]
+    facts: dict[str, Any]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing was found."""
+        return not self.found
+
+    def receipt(self) -> dict[str, Any]:
+        """Return what says that nothing is left, to be kept as JSON; `check_receipt` tells whether it is unchanged.
+
+        Raises:
+            InvalidUsage: something is left.
+        """
+        if self.found:
+            until = max((each.until for each in self.found if each.until is not None), default=None)
+            raise InvalidUsage(
+                f"{counted(len(self.found), 'object')} may hold what was erased from {self.collection!r}, such as "
+                f"{self.found[0].key}: collect garbage with gc() {'now' if until is None else f'after {until}'}, and "
+                "search again"
+            )
+        said = {**self.facts, "searched": {"objects": self.objects, "bytes": self.bytes}, "not_searched": [*BEYOND]}
+        return {**said, "digest": receipt_digest(said)}
+
+    def __str__(self) -> str:
+        looked = f"{counted(self.objects, 'object')} of {self.bytes:,} bytes"
+        if self.is_gone:
+            return f"nothing of what was erased from {self.collection!r} is left in {looked}"
+        alike: dict[tuple[str, str], list[Trace]] = {}
+        for each in self.found:
+            until = "" if each.until is None else each.until.isoformat(" ", "seconds")
+            alike.setdefault((until, each.why), []).append(each)
+        rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
+        table = aligned([("objects", "until", "such as", "why"), *rows], right={0})
+        return "\n".join([f"{counted(len(self.found), 'object')} of {looked} may hold what was erased:", *table])
+
+
+def receipt_digest(receipt: dict[str, Any]) -> str:
+    """Return the digest of a receipt: SHA-256 of its JSON without the digest, members sorted, no white space."""
+    said = {name: value for name, value in receipt.items() if name != "digest"}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *, texts: Sequence[str] = ()) -> Traces:
+    """Search the store for what was erased from a collection; see `Collection.traces`."""
+    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidUsage(f'texts={texts!r:.100} is not a list of texts: give texts=["ada@example.com"]')
+    records = None if keys is None and where is None else wanted_records(handle, keys, where)
+    return _Search(handle, records, tuple(texts)).run()
+
+
+class _Search:
+    """One look at all objects of a store."""
+
+    def __init__(self, handle: CollectionHandle, records: ErasedRecords | None, texts: tuple[str, ...]) -> None:
+        self._handle = handle
+        self._engine = handle.engine
+        self._blob: Blob = handle.engine.blob
+        self._texts = texts
+        self._state: State = self._engine.follower.refresh()
+        self._family = {each.id: each.known() for each in related(handle)}
+        self._records = {id_: _records_of(records, handle, contents) for id_, contents in self._family.items()}
+        self._erased_at = self._last_erasure()
+        self._dropped = {key: dropped for dropped in self._state.control.dropped for key in dropped.blobs}
+        self._gone = {dropped.collection: dropped for dropped in self._state.control.dropped if dropped.is_destroyed}
+        self._named = {key for contents in self._family.values() for key in contents.named_blobs}
+        self._marks: list[tuple[int, float]] = []
+
+    def run(self) -> Traces:
+        found: list[Trace] = []
+        objects = size = 0
+        entries = [*self._blob.list("")]
+        made = [entry for entry in entries if entry.key.startswith(CHECKPOINTS)]
+        self._marks = [(checkpoint_seqno(entry.key) or 0, entry.modified_s) for entry in made]
+        for entry in entries:
+            objects, size = objects + 1, size + entry.bytes
+            trace = self._look(entry)
+            if trace is not None:
+                found.append(trace)
+        return Traces(self._handle.known().name, objects, size, tuple(found), self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        known = self._handle.known()
+        return {
+            "location": self._blob.url,
+            "location_id": self._state.location,
+            "seqno": self._state.seqno,
+            "at": _moment(self._engine.clock.wall_ms() / 1000).isoformat(),
+            "collection": known.name,
+            "collection_id": known.id,
+            "erasures": [
+                {**msgspec.to_builtins(each), "at": _moment(each.at_ms / 1000).isoformat()} for each in known.erasures
+            ],
+        }
+
+    def _last_erasure(self) -> int:
+        """Return the seqno of the last record that erased something from the family; 0 if there was none."""
+        if not any(contents.erasures for contents in self._family.values()):
+            return 0
+        control = self._state.control
+        own = [seqno for seqno, collection in control.erasures if collection in self._family]
+        return max(own, default=control.log_floor)  # Where it is not known any more, the log begins after it.
+
+    def _old_s(self, seqno: int, age_s: float) -> float:
+        """Return from when on the collector takes a record for so old, by the store's clock."""
+        after = (modified_s for made_at, modified_s in self._marks if made_at >= seqno)
+        return min(after, default=self._engine.clock.wall_ms() / 1000) + age_s
+
+    def _look(self, entry: BlobEntry) -> Trace | None:
+        key = entry.key
+        if key.startswith(PARTS):
+            return self._part(entry)
+        if key.startswith("lost/"):
+            return Trace(key, "it was put aside when the log was repaired, and nobody deletes it: look, and delete it")
+        seqno, collection = _place(key)
+        if seqno is not None and seqno < self._erased_at:
+            is_ours = collection is None or collection in self._family or collection not in self._state.entries
+            if is_ours:
+                grace_s = max(self._engine.settings.grace_s, 2 * STALE_AFTER_S)
+                return Trace(key, OLD, _moment(self._old_s(self._erased_at, grace_s)))
+        if seqno is None and not self._texts:
+            return None
+        data = self._blob.get(key)
+        rows = 0 if data is None else self._rows_in(data)
+        return Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
+
+    def _part(self, entry: BlobEntry) -> Trace | None:
+        key, collection = entry.key, collection_part(entry.key)
+        is_named = key in self._named
+        if is_shown(key, collection or ""):
+            contents = self._family.get(collection or "")
+            if contents is not None and self._erased_at and not contents.published:
+                return Trace(key, "it belongs to a published table that was given up: call erase() again")
+            return self._said(entry)
+        if not key.endswith(".parquet"):
+            return self._said(entry) if is_named else self._waiting(entry, None)
+        is_ours = collection in self._family
+        is_dropped = collection not in self._state.entries
+        if not (is_ours or is_dropped or self._texts):
+            return None
+        data = self._blob.get(key)
+        if data is None:
+            return None
+        rows = self._rows_of(data, collection)
+        if is_named:
+            return (
+                Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
+            )
+        if is_ours or is_dropped:
+            return self._waiting(entry, rows) if rows or (is_dropped and self._erased_at) else None
+        return Trace(key, "it has such texts", None, rows) if rows else None
+
+    def _said(self, entry: BlobEntry) -> Trace | None:
+        """Return whether a file that is no part has one of the texts."""
+        data = self._blob.get(entry.key) if self._texts else None
+        rows = 0 if data is None else self._rows_in(data)
+        return Trace(entry.key, "it has such texts", None, rows) if rows else None
+
+    def _waiting(self, entry: BlobEntry, rows: int | None) -> Trace:
+        """Return what keeps a blob that nothing names."""
+        settings, control = self._engine.settings, self._state.control
+        dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
+        if dropped is None:
+            until_s = entry.modified_s + settings.orphan_grace_s
+            return Trace(entry.key, "nothing names it; gc() deletes it then", _moment(until_s), rows)
+        until_s = self._old_s(dropped.seqno, settings.grace_s)
+        why = "the erasure, or a compaction, replaced it; gc() deletes it then"
+        if is_waited_for(control, dropped):
+            leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]
+            holders = sorted({lease.holder for lease in leases if lease.reads_from < dropped.seqno})
+            until_s = max([until_s, *(lease.expires_ms / 1000 for lease in leases)])
+            why = f"{', '.join(holders)} may still read it: close these clients, or let them read anew; then gc()"
+        return Trace(entry.key, why, _moment(until_s), rows)
+
+    def _rows_in(self, data: bytes) -> int:
+        """Return how many rows of what was erased, or texts, are in an object that is no part."""
+        found = sum(text.encode() in data or _escaped(text) in data for text in self._texts)
+        for collection, inline in _inline(data):
+            found += self._rows_of(inline, collection)
+        return found
+
+    def _rows_of(self, data: bytes, collection: str | None) -> int:
+        """Return how many rows of a part are of what was erased, or have one of the texts."""
+        contents = self._family.get(collection or "")
+        records = self._records.get(collection or "")
+        rows = 0
+        for table in _tables(data, contents):
+            if records is not None and contents is not None:
+                rows += _matching(table, records, contents)
+            if self._texts:
+                rows += sum(_mentions(table, text) for text in self._texts)
+        if self._texts and not data.startswith(b"PAR1"):
+            rows += sum(text.encode() in data for text in self._texts)
+        return rows
+
+
+def _records_of(
+    records: ErasedRecords | None, handle: CollectionHandle, contents: CollectionState
+) -> ErasedRecords | None:
+    if records is None or records.keys is None or contents.id == handle.id:
+        return records
+    return ErasedRecords(records.keys.rename_columns([*contents.schema.key_names]), None)
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(int(seconds) + 1, UTC)
+
+
+def _place(key: str) -> tuple[int | None, str | None]:
+    """Return the seqno that an object is of, and the collection; None where it is of none, or of all."""
+    if key.startswith(LOG):
+        return record_seqno(key), None
+    if key.startswith(CHECKPOINTS):
+        return checkpoint_seqno(key), None
+    if key.startswith(DIRECTORIES):
+        return directory_seqno(key), None
+    if key.startswith(STATES):
+        return state_seqno(key), state_collection(key)
+    return (uploaded_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
+
+
+def _escaped(text: str) -> bytes:
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode()
+
+
+def _inline(data: bytes) -> Iterator[tuple[str | None, bytes]]:
+    """Yield the parts inside of an object of JSON, with the collection that they are of."""
+    try:
+        walked: Any = msgspec.json.decode(data) if data.startswith(b'{"persist"') else None
+    except msgspec.DecodeError:
+        return
+    waiting: list[tuple[str | None, Any]] = [(None, walked)]
+    while waiting:
+        collection, value = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(collection, inner) for inner in value]
+        elif isinstance(value, dict):
+            named = value.get("collection", value.get("id"))
+            collection = named if isinstance(named, str) else collection
+            if isinstance(value.get("inline"), str) and value["inline"]:
+                yield collection, base64.b64decode(value["inline"])
+            waiting += [(collection, inner) for inner in value.values()]
+
+
+def _tables(data: bytes, contents: CollectionState | None) -> Iterator[pa.Table]:
+    """Yield the rows of a part in pieces, its columns under the names that they have by now, if they are known."""
+    if data.startswith(b"PAR1"):
+        file = pq.ParquetFile(io.BytesIO(data))
+        names = _names_now(file.schema_arrow, contents)
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group).rename_columns(names)
+        return
+    for schema in () if contents is None else _versions(contents):
+        stored = pa.schema([*(schema.arrow.field(name) for name in schema.names), *STORED])
+        try:
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), stored)
+            batch.validate(full=True)
+        except (pa.ArrowException, OSError):
+            continue
+        assert contents is not None
+        now = dict(zip(contents.schema.ids, contents.schema.names, strict=True))
+        renamed = [now.get(id_, f"{name} of old") for id_, name in zip(schema.ids, schema.names, strict=True)]
+        yield pa.Table.from_batches([batch]).rename_columns([*renamed, "_time", "_diff"])
+
+
+def _names_now(schema: pa.Schema, contents: CollectionState | None) -> list[str]:
+    known = {} if contents is None else dict(zip(contents.schema.ids, contents.schema.names, strict=True))
+    names = []
+    for field in schema:
+        written = (field.metadata or {}).get(b"PARQUET:field_id")
+        names.append(known.get(int(written) - 1, field.name) if written is not None else field.name)
+    return names
+
+
+def _versions(contents: CollectionState) -> Iterator[CollectionSchema]:
+    """Yield the schemas that batches of a collection may have: those of updates, and of events."""
+    newest = contents.schema
+    yield from newest.known or (newest,)
+    if contents.keyed is not None:
+        events = events_schema(newest, event_fields(newest, contents.keyed))
+        yield from events.known or (events,)
+
+
+def _matching(table: pa.Table, records: ErasedRecords, contents: CollectionState) -> int:
+    columns = records.columns(contents.schema)
+    if not {*columns} <= {*table.column_names}:
+        return 0
+    fields = pa.schema([contents.schema.arrow.field(name) for name in columns])
+    try:
+        rows = table.select(columns).cast(fields)
+    except pa.ArrowException:
+        return 0
+    if records.keys is not None:
+        rows = rows.take(sort_indices(rows, columns))
+    return len(records.split(rows)[0])
+
+
+def _mentions(table: pa.Table, text: str) -> int:
+    """Return in how many cells a text stands; columns inside of others count, too."""
+    found = 0
+    waiting = [chunk for column in table.columns for chunk in column.chunks]
+    while waiting:
+        array = waiting.pop()
+        if pa.types.is_dictionary(array.type):
+            waiting.append(array.dictionary)
+        elif pa.types.is_struct(array.type):
+            waiting += array.flatten()
+        elif pa.types.is_nested(array.type):
+            waiting.append(array.values if not pa.types.is_map(array.type) else array.items)
+            waiting += [array.keys] if pa.types.is_map(array.type) else []
+        elif pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+            found += pc.sum(pc.match_substring(array, text)).as_py() or 0
+        elif pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+            found += pc.sum(pc.match_substring(array, text.encode())).as_py() or 0
+    return found

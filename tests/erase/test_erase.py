@@ -1,0 +1,439 @@
+"""What `erase` promises: rows are gone at all times and from all objects, and all others read the same."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import persist
+from persist.blob import Blob, Unavailable
+from persist.erase import receipt_digest
+from tests.clocks import DatedBlob, ImpatientClock
+from tests.erase.searching import mentions
+from tests.stepped import Stepped
+from tests.tuned import tuned
+
+KEY, VALUE = {"id": pa.int64()}, {"email": pa.string(), "amount": pa.float64()}
+ADA, HOUR = "ada@example.com", 3600.0
+PEOPLE = {3: ADA, 1: "bob@example.com", 2: "zoe@example.com"}
+
+
+def opened(blob: Blob, **changed: Any) -> persist.Client:
+    clock: Any = getattr(blob, "clock", None)
+    return persist.open(blob, clock=clock, settings=tuned(**{"background": False, "hold_linger_s": 0, **changed}))
+
+
+@pytest.fixture
+def dated() -> DatedBlob:
+    return DatedBlob(ImpatientClock())
+
+
+@pytest.fixture
+def client(dated: DatedBlob) -> Iterator[persist.Client]:
+    with opened(dated) as client:
+        yield client
+
+
+def filled(client: persist.Client, name: str = "orders") -> persist.Collection:
+    """Return a collection with keyframes, merged history, and small writes in the log; one record is written twice."""
+    orders = client.create_or_load(name, key=KEY, value=VALUE)
+    for time in range(8):
+        rows = [((id_, (email, float(time))), time, 1) for id_, email in PEOPLE.items()]
+        rows += [((3, (ADA, 0.5)), time, 2 - time)] if time in (1, 3) else []
+        rows += [((id_, (email, float(time - 1))), time, -1) for id_, email in PEOPLE.items() if time]
+        orders.write(rows, seal=time + 1).result()
+        if time in (3, 5):
+            orders.compact()
+    return orders
+
+
+def others(collection: persist.Collection, since: int = 0) -> dict[int, list[Any]]:
+    """Return what is there of others than Ada, at each time."""
+    end = collection.upper.time or 0
+    return {
+        time: sorted(collection.snapshot(time, where=pc.field("id") != 3, form="diff").to_arrow().to_pylist(), key=str)
+        for time in range(since, end)
+    }
+
+
+def collected(dated: DatedBlob, times: int = 3) -> None:
+    """Collect garbage when everybody has gone home, and hours have passed."""
+    for _ in range(times):
+        dated.clock.sleep(30 * HOUR)
+        with opened(dated) as client:
+            client.gc()
+
+
+def test_rule_23_erase_changes_sealed_times_tells_it_and_leaves_nothing_in_any_object(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        orders = filled(client)
+        before, digests = others(orders), {t: digest_of_others(orders, t) for t in range(8)}
+        report = orders.erase([3], reason="request 17")
+        assert report.updates == 17 and report.seqno == client.seqno
+        assert others(orders) == before
+        assert all(row["id"] != 3 for t in range(8) for row in orders.snapshot(t, form="diff").to_arrow().to_pylist())
+        assert {t: digest_of_others(orders, t) for t in range(8)} == {t: f"{d}-erased-1" for t, d in digests.items()}
+        assert all(row["id"] != 3 for row in orders.changes(0, 8).to_arrow().to_pylist())
+        (erasure,) = orders.erasures()
+        assert (erasure.number, erasure.updates, erasure.reason) == (1, 17, "request 17")
+        assert erasure.by and erasure.at_ms
+    assert mentions(dated, ADA)
+    collected(dated)
+    assert mentions(dated, ADA) == []
+    with opened(dated) as client:
+        assert others(client.load("orders")) == before
+        assert client.load("orders").erasures() == [erasure]
+        assert not client.fsck().problems
+
+
+def digest_of_others(orders: persist.Collection, time: int) -> str:
+    return orders.snapshot(time, where=pc.field("id") != 3).digest()
+
+
+def test_what_is_asked_for_by_a_condition_goes_and_the_key_stays(client: persist.Client) -> None:
+    orders = filled(client)
+    report = orders.erase(where="email = 'ada@example.com' AND amount = 0.5", reason="a correction")
+    assert report.updates == 2
+    assert sorted(row[0] for row in orders.snapshot().rows()) == [1, 2, 3]
+    assert [row for row in orders.snapshot(3, form="diff").to_arrow().to_pylist() if row["amount"] == 0.5] == []
+
+
+def test_nothing_to_erase_makes_no_record(client: persist.Client) -> None:
+    orders, seqno = filled(client), client.seqno
+    report = orders.erase([99], reason="request 17")
+    assert (report.updates, report.seqno, client.seqno, str(report)) == (0, None, seqno, "nothing of 'orders' to erase")
+    assert "-erased" not in orders.snapshot().digest()
+
+
+def test_what_is_written_after_it_is_new_and_stays(client: persist.Client) -> None:
+    orders = filled(client)
+    orders.erase([3], reason="request 17")
+    orders.write([((3, (ADA, 1.0)), 8, 1)], seal=9).result()
+    assert [row for row in orders.snapshot().rows() if row[0] == 3] == [(3, (ADA, 1.0))]
+    assert [row for row in orders.snapshot(7).rows() if row[0] == 3] == []
+    assert orders.erase([3], reason="request 18").updates == 1
+    assert orders.snapshot().digest().endswith("-erased-2")
+
+
+def test_holds_and_tags_stay_and_keep_what_is_left(client: persist.Client) -> None:
+    orders = filled(client)
+    orders.tag("early", 1)
+    with orders.hold(2):
+        orders.erase([3], reason="request 17")
+        orders.allow_compaction(7).result()
+        assert orders.since.time == 1
+        assert sorted(row[0] for row in orders.snapshot("early").rows()) == [1, 2]
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_pending_events_go_and_the_others_keep_their_order(client: persist.Client, resolve: Any) -> None:
+    keyed = client.create_or_load("users", key=KEY, value={"email": pa.string()}, keyed=persist.Keyed(resolve=resolve))
+    keyed.upsert([(3, ADA, 0), (1, "first", 0)]).result()
+    keyed.upsert([(1, "second", 0), (3, None, 1)], seal=1).result()
+    keyed.upsert([(2, "third", 1), (3, ADA, 1)]).result()
+    keyed.upsert([(2, "fourth", 1)]).result()
+    keyed.erase([3], reason="request 17")
+    keyed.seal(2).result()
+    assert sorted(keyed.snapshot(0).rows()) == [(1, "second")]
+    assert sorted(keyed.snapshot(1).rows()) == [(1, "second"), (2, "fourth")]
+    keyed.compact()
+    assert sorted(keyed.snapshot(1).rows()) == [(1, "second"), (2, "fourth")]
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_a_condition_erases_whole_keys_of_a_keyed_collection(client: persist.Client, resolve: Any) -> None:
+    """Otherwise it would depend on who has resolved what whether an earlier value of the key comes back."""
+    keyed = client.create_or_load("users", key=KEY, value={"email": pa.string()}, keyed=persist.Keyed(resolve=resolve))
+    keyed.upsert([(3, "before", 0), (1, "bob", 0)], seal=1).result()
+    keyed.upsert([(3, ADA, 1)], seal=2).result()
+    keyed.upsert([(3, "later", 2), (4, ADA, 2)]).result()
+    keyed.erase(where=f"email = '{ADA}'", reason="request 17")
+    keyed.seal(3).result()
+    for time in range(3):
+        assert sorted(keyed.snapshot(time).rows()) == [(1, "bob")]
+
+
+def test_clones_and_what_they_were_cloned_from_lose_the_same(client: persist.Client) -> None:
+    orders = filled(client)
+    clone = client.clone("orders", "copy", as_of=4)
+    second = client.clone("copy", "copy of a copy")
+    client.drop("copy").result()
+    second.write([((3, (ADA, 77.0)), 5, 1), ((9, ("eve", 1.0)), 5, 1)], seal=6).result()
+    report = orders.erase([3], reason="request 17")
+    assert report.clones == ("copy of a copy",)
+    assert sorted(row[0] for row in second.snapshot().rows()) == [1, 2, 9]
+    assert second.snapshot().digest().endswith("-erased-1")
+    assert clone.id != second.id
+
+
+def test_a_clone_whose_columns_do_not_fit_is_named_before_anything_happens(client: persist.Client) -> None:
+    orders = filled(client)
+    client.clone("orders", "copy").evolve(drop=["email"])
+    seqno = client.seqno
+    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy', whose columns are .*erase by keys instead"):
+        orders.erase(where=f"email = '{ADA}'", reason="request 17")
+    assert client.seqno == seqno
+    assert orders.erase([3], reason="request 17").clones == ("copy",)
+
+
+def test_indexes_follow(client: persist.Client, dated: DatedBlob) -> None:
+    orders = filled(client)
+    orders.index("email")
+    assert orders.erase([3], reason="request 17").indexes == 1
+    (index,) = orders.indexes()
+    assert (index.columns, index.as_of) == (("email",), 7)
+    assert list(orders.snapshot(where=f"email = '{ADA}'").rows()) == []
+
+
+def test_views_begin_anew_with_the_same_definition_and_history(client: persist.Client) -> None:
+    orders = filled(client)
+    client.create_view("by email", "SELECT email, sum(amount) AS total FROM orders GROUP BY email").refresh()
+    view = client.create_view("all", 'SELECT sum(total) AS total FROM "by email"')
+    view.refresh()
+    client.load("all").describe("of everybody")
+    report = orders.erase([3], reason="request 17")
+    assert set(report.views) == {"by email", "all"}
+    assert client.load("all").comment == "of everybody"
+    for time in range(8):
+        assert list(client.view("all").snapshot(time).rows()) == [(2.0 * time, None)]
+        assert ADA not in str(list(client.view("by email").snapshot(time).rows()))
+    orders.write([((1, ("bob@example.com", 1.0)), 8, 1)], seal=9).result()
+    again = client.view("all")
+    again.refresh()
+    assert list(again.snapshot().rows()) == [(15.0, None)]
+
+
+def test_a_view_with_a_tag_refuses_and_is_named(client: persist.Client) -> None:
+    orders = filled(client)
+    view = client.create_view("all", "SELECT sum(amount) AS total FROM orders")
+    view.refresh()
+    view.tag("monthly", 3)
+    seqno = client.seqno
+    with pytest.raises(persist.InvalidUsage, match="'all' must begin anew.*the tag 'monthly'"):
+        orders.erase([3], reason="request 17")
+    with pytest.raises(persist.InvalidUsage, match="is a view"):
+        view.erase(where="total > 1", reason="request 17")
+    assert client.seqno == seqno
+
+
+def test_published_tables_are_published_anew(client: persist.Client, dated: DatedBlob) -> None:
+    orders = filled(client)
+    orders.publish("delta")
+    report = orders.erase([3], reason="request 17")
+    assert report.tables == (("orders", "delta"),)
+    (table,) = orders.published()
+    assert (table.version, table.rows) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"keys": [1], "where": "id = 1", "reason": "x"}, "not both"),
+        ({"reason": "x"}, "give keys, or a condition"),
+        ({"keys": [1], "reason": " "}, "say why records are erased"),
+        ({"where": "nothing = 1", "reason": "x"}, "nothing"),
+    ],
+)
+def test_bad_input_is_refused(client: persist.Client, arguments: dict[str, Any], said: str) -> None:
+    orders = filled(client)
+    with pytest.raises(persist.InvalidUsage, match=said):
+        orders.erase(**arguments)
+
+
+# Beside others.
+
+
+def test_a_compaction_that_was_decided_before_brings_nothing_back(dated: DatedBlob) -> None:
+    store: Any = Stepped(dated)
+    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
+        orders = filled(client)
+        store.after("set", "part/", lambda: orders.erase([3], reason="request 17"))
+        report = late.load("orders").compact()
+        assert store.is_done and report.superseded
+        assert others(orders) and ADA not in str(list(orders.snapshot().rows()))
+        assert all(row["id"] != 3 for t in range(8) for row in orders.snapshot(t, form="diff").to_arrow().to_pylist())
+
+
+def test_a_difference_that_was_worked_out_before_is_made_anew(dated: DatedBlob) -> None:
+    store: Any = Stepped(dated)
+    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
+        orders = filled(client)
+        store.before("create", "log/", lambda: orders.erase([3], reason="request 17"))
+        late.load("orders").overwrite([(1, ("bob@example.com", 1.0))]).result()
+        assert store.is_done
+        assert sorted(row[0] for row in orders.snapshot().rows()) == [1]
+        assert all(row["id"] != 3 for row in orders.changes(0, 9).to_arrow().to_pylist())
+
+
+def test_what_is_written_while_parts_are_looked_at_goes_too(dated: DatedBlob) -> None:
+    store: Any = Stepped(dated)
+    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
+        orders = filled(client)
+        more = [((3, (ADA, 9.0)), 8, 1), ((1, ("bob@example.com", 9.0)), 8, 1)]
+        store.before("create", "log/", lambda: orders.write(more, seal=9).result())
+        report = late.load("orders").erase([3], reason="request 17")
+        assert store.is_done and report.updates == 18
+        assert sorted(row[0] for row in orders.snapshot().rows()) == [1, 1, 2]
+
+
+def test_a_clone_made_meanwhile_loses_them_too(dated: DatedBlob) -> None:
+    store: Any = Stepped(dated)
+    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
+        filled(client)
+        store.before("create", "log/", lambda: client.clone("orders", "copy"))
+        late.load("orders").erase([3], reason="request 17")
+        assert store.is_done
+        assert sorted(row[0] for row in client.load("copy").snapshot().rows()) == [1, 2]
+
+
+def test_a_view_made_meanwhile_begins_anew_too(dated: DatedBlob) -> None:
+    store: Any = Stepped(dated)
+    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
+        filled(client)
+        view = "SELECT email, amount FROM orders"
+        store.before("create", "log/", lambda: client.create_view("late", view).refresh())
+        late.load("orders").erase([3], reason="request 17")
+        assert store.is_done
+        assert ADA not in str([list(client.load("late").snapshot(time).rows()) for time in range(8)])
+
+
+class _Mortal:
+    """A store whose client dies before some call: from then on nothing it asks for happens."""
+
+    def __init__(self, inner: Blob, calls: int) -> None:
+        self._inner = inner
+        self._left = calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._counted(found) if name in ("get", "set", "create", "list", "delete") else found
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                raise Unavailable("the client is dead")
+            return call(*given, **named)
+
+        return counted
+
+
+def prepared() -> DatedBlob:
+    blob = DatedBlob(ImpatientClock())
+    with opened(blob) as client:
+        orders = filled(client)
+        orders.index("email")
+        client.clone("orders", "copy", as_of=4)
+        client.create_view("all", "SELECT email, amount FROM orders").refresh()
+        orders.publish("delta")
+    return blob
+
+
+def dies(blob: DatedBlob, calls: int) -> bool:
+    """Erase, and die before a call; return whether it did."""
+    store: Any = _Mortal(blob, calls)
+    settings = tuned(background=False, hold_linger_s=0, retry_s=0.01)
+    client: persist.Client | None = None
+    try:
+        client = persist.open(store, clock=blob.clock, settings=settings)
+        client.load("orders").erase([3], reason="request 17")
+        client.close()
+    except persist.PersistError:
+        if client is not None:
+            with suppress(persist.PersistError):
+                client.close()
+        return True
+    return False
+
+
+def after_a_death(calls: int) -> bool:
+    blob = prepared()
+    died = dies(blob, calls)
+    with opened(blob) as client:
+        orders = client.load("orders")
+        present = [row for t in range(8) for row in orders.snapshot(t, form="diff").to_arrow().to_pylist()]
+        assert sum(row["id"] == 3 for row in present) in (0, 10), "all of it is erased, or nothing"
+        orders.erase([3], reason="request 17")
+        assert others(orders)[7] == [row for row in present if row["id"] != 3][-2:]
+        client.view("all").refresh()
+        assert ADA not in str([list(client.load("all").snapshot(time).rows()) for time in range(8)])
+        assert not client.fsck().problems
+    collected(blob)
+    assert mentions(blob, ADA) == []
+    return died
+
+
+def test_whoever_calls_again_finishes_what_another_left_when_it_died() -> None:
+    assert after_a_death(25)
+
+
+@pytest.mark.thorough
+def test_a_death_before_any_call_to_the_store_leaves_nothing_half_done() -> None:
+    calls = 1
+    while after_a_death(calls):
+        calls += 2
+    assert calls > 40
+
+
+# What is left, and the receipt.
+
+
+def test_traces_say_what_holds_it_until_when_and_give_a_receipt_when_nothing_does(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        orders = filled(client)
+        orders.erase([3], reason="request 17")
+        found = orders.traces([3], texts=[ADA])
+        assert not found.is_gone and {each.key for each in found.found} >= {*mentions(dated, ADA)}
+        assert all(each.until is not None for each in found.found)
+        with pytest.raises(persist.InvalidUsage, match=r"may hold what was erased from 'orders'"):
+            found.receipt()
+        latest = max(each.until for each in found.found if each.until is not None)
+    dated.clock.sleep(latest.timestamp() - dated.clock.wall_ms() / 1000 + 1)
+    for _ in range(2):
+        with opened(dated) as client:
+            client.gc()
+    with opened(dated) as client:
+        found = client.load("orders").traces([3], texts=[ADA])
+        assert found.is_gone, str(found)
+        receipt = found.receipt()
+        assert receipt["digest"] == receipt_digest(receipt)
+        assert [each["reason"] for each in receipt["erasures"]] == ["request 17"]
+        assert ADA not in str(receipt) and receipt["searched"]["objects"] == found.objects
+        assert receipt_digest({**receipt, "seqno": 0}) != receipt["digest"]
+
+
+def test_a_reader_that_may_still_read_it_is_named(dated: DatedBlob) -> None:
+    with opened(dated) as client, opened(dated) as reader:
+        orders = filled(client)
+        orders.compact()
+        with reader.load("orders").snapshot(3):
+            orders.erase([3], reason="request 17")
+            reasons = [each.why for each in orders.traces([3]).found if each.key.startswith("part/")]
+        assert any("may still read it" in reason for reason in reasons)
+
+
+def test_what_was_written_again_or_never_erased_is_found(client: persist.Client) -> None:
+    orders = filled(client)
+    assert not orders.traces([3]).is_gone
+    assert orders.traces([99]).is_gone
+    assert not orders.traces(texts=["bob@example.com"]).is_gone
+
+
+def test_erased_bytes_leave_a_folder(tmp_path: Path) -> None:
+    """With writers beside it, and without a clock of our own: the graces are nothing, but for that of the log."""
+    settings = tuned(background=False, hold_linger_s=0, grace_s=0, orphan_grace_s=0)
+    with persist.open(tmp_path, settings=settings) as client, persist.open(tmp_path, settings=settings) as writer:
+        orders, beside = filled(client), writer.load("orders")
+        for time in range(8, 12):
+            beside.write([((1, ("bob@example.com", float(time))), time, 1)], seal=time + 1).result()
+            orders.erase([3], reason="request 17")
+        orders.compact()
+        client.gc()
+    with persist.open(tmp_path, settings=settings) as client:
+        client.gc()
+        left = client.load("orders").traces([3], texts=[ADA])
+        assert {each.key.split("/")[0] for each in left.found} <= {"log", "checkpoint", "directory"}
