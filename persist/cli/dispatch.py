@@ -15,7 +15,20 @@ from typing import Any
 import typer
 
 import persist
-from persist.cli import copying, doctor, ingesting, looking, moving, naming, reading, shell, status, upkeep, writing
+from persist.cli import (
+    copying,
+    doctor,
+    erasing,
+    ingesting,
+    looking,
+    moving,
+    naming,
+    reading,
+    shell,
+    status,
+    upkeep,
+    writing,
+)
 from persist.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
 from persist.cli.text import shown, worded
 
@@ -23,7 +36,7 @@ from persist.cli.text import shown, worded
 _Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 _CARET = re.compile(r"\n\s*\^\s*$")
-COMMANDS = (copying, ingesting, looking, status, reading, shell, writing, naming, moving, upkeep, doctor)
+COMMANDS = (copying, ingesting, looking, status, reading, shell, writing, naming, moving, erasing, upkeep, doctor)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

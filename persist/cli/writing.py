@@ -1,5 +1,6 @@
 """Commands that write: create, write, overwrite, delete, revert, seal, drop."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from persist.facts import time_of, times_of, written_time_of
 from persist.shown import counted
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from persist.cli.casting import Caster
     from persist.cli.loading import Plan
     from persist.cli.rows_in import RowFile
@@ -48,6 +51,9 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave rows out that d
 Where = Annotated[
     str | None, typer.Option("--where", metavar="CONDITION", help="Such as \"status = 'paid' and amount > 5\".")
 ]
+
+
+Keys = Annotated[str | None, typer.Option("--keys", metavar="FILE", help="A file with the key columns.")]
 
 
 @command
@@ -285,29 +291,17 @@ def delete(
     collection: Name,
     time: At = None,
     where: Where = None,
-    keys: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A file with the key columns of what to delete.")
-    ] = None,
+    keys: Keys = None,
     ignore: Ignore = None,
     allow_future: Future = False,
     format: Format = None,
 ) -> int:
     """Retract what is there from a time on: the records of some keys, or those for which a condition is true."""
-    import pyarrow as pa
-
-    from persist.cli.casting import Caster
-    from persist.cli.loading import checked, rows_of, spooled
-
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
     with at.writing() as client:
         loaded = _own(client, collection)
-        wanted = None
-        if keys is not None:
-            with spooled(keys, format) as rows:
-                caster = Caster(loaded.schema, None, keys_only=True, ignored=tuple(ignore or ()))
-                checked(rows, caster, skip_bad=False)
-                wanted = pa.table(rows_of(rows, caster).read_all())
+        wanted = None if keys is None else keys_of(loaded, keys, format, ignore)
         future = loaded.delete(wanted, where=where, time=_named(time), allow_future=allow_future)
         tell_done(
             at,
@@ -375,6 +369,21 @@ def drop(at: Place, collection: Name, yes: Yes = False) -> int:
         seqno = loaded.drop().result()
         tell_done(at, {"dropped": collection, "seqno": seqno}, f"dropped {collection}")
     return OK
+
+
+def keys_of(
+    collection: "persist.Collection", file: str, format: str | None, ignore: Sequence[str] | None = None
+) -> "pa.Table":
+    """Return the keys in a file."""
+    import pyarrow as pa
+
+    from persist.cli.casting import Caster
+    from persist.cli.loading import checked, rows_of, spooled
+
+    with spooled(file, format) as rows:
+        caster = Caster(collection.schema, None, keys_only=True, ignored=tuple(ignore or ()))
+        checked(rows, caster, skip_bad=False)
+        return pa.table(rows_of(rows, caster).read_all())
 
 
 def _own(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":

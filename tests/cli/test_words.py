@@ -38,6 +38,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "doctor": ([], {"no_write"} | ROWS_OUT),
     "drop": ([Collection.drop], {"yes"}),
     "egress": ([persist.egress], set()),
+    "erase": ([Collection.erase, Collection.traces], {"format", "verify", "yes"}),
     "evolve": ([Collection.evolve, persist.Keyed], set()),
     "index": ([Collection.index, Collection.drop_index], {"drop"}),
     "export": ([Collection.snapshot], {"target"}),
