@@ -91,6 +91,23 @@ class ErasedRecords:
         goes = pc.coalesce(self.filter, pc.scalar(False))
         return rows.filter(goes), rows.filter(~goes)
 
+    def of(self, schema: CollectionSchema) -> "ErasedRecords":
+        """Return the same of a relative: its key columns may have other names, and wider or narrower types.
+
+        Keys that do not fit its types are not there.
+        """
+        if self.keys is None:
+            return self
+        fields = [schema.arrow.field(name) for name in schema.key_names]
+        columns, fits = [], pa.chunked_array([pa.repeat(pa.scalar(True), len(self.keys))])
+        for values, field in zip(self.keys.columns, fields, strict=True):
+            cast = values if values.type == field.type else values.cast(field.type, safe=False)
+            if cast is not values and pa.types.is_integer(field.type):
+                fits = pc.and_(fits, pc.fill_null(pc.equal(cast.cast(values.type, safe=False), values), True))
+            columns.append(cast)
+        keys = pa.Table.from_arrays(columns, schema=pa.schema([pa.field(f.name, f.type) for f in fields]))
+        return ErasedRecords(keys.filter(fits), None)
+
     def is_about(self, schema: CollectionSchema) -> bool:
         """Whether rows of a schema have the columns that decide."""
         try:
@@ -161,8 +178,11 @@ class PartEraser:
         schema = contents.schema
         if self._schema is not None and self._schema != schema:
             self.discard()  # Parts are written with the newest columns.
+        if self._schema != schema and self._wanted.keys is not None:
+            self._records = self._wanted.of(schema)
         self._schema = schema
-        self._wanted.check(schema, repr(contents.name))
+        if self._wanted.where is not None:
+            self._wanted.check(schema, repr(contents.name))
         if contents.keyed is not None and self._wanted.where is not None:
             self._find_keys(contents)
         inline_bytes = contents.inline_bytes

@@ -217,7 +217,7 @@ class _Erasing:
         if handle.id not in self._erasers:
             maker = writer.local_part_maker(self._stop)
             part_writer = writer.part_writer()
-            self._erasers[handle.id] = PartEraser(handle.id, self._of(handle), maker, part_writer, engine.reader)
+            self._erasers[handle.id] = PartEraser(handle.id, self._records, maker, part_writer, engine.reader)
         eraser, by, at_ms = self._erasers[handle.id], writer.committer.writer_name, engine.clock.wall_ms()
         while True:
             contents = handle.contents()
@@ -226,12 +226,6 @@ class _Erasing:
             except MissingBlob as error:
                 if handle.needs(error.key):
                     raise
-
-    def _of(self, handle: CollectionHandle) -> ErasedRecords:
-        """Return what is to be erased of a relative of the collection, where key columns may have other names."""
-        if self._records.keys is None or handle.id == self._handle.id:
-            return self._records
-        return ErasedRecords(self._records.keys.rename_columns([*handle.contents().schema.key_names]), None)
 
     def lost(self, error: BaseException) -> None:
         """Note that a record was refused."""

@@ -159,7 +159,9 @@ class _Search:
         self._texts = texts
         self._state: State = self._engine.follower.refresh()
         self._family = {each.id: each.known() for each in related(handle)}
-        self._records = {id_: _records_of(records, handle, contents) for id_, contents in self._family.items()}
+        self._records = {
+            id_: None if records is None else records.of(each.schema) for id_, each in self._family.items()
+        }
         self._erased_at = self._last_erasure()
         self._dropped = {key: dropped for dropped in self._state.control.dropped for key in dropped.blobs}
         self._gone = {dropped.collection: dropped for dropped in self._state.control.dropped if dropped.is_destroyed}
@@ -292,14 +294,6 @@ class _Search:
         if self._texts and not data.startswith(b"PAR1"):
             rows += sum(text.encode() in data for text in self._texts)
         return rows
-
-
-def _records_of(
-    records: ErasedRecords | None, handle: CollectionHandle, contents: CollectionState
-) -> ErasedRecords | None:
-    if records is None or records.keys is None or contents.id == handle.id:
-        return records
-    return ErasedRecords(records.keys.rename_columns([*contents.schema.key_names]), None)
 
 
 def _moment(seconds: float) -> datetime:

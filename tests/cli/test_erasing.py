@@ -57,7 +57,9 @@ def test_verify_says_what_is_left_and_prints_a_receipt_when_nothing_is(
 
 def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with persist.open(tmp_path / "shop") as client:
-        client.create_or_load("users", key={"id": int}, value={"email": str}).write([(2, "bob")], time=0, seal=1).result()
+        client.create_or_load("users", key={"id": int}, value={"email": str}).write(
+            [(2, "bob")], time=0, seal=1
+        ).result()
     assert main(["erase", str(tmp_path / "shop"), "users", "--where", "id = 1", "--verify"]) == 0
     receipt = json.loads(capsys.readouterr().out)
     assert receipt["digest"] == receipt_digest(receipt)

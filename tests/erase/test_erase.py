@@ -182,6 +182,17 @@ def test_a_clone_whose_columns_do_not_fit_is_named_before_anything_happens(clien
     assert orders.erase([3], reason="request 17").clones == ("copy",)
 
 
+def test_key_columns_of_a_clone_may_have_other_names_and_types(client: persist.Client) -> None:
+    small = client.create_or_load("small", key={"id": pa.int32()}, value={"email": pa.string()})
+    small.write([(1, "bob"), (3, ADA)], time=0, seal=1).result()
+    client.clone("small", "wide").evolve(rename={"id": "number"}, widen={"id": pa.int64()})
+    wide = client.load("wide")
+    wide.write([(2**40, "eve")], time=1, seal=2).result()
+    assert small.erase([3], reason="request 17").clones == ("wide",)
+    assert client.load("wide").erase([2**40, 1], reason="request 18").clones == ("small",)
+    assert list(client.load("wide").snapshot().rows()) == list(small.snapshot().rows()) == []
+
+
 def test_indexes_follow(client: persist.Client, dated: DatedBlob) -> None:
     orders = filled(client)
     orders.index("email")
