@@ -176,11 +176,10 @@ class PartEraser:
             CorruptBlob: a part is missing, or cannot be believed.
         """
         schema = contents.schema
-        if self._schema is not None and self._schema != schema:
+        if self._schema != schema:
             self.discard()  # Parts are written with the newest columns.
-        if self._schema != schema and self._wanted.keys is not None:
-            self._records = self._wanted.of(schema)
-        self._schema = schema
+            self._seen.clear()
+            self._schema, self._records = schema, self._wanted.of(schema)
         if self._wanted.where is not None:
             self._wanted.check(schema, repr(contents.name))
         if contents.keyed is not None and self._wanted.where is not None:
