@@ -103,7 +103,7 @@ def page() -> str:
         "|---|---|---|",
     ]
     for room in (room for row in reversed(LADDER) for room in row):
-        told = ", ".join(f"{lower} {len(found)}" for (upper, lower), found in pairs.items() if upper == room)
+        told = ", ".join(f"`{lower} {len(found)}`" for (upper, lower), found in pairs.items() if upper == room)
         lines.append(f"| {room} | {sizes[room]} | {told or 'none'} |")
     return "\n".join([*lines, ""])
 
