@@ -16,12 +16,17 @@ Invariants of the target:
   was after its last record: what a record needs is there before the record.
 - Its log is a beginning of that of the source. Where a record of the target is not the source's, or the target has
   more, nothing is copied: somebody has written to it, or it is the copy of another location.
-- A state object that is there proves that the blobs it names are, too. So of a collection that did not change since the
-  last backup, nothing is listed.
+- A state object that is there proves that the blobs it names are, too, unless `DAMAGED` says that some were left out.
+  So of a collection that did not change since the last backup, nothing is listed.
 
 Every blob is compared with the checksum by which the state names it, and every other object with its own, before it
 goes to the target. What has been stored is read again and compared, so that a copy is known to be readable. Blobs of
-the source that are damaged are left out and named in the result: a backup of all the rest is worth having.
+the source that are damaged are left out and named in the result: a backup of all the rest is worth having. The target
+remembers them, so each later backup tries them again, and names them until the source is mended.
+
+One backup at a time goes to a target. Each leaves a mark of its own there first, and looks for it before it stores what
+makes others believe that something is there, and before it deletes. So one that was left behind, or that a timer has
+begun a second time, stops instead of deleting what the other one has just copied.
 
 Afterwards a backup forgets what the copied state does not name: that is what makes it as large as the location, and
 no archive. A copy deletes nothing.
@@ -31,14 +36,16 @@ Memory: `COPIES_AT_ONCE` blobs, and the names of the blobs of one collection.
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any
 
-from persist.blob import Blob, Clock, CorruptBlob, MissingBlob, Pool, SystemClock, delete_all
+import msgspec
+
+from persist.blob import Blob, Clock, Conflict, CorruptBlob, MissingBlob, Pool, SystemClock, delete_all
 from persist.codecs import checksum_of
 from persist.errors import InvalidUsage
 from persist.log import (
@@ -70,6 +77,7 @@ from persist.work import Done, task
 
 COPIES_AT_ONCE = 4
 PASSES_MAX = 20
+DAMAGED = "lost/left-out.json"  # The parts of the source that the target lacks, because they are damaged there.
 OURS = (PARTS, LISTS, STATES, DIRECTORIES, LOG, CHECKPOINTS, CLOCK_KEY, "lost/")
 Check = Callable[[bytes], object]  # Raises CorruptBlob.
 
@@ -127,6 +135,7 @@ def backup(
     Raises:
         InvalidUsage: there is nothing to copy; or the target is another location, or something else, or has been
             written to, or is older than a restore of the location.
+        Conflict: another backup to the target, or a collection of garbage there, has begun meanwhile.
         Unavailable: a store did not answer; what was copied stays.
         CorruptBlob: the log or what checkpoints name is damaged, so the state cannot be told.
     """
@@ -186,6 +195,9 @@ class _Copying:
         self._damaged: set[str] = set()
         self._missing: set[str] = set()  # Parts that this pass does not find,
         self._gone: set[str] = set()  # and those that an earlier one did not.
+        self._mark = uuid.uuid4().hex.encode()
+        self._incomplete: frozenset[str] = frozenset()  # Collections of which the target lacked parts before,
+        self._left_out: set[str] = set()  # and those of which it lacks some now.
         self._changed: set[str] = set()  # The collections of which something was copied,
         self._is_any_dropped = False  # and whether the target has some that are not there any more.
 
@@ -217,13 +229,18 @@ class _Copying:
         Raises:
             InvalidUsage: it is nothing that may be gone on with.
         """
-        url, mark = self._target.url, uuid.uuid4().hex.encode()
+        url = self._target.url
         foreign = next((entry.key for entry in self._target.list("") if not entry.key.startswith(OURS)), None)
         if foreign is not None:
             raise InvalidUsage(f"{url} has {foreign!r}, which is none of a location: give an empty target")
-        self._target.set(CLOCK_KEY, mark)
-        if self._source.get(CLOCK_KEY) == mark:  # However the two are spelled.
+        self._target.set(CLOCK_KEY, self._mark)
+        if self._source.get(CLOCK_KEY) == self._mark:  # However the two are spelled.
             raise InvalidUsage(f"{self._source.url} cannot be copied to itself: give another target")
+        left_out = self._target.get(DAMAGED)
+        self._incomplete = frozenset(msgspec.json.decode(left_out, type=list[str])) if left_out else frozenset()
+        first = next((seqno for seqno, _ in listed_records(self._target)), 0)
+        if first and not any(True for _ in listed_checkpoints(self._target)):
+            return State()  # A first copy of a log that was truncated stopped before its checkpoint came: it goes on.
         follower = Follower(self._target, self._clock)
         try:
             before = follower.refresh()
@@ -262,17 +279,20 @@ class _Copying:
         if newest is not None and newest.checkpoint.seqno > state.seqno:  # It was made since the state was read.
             raise MissingBlob(newest.pointer.blob, "a newer state has been stored", "read it")
         self._missing.clear()
+        self._left_out.clear()
         objects = set() if newest is None else self._names.named_by(newest.checkpoint)
         present = {what: self._present(prefix) for what, prefix in OBJECTS.items()}
         self._is_any_dropped = any((state_collection(key) or "") not in state.entries for key in present["states"])
         for id_, entry in state.entries.items():
             base = entry.base.blob if isinstance(entry.base, BlobRef) else None
-            if base is None or base not in present["states"] or entry.pending:
+            if base is None or base not in present["states"] or entry.pending or id_ in self._incomplete:
                 self._copy_collection(state, id_, entry)
         missing = self._missing - self._gone
         if missing:  # Either the newest state does not name them, or they will be missing again.
             self._gone |= missing
             raise MissingBlob(min(missing), "it has gone, or is lost", "restore it from a copy")
+        self._check_alone()
+        self._remember_damage()
         floor = state.control.log_floor
         lists = _lists(self._source, max(floor, last + 1), state.seqno)
         there = {**present["lists"], **present["states"], **present["directories"]}
@@ -284,8 +304,24 @@ class _Copying:
         if newest is not None:
             key = newest.pointer.blob
             if self._target.get(key, (0, 0)) is None:
+                self._check_alone()
                 self._copy_one(key, partial(_check_framed, key))
         return newest
+
+    def _check_alone(self) -> None:
+        """Raise Conflict if somebody else has begun to change the target."""
+        if self._target.get(CLOCK_KEY) != self._mark:
+            raise Conflict(
+                f"another backup to {self._target.url}, or a collection of garbage there, has begun meanwhile. Only "
+                "one at a time may go on: wait for it, and back up again"
+            )
+
+    def _remember_damage(self) -> None:
+        """Say in the target of which collections it lacks parts, before a state object says that it has them."""
+        if self._left_out:
+            self._target.set(DAMAGED, msgspec.json.encode(sorted(self._left_out)))
+        elif self._incomplete:
+            self._target.delete(DAMAGED)
 
     def _copy_collection(self, state: State, id_: str, entry: CollectionEntry) -> None:
         contents = _contents(self._source, state, entry)
@@ -297,6 +333,8 @@ class _Copying:
         for folder in {collection_part(key) for key in checks}:
             present |= self._present(f"{PARTS}{folder}/")
         self._copy((key, check) for key, check in sorted(checks.items()) if key not in present)
+        if self._damaged & checks.keys():
+            self._left_out.add(id_)
 
     def _present(self, prefix: str) -> dict[str, int]:
         return {entry.key: entry.bytes for entry in self._target.list(prefix)}
@@ -356,7 +394,7 @@ class _Copying:
                 continue
             named = named_in(self._target, state, folder, shares)
             gone = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
-            deleted += delete_all(self._target, gone)
+            deleted += self._deleted(gone)
         if checkpoint is None:
             return deleted
         older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
@@ -364,7 +402,12 @@ class _Copying:
         records = [entry.key for seqno, entry in listed_records(self._target) if seqno < floor]
         named = Names(self._target).named_by(checkpoint.checkpoint) | _lists(self._target, floor, state.seqno)
         objects = [key for prefix in OBJECTS.values() for key in self._present(prefix) if key not in named]
-        return deleted + sum(delete_all(self._target, keys) for keys in (older, records, objects))
+        return deleted + sum(self._deleted(keys) for keys in (older, records, objects))
+
+    def _deleted(self, keys: Sequence[str]) -> int:
+        if keys:
+            self._check_alone()
+        return delete_all(self._target, keys)
 
 
 def _contents(blob: Blob, state: State, entry: CollectionEntry) -> CollectionState | None:

@@ -13,7 +13,7 @@ import pytest
 import persist
 from persist.backup import Copied, backup, copy, verify
 from persist.blob import Fault, MemoryBlob, Unavailable, UnreliableBlob
-from persist.errors import CorruptBlob, InvalidUsage
+from persist.errors import Conflict, CorruptBlob, InvalidUsage
 from persist.fsck import fsck
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
@@ -184,6 +184,25 @@ def stopped_at(target: MemoryBlob, call: int) -> UnreliableBlob:
     return wrapped
 
 
+def test_a_first_backup_of_a_truncated_log_goes_on_wherever_it_was_interrupted() -> None:
+    place = Place(DatedBlob(ImpatientClock()), 10)
+    with place.client:
+        for _ in range(60):
+            place.step()
+        assert next(iter(place.blob.list("log/"))).key != "log/" + "0" * 20
+        quick, call, is_done = persist.Settings(retry_s=0.001), 0, False
+        while not is_done:
+            target = MemoryBlob()
+            try:
+                backup(place.blob, stopped_at(target, call), clock=place.blob.clock, settings=quick)
+                is_done = True
+            except Unavailable:
+                backup(place.blob, target, clock=place.blob.clock)
+            assert verify(target, place.blob, clock=place.blob.clock).is_whole
+            call += 3
+        assert call > 20
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_a_backup_that_is_interrupted_anywhere_is_no_location_or_an_older_one_and_goes_on(later: bool) -> None:
     source = DatedBlob(ImpatientClock())
@@ -279,10 +298,11 @@ def test_what_is_no_backup_of_the_location_is_left_alone(place: Place, tmp_path:
 def test_a_part_that_is_damaged_or_lost_is_told_and_the_rest_is_copied(place: Place, loss: str) -> None:
     place.client.load("a").compact()
     part = next(iter(place.blob.list(f"part/{place.client.load('a').id}/"))).key
+    whole = place.blob.get(part) or b""
     if loss == "lost":
         place.blob.delete(part)
     else:
-        place.blob.set(part, b"x" + (place.blob.get(part) or b"")[1:])
+        place.blob.set(part, b"x" + whole[1:])
     target = MemoryBlob()
     done = backup(place.blob, target, clock=place.blob.clock)
     assert done.damaged == (part,)
@@ -293,6 +313,50 @@ def test_a_part_that_is_damaged_or_lost_is_told_and_the_rest_is_copied(place: Pl
     assert [problem.blob for problem in proof.problems] == [part]
     assert "a" in proof.differences
     assert part in str(proof)
+    assert backup(place.blob, target, clock=place.blob.clock).damaged == (part,), "it is still not there"
+    place.blob.set(part, whole)
+    assert backup(place.blob, target, clock=place.blob.clock).damaged == ()
+    assert verify(target, place.blob, clock=place.blob.clock).is_whole
+    assert not [*target.list("lost/")]
+
+
+class _Overtaken(MemoryBlob):
+    """A target to which another backup begins when some request comes."""
+
+    def __init__(self, place: "Place", request: int) -> None:
+        super().__init__()
+        self._place = place
+        self._left = request
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            for _ in range(30):
+                self._place.step()
+            backup(self._place.blob, self, clock=self._place.blob.clock)
+
+    def create(self, key: str, value: bytes) -> bool:
+        self._count()
+        return super().create(key, value)
+
+    def delete(self, key: str) -> None:
+        self._count()
+        super().delete(key)
+
+
+@pytest.mark.parametrize("request_", [1, 10, 22, 34, 46, 58])
+def test_a_backup_that_is_overtaken_deletes_nothing_of_the_other_one(request_: int) -> None:
+    place = Place(DatedBlob(ImpatientClock()), request_)
+    with place.client:
+        for _ in range(60):
+            place.step()
+        target = _Overtaken(place, request_)
+        with suppress(Conflict):
+            backup(place.blob, target, clock=place.blob.clock)
+        # What lies about besides, such as an older checkpoint, goes with the next backup.
+        assert not verify(target, place.blob, clock=place.blob.clock).differences
+        backup(place.blob, target, clock=place.blob.clock)
+        assert verify(target, place.blob, clock=place.blob.clock).is_whole
 
 
 def test_an_object_of_the_log_that_is_damaged_stops_a_backup(place: Place) -> None:
