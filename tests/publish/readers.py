@@ -1,5 +1,7 @@
 """Readers of published tables that nobody here wrote, each of them as rows that can be compared with a snapshot's."""
 
+import os
+import subprocess
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,13 +28,34 @@ def by_polars(url: str) -> pa.Table:
 
 
 def by_duckdb(url: str) -> pa.Table:
-    """Read a Delta table with DuckDB's extension, which comes over the network or is there."""
+    """Read a Delta table with DuckDB's extension."""
+    return _by_duckdb("delta", "delta_scan", url)
+
+
+def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:
+    """Read a table with an extension of DuckDB, if there is one for it here.
+
+    Extensions for the DuckDB that queries are parsed with may be had later than it. `PERSIST_DUCKDB_PYTHON` names an
+    interpreter that has an older one with its extensions from `duckdb-extension-delta` and `duckdb-extension-iceberg`.
+    """
+    other = os.environ.get("PERSIST_DUCKDB_PYTHON")
+    if other is not None:
+        script = f"""import duckdb, pyarrow, sys
+connection = duckdb.connect()
+connection.execute("LOAD {extension}")
+table = connection.execute("SELECT * FROM {function}(?)", [sys.argv[1]]).to_arrow_table()
+with pyarrow.ipc.new_stream(sys.stdout.buffer, table.schema) as stream:
+    stream.write_table(table)
+"""
+        done = subprocess.run([other, "-c", script, url], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return pa.ipc.open_stream(done.stdout).read_all()
     with duckdb.connect() as connection:
         try:
-            connection.execute("LOAD delta")
+            connection.execute(f"LOAD {extension}")
         except duckdb.Error:
-            pytest.skip("DuckDB's extension for Delta is not installed")
-        return connection.execute("SELECT * FROM delta_scan(?)", [url]).to_arrow_table()
+            pytest.skip(f"DuckDB's extension {extension} is not installed")
+        return connection.execute(f"SELECT * FROM {function}(?)", [url]).to_arrow_table()
 
 
 DELTA: dict[str, Callable[[str], pa.Table]] = {"deltalake": by_deltalake, "polars": by_polars, "duckdb": by_duckdb}
@@ -71,13 +94,8 @@ def by_polars_iceberg(url: str) -> pa.Table:
 
 
 def by_duckdb_iceberg(url: str) -> pa.Table:
-    """Read an Iceberg table with DuckDB's extension, which comes over the network or is there."""
-    with duckdb.connect() as connection:
-        try:
-            connection.execute("LOAD iceberg")
-        except duckdb.Error:
-            pytest.skip("DuckDB's extension for Iceberg is not installed")
-        return connection.execute("SELECT * FROM iceberg_scan(?)", [url]).to_arrow_table()
+    """Read an Iceberg table with DuckDB's extension."""
+    return _by_duckdb("iceberg", "iceberg_scan", url)
 
 
 ICEBERG: dict[str, Callable[[str], pa.Table]] = {
