@@ -4,7 +4,8 @@ import os
 import subprocess
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import IO, Any
 
 import duckdb
 import pyarrow as pa
@@ -32,6 +33,29 @@ def by_duckdb(url: str) -> pa.Table:
     return _by_duckdb("delta", "delta_scan", url)
 
 
+OTHER_DUCKDB = """import duckdb, io, pyarrow, sys
+connection = duckdb.connect()
+for line in sys.stdin:
+    extension, function, url = line.strip().split("\\t")
+    connection.execute(f"LOAD {extension}")
+    table = connection.execute(f"SELECT * FROM {function}(?)", [url]).to_arrow_table()
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    sys.stdout.buffer.write(b"%d\\n" % len(sink.getvalue()) + sink.getvalue())
+    sys.stdout.buffer.flush()
+"""
+
+
+@cache
+def _other_duckdb(python: str) -> tuple[IO[bytes], IO[bytes]]:
+    """Return where an interpreter takes names of tables, and gives their rows. It ends when nobody asks any more."""
+    running = subprocess.Popen([python, "-c", OTHER_DUCKDB], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert running.stdin is not None
+    assert running.stdout is not None
+    return running.stdin, running.stdout
+
+
 def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:
     """Read a table with an extension of DuckDB, if there is one for it here.
 
@@ -40,16 +64,11 @@ def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:
     """
     other = os.environ.get("PERSIST_DUCKDB_PYTHON")
     if other is not None:
-        script = f"""import duckdb, pyarrow, sys
-connection = duckdb.connect()
-connection.execute("LOAD {extension}")
-table = connection.execute("SELECT * FROM {function}(?)", [sys.argv[1]]).to_arrow_table()
-with pyarrow.ipc.new_stream(sys.stdout.buffer, table.schema) as stream:
-    stream.write_table(table)
-"""
-        done = subprocess.run([other, "-c", script, url], capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr.decode()
-        return pa.ipc.open_stream(done.stdout).read_all()
+        asked, answers = _other_duckdb(other)
+        asked.write(f"{extension}\t{function}\t{url}\n".encode())
+        asked.flush()
+        size = int(answers.readline())
+        return pa.ipc.open_stream(answers.read(size)).read_all()
     with duckdb.connect() as connection:
         try:
             connection.execute(f"LOAD {extension}")
