@@ -226,22 +226,43 @@ def _windowed(stream: Stream, calls: tuple[WindowCall, ...]) -> Stream:
         by_partition.setdefault(window_call.partition, []).append(at)
     for partition, places in by_partition.items():
         stream, keys = _named(stream, list(partition), "p")
-        made = []
+        made, known = [], _Computed(keys)
         for at in places:
-            stream, call = _window_function(stream, calls[at], column(width + at), at, set(keys))
+            stream, call = _window_function(stream, calls[at], column(width + at), known)
             made.append(call)
         columns += [function.name for function in made]
         stream = stream.group_by(*dict.fromkeys(keys)).windows(made).project(*columns)
     return stream.project(*(column(at) for at in range(width + len(calls))))
 
 
+class _Computed:
+    """What functions over the same partitions read, computed once: in columns of the rows, and not in the key."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+        self._names: dict[Term, str] = {}
+        self.new: dict[str, Term] = {}
+
+    def name(self, term: Term) -> str:
+        """Return the column that holds a value."""
+        if isinstance(term, Col) and term.name not in self._keys:
+            return term.name
+        if term not in self._names:
+            self._names[term] = f"w{len(self._names)}"
+            self.new[self._names[term]] = term
+        return self._names[term]
+
+    def added(self, stream: Stream) -> Stream:
+        """Return a stream with the columns that it lacks."""
+        new, self.new = self.new, {}
+        return stream.extend(**new) if new else stream
+
+
 # Aggregates of which that of a frame is made of running ones, and to which NULL is nothing.
 _RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool_or")
 
 
-def _window_function(
-    stream: Stream, call: WindowCall, name: str, at: int, keys: set[str]
-) -> tuple[Stream, WindowFunction]:
+def _window_function(stream: Stream, call: WindowCall, name: str, known: _Computed) -> tuple[Stream, WindowFunction]:
     given, constants = split(call.function, call.arguments)
     arguments, number, function = list(given), 1, "sum" if call.function == "count_if" else call.function
     if function in ("lag", "lead", "nth_value") and len(arguments) > 1:
@@ -253,41 +274,35 @@ def _window_function(
         values = [summable(values[0], stream, function)]
     if function in ("lag", "lead") and len(values) > 1:
         values[1] = sql_call("cast", to_arrow(call.type), values[1])
-    extended = {f"a{at}_{n}": value for n, value in enumerate(values)}
-    orders = {f"o{at}_{n}": lowered(sort_key.by) for n, sort_key in enumerate(call.order)}
-    within = {f"i{at}_{n}": lowered(sort_key.by) for n, sort_key in enumerate(call.within)}
-    frame = call.frame
-    others = {} if call.where is None else {f"w{at}": lowered(call.where)}
-    if call.where is not None and function in _RUNNING and not (call.distinct or frame.exclude):
+    frame, where = call.frame, call.where
+    if where is not None and function in _RUNNING and not (call.distinct or frame.exclude):
         if function == "count_star":
-            function, extended = "count", {f"a{at}_0": Lit(pa.scalar(True))}
-        extended = {
-            column_name: kept_where(call.where, value, type_of(value, stream.schema, "map"))
-            for column_name, value in extended.items()
-        }
-        others = {}
-    named = ((f"s{at}", frame.start_at), (f"e{at}", frame.end_at))
-    bounds = {bound_name: lowered(bound) for bound_name, bound in named if bound is not None}
-    computed = extended | orders | within | others | bounds
-    stream = stream.extend(**computed) if computed else stream
+            function, values = "count", [Lit(pa.scalar(True))]
+        values = [kept_where(where, value, type_of(value, stream.schema, "map")) for value in values]
+        where = None
     by, inner = (
-        tuple((key, sort_key.descending, sort_key.nulls_first) for key, sort_key in zip(names, keys, strict=True))
-        for names, keys in ((orders, call.order), (within, call.within))
+        tuple((known.name(lowered(key.by)), key.descending, key.nulls_first) for key in keys)
+        for keys in (call.order, call.within)
     )
-    kinds = [stream.schema.field(argument).type for argument in extended]
+    columns = [known.name(value) for value in values]
+    start_at, end_at, kept = (
+        "" if term is None else known.name(lowered(term)) for term in (frame.start_at, frame.end_at, where)
+    )
+    stream = known.added(stream)
+    kinds = [stream.schema.field(argument).type for argument in columns]
     made = replace(
         fold_of(function, name, to_arrow(call.type), constants, kinds),
         function=function,
-        arguments=tuple(extended),
+        arguments=tuple(columns),
         number=number,
         by=by,
         start=frame.start,
         end=frame.end,
-        start_at=f"s{at}" if frame.start_at is not None else "",
-        end_at=f"e{at}" if frame.end_at is not None else "",
+        start_at=start_at,
+        end_at=end_at,
         exclude=frame.exclude,
         within=inner,
-        where=f"w{at}" if others else "",
+        where=kept,
         is_distinct=call.distinct,
         ignores_nulls=call.ignore_nulls,
     )

@@ -38,6 +38,8 @@ Made: TypeAlias = dict[Record, int]
 class Group(ABC):
     """One group: its records with their multiplicities, and what the reduction makes of them."""
 
+    shown: Made | None = None  # What was made of it, where that is kept.
+
     @property
     @abstractmethod
     def rows(self) -> int:
@@ -49,6 +51,14 @@ class Group(ABC):
         """How much memory they take."""
 
     @abstractmethod
+    def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+        """Take changes in; return how what the group comes to changes: int64[columns, n], and diffs."""
+
+
+class MadeGroup(Group):
+    """A group that comes to few records, which are made anew after each change."""
+
+    @abstractmethod
     def add(self, records: Ints, diffs: Ints) -> None:
         """Take changes in."""
 
@@ -56,11 +66,20 @@ class Group(ABC):
     def made(self) -> Made:
         """Return what the group comes to: records of the output with their multiplicities."""
 
+    def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+        before = self.made() if self.shown is None else self.shown
+        self.add(records, diffs)
+        self.shown = after = self.made()
+        changes = [[*record, after.get(record, 0) - before.get(record, 0)] for record in before.keys() | after.keys()]
+        changes = [change for change in changes if change[-1]]
+        rows = np.array(changes, np.int64).reshape(len(changes), max(map(len, changes), default=1)).T
+        return rows[:-1], rows[-1]
+
 
 Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Of records, int64[words, n], and their diffs.
 
 
-class TopGroup(Group):
+class TopGroup(MadeGroup):
     """The first records of a group."""
 
     def __init__(self, ranked: Ranked, skip: int, count: int, by: Sequence[int], counted: Counted) -> None:
@@ -100,7 +119,7 @@ class TopGroup(Group):
         return made
 
 
-class AggregatedGroup(Group):
+class AggregatedGroup(MadeGroup):
     """Aggregates of a group: the values of each min, max and median in order, and the sums of the others."""
 
     def __init__(self, aggregates: Sequence[Wanted], domain: Domain, records: Ints, diffs: Ints) -> None:
@@ -171,7 +190,7 @@ class AggregatedGroup(Group):
         return NULL if record is None else record[0]
 
 
-class FoldedGroup(Group):
+class FoldedGroup(MadeGroup):
     """Quantiles of the only column of a group: its values in order."""
 
     def __init__(
@@ -261,7 +280,6 @@ class LargeGroups:
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
         self._groups: dict[Record, Group] = {}  # Those used last come last.
-        self._shown: dict[Record, Made] = {}
         self._sizes: dict[Record, int] = {}  # What it costs to look at the whole group: rows, as it was ranked.
 
     def __len__(self) -> int:
@@ -274,8 +292,8 @@ class LargeGroups:
 
     def shown(self) -> Iterator[Record]:
         """Yield all records of the output that the groups have come to."""
-        for made in self._shown.values():
-            yield from made
+        for group in self._groups.values():
+            yield from group.shown or ()
 
     def known(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
         """Return which keys have a ranked group of which few enough records change.
@@ -332,36 +350,31 @@ class LargeGroups:
             self._forget(oldest)
         self._groups[key] = self._ranking(records, diffs)
         self._sizes[key] = records.shape[1]
-        self._shown[key] = self._groups[key].made()
 
-    def changed(self, key: Record, records: Ints, times: Ints, diffs: Ints) -> list[list[int]]:
+    def changed(self, key: Record, records: Ints, times: Ints, diffs: Ints) -> list[Ints]:
         """Take changes of a ranked group in, and return how the output changes: [key …, columns …, time, diff]."""
         group = self._groups[key] = self._groups.pop(key)
-        shown = self._shown[key]
         order = times.argsort(kind="stable")
         records, times, diffs = records.take(order, axis=1), times.take(order), diffs.take(order)
         firsts = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
         changes = []
         for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(times)], strict=True):
-            group.add(records[:, first:end], diffs[first:end])
-            made = group.made()
-            time = int(times[first])
-            for record in shown.keys() | made.keys():
-                diff = made.get(record, 0) - shown.get(record, 0)
-                if diff:
-                    changes.append([*key, *record, time, diff])
-            shown = made
-        self._shown[key] = shown
-        if not shown and not group.rows:
+            columns, changed = group.changed(records[:, first:end], diffs[first:end])
+            if len(changed):
+                rows = np.empty((len(key) + len(columns) + 2, len(changed)), np.int64)
+                rows[: len(key)] = np.array(key, np.int64)[:, None]
+                rows[len(key) : -2], rows[-2], rows[-1] = columns, times[first], changed
+                changes.append(rows)
+        if not group.rows:
             self._forget(key)
         return changes
 
     def clear(self) -> None:
         """Forget all groups."""
-        self._groups, self._shown, self._sizes = {}, {}, {}
+        self._groups, self._sizes = {}, {}
 
     def _forget(self, key: Record) -> None:
-        del self._groups[key], self._shown[key], self._sizes[key]
+        del self._groups[key], self._sizes[key]
 
     def _pays(self, rows: int, changes: int, times: Ints, numbers: Ints, at: int) -> bool:
         """Return whether changes of a ranked group cost less than looking at all of it at each of their times."""

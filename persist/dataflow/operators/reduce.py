@@ -144,12 +144,12 @@ class TotalReduce(ReduceOperator):
         mine = mine.take(numbers.take(mine).argsort(kind="stable"))
         owners, rows = numbers.take(mine), new.take(mine, axis=1)
         firsts = owners.searchsorted(ranked.nonzero()[0]).tolist()
-        changes: list[list[int]] = []
+        changes = [np.empty((self.out_layout.words + 2, 0), np.int64)]
         for first, end in zip(firsts, [*firsts[1:], len(owners)], strict=True):
             part = rows[:, first:end]
             key = tuple(keys[:, owners[first]].tolist())
             changes += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
-        return np.array(changes, np.int64).reshape(len(changes), self.out_layout.words + 2).T
+        return to_batch(np.concatenate(changes, axis=1), self.out_layout)[1:]
 
     def _in_blocks(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool

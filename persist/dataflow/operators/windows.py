@@ -4,8 +4,9 @@ A partition is the group of a reduction. It is put in the order that a function 
 columns of the record decide, so the result depends on the partition's contents alone. Copies of a record are as many
 rows. A frame is a range of rows from a row on; `peers` are the rows that agree in the order.
 
-Cost: of a change, its whole partition. Sums and counts of frames are differences of running ones; minima, maxima, and
-the aggregates of `operators.folds`, cost the sizes of the distinct frames.
+Cost: of a change, its whole partition; of most functions over a large one, less (`operators.ranked_windows`). Sums and
+counts of frames are differences of running ones; minima, maxima, and the aggregates of `operators.folds`, cost the
+sizes of the distinct frames.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +28,32 @@ from persist.dataflow.updates.words import NULL, Domain, directed, ranks
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """What rows come to for a sum: how many values there are, their sum, and how many are NaN, inf and -inf."""
+
+    values: int = 0
+    total: int = 0
+    others: tuple[int, int, int] = (0, 0, 0)
+
+    def __add__(self, other: "Totals") -> "Totals":
+        nan, high, low = (one + two for one, two in zip(self.others, other.others, strict=True))
+        return Totals(self.values + other.values, self.total + other.total, (nan, high, low))
+
+    def __neg__(self) -> "Totals":
+        nan, high, low = self.others
+        return Totals(-self.values, -self.total, (-nan, -high, -low))
+
+
+@dataclass(frozen=True, slots=True)
 class Places:
-    """Rows in order: for each, where its partition, its peers and its frame begin and end (exclusive)."""
+    """Rows in order: for each, where its partition, its peers and its frame begin and end (exclusive).
+
+    These may be some rows of one partition. It then begins before 0 and ends beyond the last of them.
+
+    Attributes:
+        before, whole: of such rows, what the rows before them and all of the partition come to.
+        peers_before: how many groups of rows that agree in the order stand before them.
+    """
 
     at: Ints
     begins: Ints
@@ -37,6 +62,19 @@ class Places:
     peers_end: Ints
     low: Ints
     high: Ints
+    before: Totals = Totals()
+    whole: Totals = Totals()
+    peers_before: int | None = None
+
+    def framed(self, amounts: Any, before: int, whole: int) -> Any:
+        """Return the sums of amounts over frames: differences of running sums."""
+        rows = len(amounts)
+        running = np.zeros(rows + 3, amounts.dtype)
+        running[1] = before
+        running[2:-1] = amounts.cumsum() + before
+        running[-1] = whole
+        low, high = (np.clip(bound + 1, 0, rows + 2) for bound in (self.low, self.high))
+        return running.take(high) - running.take(low)
 
 
 def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
@@ -62,18 +100,21 @@ def _column(
     sorted_ = values.take(order, axis=1)
     bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
     places = _places(call, groups.take(order), [key.take(order) for key in keys], bounds)
-    arguments = [sorted_[schema.get_field_index(name)] for name in call.arguments]
+    column = np.empty(len(groups), np.int64)
+    column[order] = column_of(call, places, sorted_, schema, domain)
+    return column
+
+
+def column_of(call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain) -> Ints:
+    """Return what a function says of rows in order, given their words."""
+    arguments = [values[schema.get_field_index(name)] for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
     if call.function in _FOLDS and not (call.exclude or call.within or call.is_distinct):
-        made = _nth_of_some(call, places, arguments[0], _eligible(call, arguments[0], sorted_, schema))
-    elif call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
-        made = _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
-    else:
-        made = _folded(call, places, sorted_, arguments, kinds, schema, domain)
-    column = np.empty(len(groups), np.int64)
-    column[order] = made
-    return column
+        return _nth_of_some(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
+    if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
+        return _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
+    return _folded(call, places, values, arguments, kinds, schema, domain)
 
 
 def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
@@ -90,7 +131,7 @@ def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) 
     """Return the value of the first, the last or the n-th row of each frame, of those rows that count."""
     places = eligible.nonzero()[0]
     before = np.concatenate(([0], eligible.cumsum()))
-    first, end = before.take(p.low), before.take(p.high)
+    first, end = (before.take(np.clip(bound, 0, len(words))) for bound in (p.low, p.high))
     number = end - 1 if call.function == "last_value" else first + (call.number - 1 if _is_nth(call) else 0)
     inside = (number >= first) & (number < end)
     if not len(places):
@@ -160,13 +201,19 @@ class _Bounds:
 
 
 def _places(call: WindowFunction, groups: Ints, keys: list[Ints], bounds: _Bounds) -> Places:
-    rows = len(groups)
+    return placed(call, *_runs(groups), keys, bounds)
+
+
+def placed(
+    call: WindowFunction, begins: Ints, ends: Ints, keys: Sequence[Ints], bounds: _Bounds | None = None
+) -> Places:
+    """Return the places of rows in order, given where their partitions begin and end; rows agree if their keys do."""
+    rows = len(begins)
     at = np.arange(rows)
-    begins, ends = _runs(groups)
     peers_begin, peers_end = begins, ends
     if keys:
         marks = np.zeros(rows, np.bool_)
-        marks[begins] = True
+        marks[np.maximum(begins, 0)] = True
         for key in keys:
             marks[1:] |= key[1:] != key[:-1]
         peers_begin, peers_end = _runs(marks.cumsum())
@@ -180,6 +227,7 @@ def _places(call: WindowFunction, groups: Ints, keys: list[Ints], bounds: _Bound
         case ("groups", offset):
             low = _of_groups(p, offset, is_end=False)
         case ("value", _):
+            assert bounds is not None
             low = bounds.places(call.start_at, is_end=False)
     match call.end:
         case ("range", _):
@@ -189,6 +237,7 @@ def _places(call: WindowFunction, groups: Ints, keys: list[Ints], bounds: _Bound
         case ("groups", offset):
             high = _of_groups(p, offset, is_end=True)
         case ("value", _):
+            assert bounds is not None
             high = bounds.places(call.end_at, is_end=True)
     return replace(p, low=low, high=np.maximum(low, high))
 
@@ -229,6 +278,8 @@ def _rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 def _dense_rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
     number = (p.peers_begin == p.at).cumsum()
+    if p.peers_before is not None:
+        return number + p.peers_before
     return number - number.take(p.begins) + 1
 
 
@@ -259,7 +310,8 @@ def _shifted(sign: int) -> Function:
         inside = (target >= p.begins) & (target < p.ends)
         if call.ignores_nulls and by:
             target, inside = _past_nulls(p, arguments[0] != NULL, by)
-        return np.where(inside, arguments[0].take(np.where(inside, target, 0)), other)
+        rows = np.clip(np.where(inside, target, 0), 0, len(p.at) - 1) if len(p.at) else target
+        return np.where(inside, arguments[0].take(rows), other)
 
     return shift
 
@@ -281,8 +333,8 @@ def _count_star(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 
 def _count(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
-    running = np.concatenate(([0], (arguments[0] != NULL).cumsum()))
-    return running.take(p.high) - running.take(p.low)
+    counts: Ints = p.framed((arguments[0] != NULL).astype(np.int64), p.before.values, p.whole.values)
+    return counts
 
 
 def _extreme(is_max: bool) -> Function:
@@ -343,20 +395,47 @@ def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
 
 def _totals(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[list[Any], list[int]]:
     """Return the sum of each frame, as whole numbers, and of how many values it is; of floats in 2**-1074."""
-    running = np.concatenate(([0], (words != NULL).cumsum()))
-    counts = (running.take(p.high) - running.take(p.low)).tolist()
+    counts = p.framed((words != NULL).astype(np.int64), p.before.values, p.whole.values)
+    amounts = wholes(words, kind, domain)
+    largest_sum = max(abs(p.before.total), abs(p.whole.total)) + _magnitude(amounts)
+    amounts = amounts.astype(np.int64 if largest_sum < 2**62 else object, copy=False)
+    return p.framed(amounts, p.before.total, p.whole.total).tolist(), counts.tolist()
+
+
+def _magnitude(amounts: Any) -> int:
+    """Return what no sum of some of the amounts exceeds."""
+    if not len(amounts):
+        return 0
+    return len(amounts) * max(abs(int(amounts.max())), abs(int(amounts.min())))
+
+
+def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
+    """Return numbers as whole ones: decimals in units of their last digit, floats in 2**-1074; 0 for what is none."""
     if pat.is_floating(kind):
-        wholes = _wholes(domain.decode(words, kind))
-    elif pat.is_decimal(kind):
+        return _wholes(domain.decode(words, kind))
+    if pat.is_decimal(kind):
         scale = kind.scale
         values = domain.decode(words, kind).to_pylist()
-        wholes = np.array([0 if value is None else int(value.scaleb(scale)) for value in values], object)
-    elif pat.is_uint64(kind):
-        wholes = np.array([value or 0 for value in domain.decode(words, kind).to_pylist()], object)
-    else:
-        wholes = np.where(words == NULL, 0, words).astype(object)
-    sums = np.concatenate((np.zeros(1, object), wholes.cumsum())) if len(wholes) else np.zeros(1, object)
-    return (sums.take(p.high) - sums.take(p.low)).tolist(), counts
+        return np.array([0 if value is None else int(value.scaleb(scale)) for value in values], object)
+    if pat.is_uint64(kind):
+        return np.array([value or 0 for value in domain.decode(words, kind).to_pylist()], object)
+    return np.where(words == NULL, 0, words)
+
+
+def totals(words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
+    """Return what values with their multiplicities come to; those of negative multiplicity are left out."""
+    counted = (diffs > 0) & (words != NULL)
+    words, weights = words[counted], diffs[counted].astype(object)
+    if not len(words):
+        return Totals()
+    others = (0, 0, 0)
+    if pat.is_floating(kind):
+        floats = domain.decode(words, kind).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        counts = [int(weights[which].sum()) for which in (np.isnan(floats), floats == np.inf, floats == -np.inf)]
+        others = (counts[0], counts[1], counts[2])
+    is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
+    total = (wholes(words, kind, domain).astype(object) * weights).sum() if is_number else 0
+    return Totals(int(weights.sum()), int(total), others)
 
 
 def _wholes(values: pa.Array) -> Any:
@@ -371,12 +450,12 @@ def _wholes(values: pa.Array) -> Any:
 def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> Ints:
     """Return sums with those of frames that have a NaN or an infinity put right."""
     floats = domain.decode(words, kind).cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    if np.isfinite(floats).all():
+    if np.isfinite(floats).all() and not any(p.whole.others):
         return sums
     has = []
-    for others in (np.isnan(floats), floats == np.inf, floats == -np.inf):
-        running = np.concatenate(([0], others.cumsum()))
-        has.append(running.take(p.high) > running.take(p.low))
+    flags = (np.isnan(floats), floats == np.inf, floats == -np.inf)
+    for others, before, whole in zip(flags, p.before.others, p.whole.others, strict=True):
+        has.append(p.framed(others.astype(np.int64), before, whole) > 0)
     special = np.where(has[0] | (has[1] & has[2]), np.nan, np.where(has[1], np.inf, -np.inf))
     return np.where(np.logical_or.reduce(has), domain.encode(pa.array(special)), sums)
 
@@ -399,5 +478,6 @@ _FUNCTIONS: dict[str, Function] = {
     "bool_and": _extreme(False),
     "bool_or": _extreme(True),
 }
+SUMMED = ("count", "sum", "avg")  # Those that are differences of running sums of `Totals`.
 # What functions of rows are called as folds.
 _FOLDS = {"first_value": "first", "last_value": "last", "nth_value": "nth"}

@@ -43,6 +43,7 @@ from persist.dataflow.operators.operators import (
     SinkOperator,
     shown_by,
 )
+from persist.dataflow.operators.ranked_windows import ranking_of_windows
 from persist.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.dataflow.operators.windows import windows
 from persist.dataflow.plan.draft import Captured, Probed
@@ -402,6 +403,8 @@ class Builder:
                 values = _picked(given, reduce.values)
                 order = _order(reduce.logic, values)
                 return ranking_of_top(count, skip, order, values.types, self.domain, counted)
+            case Windowed(calls):
+                return ranking_of_windows(calls, _picked(given, reduce.values), self.domain)
             case Folded(calls):
                 return ranking_of_folds(calls, _picked(given, reduce.values), self.domain)
         return None

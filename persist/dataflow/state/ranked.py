@@ -106,7 +106,7 @@ class Ranked:
     def __init__(self, order: Order, records: Ints, diffs: Ints) -> None:
         self._order = order
         self._width = len(records)
-        self._blocks: list[Ints] = []
+        self._blocks: list[Ints] = []  # None of them is changed in place: see `blocks`.
         self._firsts: list[SortKey] = []
         self._counts: list[int] = []
         self.rows = 0
@@ -144,6 +144,11 @@ class Ranked:
             new_block[:, :place], new_block[:, place + 1 :] = block[:, :place], block[:, place:]
             new_block[:-1, place], new_block[-1, place] = record, diff
             self._replace(at, new_block)
+
+    @property
+    def blocks(self) -> list[Ints]:
+        """The blocks, which stay as they are whatever is added: what has not changed is the same array later."""
+        return self._blocks.copy()
 
     def first(self) -> Record | None:
         """Return the first record of positive multiplicity."""
@@ -195,6 +200,7 @@ class Ranked:
         if not -(2**63) <= after < 2**63:
             raise DiffOverflow(f"a multiplicity became {after}, which does not fit int64: the diffs are too large")
         if after:
+            self._blocks[at] = block = block.copy()
             block[-1, place] = after
             self._counts[at] += max(after, 0) - max(before, 0)
             return
