@@ -1,4 +1,4 @@
-"""Batches of many updates: summed before they are sorted, or sorted together with places, they are the same batches."""
+"""Batches of many updates: sorted together with places, they are the same batches as sorted in any other way."""
 
 from collections.abc import Callable
 from typing import Any

@@ -18,14 +18,7 @@ from typing import Any
 import numpy as np
 
 from persist.codecs import DiffOverflow
-from persist.dataflow.updates.bulk import (
-    MANY_ROWS,
-    SAMPLE,
-    has_repeats,
-    order_of,
-    reordered,
-    summed_first,
-)
+from persist.dataflow.updates.bulk import order_of, reordered
 from persist.dataflow.updates.times import Flags, Ints
 
 HASH_VERSION = 1  # Of `mixed`; another hash is another version.
@@ -98,8 +91,6 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
     """Return updates whose key words come first as a batch."""
     if not updates.shape[1]:
         return layout.empty()
-    if updates.shape[1] >= MANY_ROWS:
-        updates = _summed_first(updates, layout)
     hashes = key_hashes(updates[: layout.keys])
     if layout.values:
         hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
@@ -112,17 +103,6 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
         hashes.take(order, out=batch[0], mode="clip")
         reordered(updates, order, batch[1:])
     return _consolidated(batch, layout)
-
-
-def _summed_first(updates: Ints, layout: Layout) -> Ints:
-    """Return updates of which equal ones are summed, if that pays. All 64 bits of a hash tell records apart: of a
-    million keys, some always agree in the half that orders them."""
-    times = updates[layout.words : -1]
-    end = layout.words if (times == times[:, :1]).all() else len(updates) - 1
-    count = updates.shape[1]
-    if not end or not has_repeats(mixed(updates[:end, :: count // SAMPLE]), count):
-        return updates
-    return summed_first(updates, layout.words, mixed(updates[:end]).view(np.int64))
 
 
 def settled(batch: Ints, layout: Layout) -> Ints:

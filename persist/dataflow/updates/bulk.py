@@ -1,32 +1,23 @@
 """What makes many updates a batch faster than one sort of all: numpy's sort takes most of the time of a bulk load.
 
-- Where most updates say the same (columns that nobody reads are left out, so facts of one key are alike), they are
-  summed first, by a hash table of Arrow's, and only what differs is sorted. Whether that pays is told by a sample.
-  A load of a million updates that are counted by one or two columns takes two thirds of the CPU time with it.
-- A hash is sorted together with its place, which takes the bits that n places need, in place of the lowest ones of the
-  hash: numpy sorts plain integers several times as fast as it finds their order, and with a place in it the sort is
-  stable. What the upper bits leave undecided is sorted once more. Pieces that are sorted already are merged by numpy's
-  stable sort, which is linear then.
+A hash is sorted together with its place, which takes the bits that n places need, in place of the lowest ones of the
+hash: numpy sorts plain integers several times as fast as it finds their order, and with a place in it the sort is
+stable. What the upper bits leave undecided is sorted once more. Pieces that are sorted already are merged by numpy's
+stable sort, which is linear then.
 
 Whatever is done here, the batch that comes of it is the same.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from persist.dataflow.updates.times import Flags, Ints
 
-MANY_ROWS = 1 << 15  # From so many updates on, it pays to look.
-SAMPLE = 4096
-REPEATS = 32  # Updates are summed first if there are about so many of each in the mean.
 PACKED_ROWS = 1024  # From so many hashes on, a sort together with places pays.
 PREFIX_SHARE = 16  # If more than one in so many is in the wrong place by its upper bits, all are sorted by halves.
 PIECES = 16  # Up to so many sorted pieces are merged.
 _HALF = 31  # Bits of a place beside half a hash.
-_EXACT = 1 << 53  # Sums of floats below this are exact.
 
 
 def order_of(hashes: Ints, descents: Flags) -> Ints:
@@ -85,41 +76,6 @@ def reordered(rows: Ints, order: Ints, out: Ints) -> None:
             target.fill(row[0])
         else:
             row.take(order, out=target, mode="clip")
-
-
-def has_repeats(sample: Any, count: int) -> bool:
-    """Return whether summing updates first pays, given the marks of a sample and how many there are in all."""
-    ordered = np.sort(sample)
-    pairs = np.count_nonzero(ordered[1:] == ordered[:-1])
-    return bool(pairs * 2 * count >= REPEATS * len(sample) ** 2)  # Birthdays: n values of d make n * n / 2d pairs.
-
-
-def summed_first(updates: Ints, first_time: int, marks: Ints) -> Ints:
-    """Return updates with equal ones summed; as they are, if that turns out not to pay, or sums might not be exact.
-
-    Args:
-        first_time: the row at which times begin.
-        marks: int64[n], equal for equal updates.
-    """
-    count = updates.shape[1]
-    diffs = updates[-1]
-    largest = max(int(diffs.max()), -int(diffs.min()))
-    coded = pa.array(marks).dictionary_encode()
-    codes = coded.indices.to_numpy()
-    if 2 * len(coded.dictionary) > count or count * largest >= _EXACT:
-        return updates
-    # Codes are given out in the order in which marks are met.
-    so_far = np.maximum.accumulate(codes)
-    firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
-    merged = updates.take(firsts, axis=1)
-    for row in range(len(updates) - 1):
-        is_one = row >= first_time and (updates[row] == updates[row, 0]).all()
-        if not is_one and (merged[row].take(codes) != updates[row]).any():
-            return updates  # Two different updates have one mark.
-    is_inserted = largest == 1 and (diffs == 1).all()
-    sums = np.bincount(codes) if is_inserted else np.bincount(codes, weights=diffs).astype(np.int64)
-    merged[-1] = sums
-    return merged if is_inserted or sums.all() else merged[:, sums != 0]
 
 
 def _sorted_places(marks: Ints, mask: int) -> Ints:
