@@ -48,7 +48,7 @@ from persist.read import (
     check_changes_form,
     checked_filter,
     joined,
-    read_changes,
+    joined_changes,
     snapshot_scan,
     snapshot_tables,
     with_moments,
@@ -225,13 +225,11 @@ def listen_from(
     def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
         if contents.keyed is not None:
             scan = changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
-            found = read_changes(scan, reading())
-            return with_moments(found, moments)
+            return with_moments(joined_changes(scan, reading), moments)
         parts = unread.at_or_after(contents, lower)
         schema = among_versions(handle.schema, contents)
         scan = Scan(schema, parts, lower, upper, tuple(columns or schema.names)).with_newest_types()
-        found = read_changes(scan.pruned(), reading())
-        return with_moments(found, moments)
+        return with_moments(joined_changes(scan.pruned(), reading), moments)
 
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, read, first)
 

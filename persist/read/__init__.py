@@ -16,6 +16,7 @@ from persist.read.following.changes import (
     UpsertEvents,
     Upserts,
     check_changes_form,
+    joined_changes,
     read_changes,
     with_moments,
 )

@@ -12,6 +12,7 @@ import persist
 import persist.read.following.changes
 from persist.blob import MemoryBlob
 from persist.codecs import consolidate
+from persist.engine import begun_listen
 from tests.tiers import examples
 
 VALUES = st.tuples(st.sampled_from(["", "a", "ab", None]), st.sampled_from([0.0, -0.0, float("nan"), 1.5, None]))
@@ -92,3 +93,22 @@ def test_parts_that_share_a_time_are_summed() -> None:
         c.write([((1, None), 1, 1), ((1, None), 2, 1)], seal=3).result()
         found = c.changes(0, 3).to_arrow().to_pylist()
     assert [tuple(row.values()) for row in found] == [(2, 0, 1), (1, 1, 2), (1, 2, 1)]
+
+
+@settings(max_examples=examples(30))
+@given(batches=st.lists(UPDATES, min_size=1, max_size=4), columns=st.sampled_from([None, ["k", "s"], ["s"]]))
+def test_what_a_listen_reads_in_pieces_is_what_it_reads_at_once(
+    batches: list[list[Any]], columns: list[str] | None
+) -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()}, value={"s": pa.string(), "x": pa.float64()})
+        for batch in batches:
+            c.write(batch)
+        c.seal(80_000).result()
+        found = []
+        for budget in (client.engine.settings.memory_budget, 64):  # So small that there are many pieces.
+            client.engine.settings.__dict__["memory_budget"] = budget
+            with begun_listen(c.handle, None, None, columns=columns) as listen:
+                progress = next(listen)
+                found.append((progress.upper, str(progress.updates.to_pylist())))
+        assert found[0] == found[1]
