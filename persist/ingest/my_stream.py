@@ -80,7 +80,7 @@ class MyStream:
         self._relations: dict[int, tuple[Any, TableRows | None]] = {}
         self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
         self._links: list[Any] = []  # The library's connections.
-        self._ahead_us = 0
+        self._ahead_us = self._began_us = 0
         self._is_prepared = False
 
     def batches(self) -> Iterator[Batch]:
@@ -120,7 +120,8 @@ class MyStream:
             cursor.execute("SHOW BINARY LOGS")
             self._logs = [(row[0], row[1]) for row in cursor.fetchall()]
             cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
-            self._ahead_us = cursor.fetchone()[0] - self._monotonic_us()
+            [self._began_us] = cursor.fetchone()
+            self._ahead_us = self._began_us - self._monotonic_us()
         return executed.measure
 
     def _opened(self) -> Any:
@@ -154,8 +155,8 @@ class MyStream:
         while True:
             if not flow.is_inside:
                 is_end = run.stop.is_set() or (run.once and self._gtids.measure >= target)
-                if is_end:
-                    yield from self._nothing_more()
+                if is_end:  # Of what came since this began, nothing is known if it ends so early.
+                    yield from self._nothing_more(self._began_us if run.once else None)
                     return
                 if events.empty() and not flow.is_empty:
                     yield flow.batch(flow.done)
@@ -172,13 +173,13 @@ class MyStream:
             is_due = clock.monotonic_s() - last_s >= self._server.config.heartbeat_s
             if type(event[0]).__name__ == "HeartbeatLogEvent" and is_due and not flow.is_inside:
                 last_s = clock.monotonic_s()
-                yield from self._nothing_more()
+                yield from self._nothing_more(self._monotonic_us() + self._ahead_us)
 
-    def _nothing_more(self) -> Iterator[Batch]:
-        """Take it that the server has sent all; the moment is a second ago, because those of its log are seconds."""
+    def _nothing_more(self, by_us: int | None) -> Iterator[Batch]:
+        """Take it that the server has sent all by a moment, less a second: those of its log are seconds."""
         flow, self._logs = self._flow, []
-        if flow.done < (self._gtids.measure + 1) * STEP:
-            flow.nothing_before(flow.done + 1, self._monotonic_us() + self._ahead_us - 1_000_000)
+        if by_us is not None and flow.done < (self._gtids.measure + 1) * STEP:
+            flow.nothing_before(flow.done + 1, by_us - 1_000_000)
         if flow.done > flow.upper:
             yield flow.batch(flow.done)
 

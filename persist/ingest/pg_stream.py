@@ -4,6 +4,7 @@ import json
 import logging
 import select
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -46,7 +47,6 @@ class Stream:
         self._slot = slot
         self._run = run
         self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows, self._behind)
-        self._ahead_us = 0  # The server's clock minus ours, since 1970 on one side and any moment on the other.
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
         self._spools = Spools()
@@ -65,8 +65,8 @@ class Stream:
             self._spools.close()
             connection.close()
 
-    def _begun(self, connection: Any, cursor: Any) -> int:
-        """Begin to replicate; return how far the server's log goes by now."""
+    def _begun(self, connection: Any, cursor: Any) -> tuple[int, int]:
+        """Begin to replicate; return a mark of now."""
         database, slot = self._database, self._slot
         looking = database.connected()
         try:
@@ -77,9 +77,7 @@ class Stream:
                     (slot,),
                 )
                 found = asked.fetchone()
-                asked.execute(f"SELECT pg_current_wal_lsn(), {CLOCK_US}")
-                position, now_us = asked.fetchone()
-                end, self._ahead_us = lsn_of(position), now_us - self._monotonic_us()
+                end = _marked(asked)
                 asked.execute(IDLE_SLOTS, (slot, slot))
                 self._warn_of(asked.fetchall())
         finally:
@@ -121,25 +119,32 @@ class Stream:
                     "SELECT pg_drop_replication_slot('%s')", self._database.name, slot, kept / 2**20, slot,
                 )  # fmt: skip
 
-    def _read(self, cursor: Any, target: int) -> Iterator[Batch]:
+    def _read(self, cursor: Any, mark: tuple[int, int] | None) -> Iterator[Batch]:
+        """Read what the server sends.
+
+        A mark is how far the server's log went at a moment. When all up to there is here, times up to there are
+        complete, and that is what the moment means. Later moments are not known, as long as the server sends more.
+        """
         run, flow, clock = self._run, self._flow, self._run.client.engine.clock
-        told_s = clock.monotonic_s()
+        asked_s = clock.monotonic_s()
         while True:
             message = cursor.read_message()
             if message is None:
                 if not flow.is_inside:
-                    is_end = run.stop.is_set() or (run.once and cursor.wal_end >= target)
-                    is_due = is_end or clock.monotonic_s() - told_s >= self._database.config.heartbeat_s
-                    if is_due:  # All that the server has sent is here, so times up to there are complete.
-                        flow.nothing_before(max(flow.done, cursor.wal_end), self._monotonic_us() + self._ahead_us)
-                    if not flow.is_empty or (is_due and flow.done > flow.upper):
+                    is_reached = mark is not None and cursor.wal_end >= mark[0]
+                    if mark is not None and is_reached:
+                        flow.nothing_before(max(flow.done, mark[0]), mark[1])
+                        mark = None
+                    is_end = run.stop.is_set() or (run.once and is_reached)
+                    if not flow.is_empty or ((is_reached or is_end) and flow.done > flow.upper):
                         yield flow.batch(flow.done)
-                    if is_due:  # And durable, so it need not keep its log for this slot.
+                    if is_reached or is_end:  # It is durable, so the server need not keep its log for this slot.
                         cursor.send_feedback(flush_lsn=flow.upper, force=True)
-                        told_s = clock.monotonic_s()
                     if is_end:
                         return
-                if run.once and cursor.wal_end < target:
+                    if mark is None and clock.monotonic_s() - asked_s >= self._database.config.heartbeat_s:
+                        mark, asked_s = self._mark(), clock.monotonic_s()
+                if mark is not None and cursor.wal_end < mark[0]:
                     cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
                 select.select([cursor], [], [], POLL_S)
                 continue
@@ -154,6 +159,11 @@ class Stream:
                 yield from self._taken(data, cursor)
                 if flow.upper != before:
                     cursor.send_feedback(flush_lsn=flow.upper)
+
+    def _mark(self) -> tuple[int, int]:
+        """Return how far the server's log goes by now, and that moment in µs since 1970."""
+        with closing(self._database.connected()) as connection, connection.cursor() as cursor:
+            return _marked(cursor)
 
     def _behind(self) -> int:
         """Return how much of the server's log is not taken in yet, as far as the server has told."""
@@ -194,9 +204,6 @@ class Stream:
                 if count % ALIVE_EVERY == 0:
                     cursor.send_feedback(flush_lsn=flow.upper, force=True)
             yield from flow.commit()
-
-    def _monotonic_us(self) -> int:
-        return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
     def _change(self, data: bytes) -> None:
         if self._flow.is_known:
@@ -299,6 +306,14 @@ class Stream:
                 return dict(cursor.fetchall())
         finally:
             connection.close()
+
+
+def _marked(cursor: Any) -> tuple[int, int]:
+    cursor.execute(f"SELECT {CLOCK_US}")  # First: what was told to be committed by then is in the log by the next look.
+    [now_us] = cursor.fetchone()
+    cursor.execute("SELECT pg_current_wal_lsn()")
+    [position] = cursor.fetchone()
+    return lsn_of(position), now_us
 
 
 def _typed(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
