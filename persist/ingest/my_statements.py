@@ -75,7 +75,7 @@ def effect_of(statement: str, schema: str, followed: Sequence[Table]) -> Effect:
         _alter(tokens, schema, tables, effect)
     elif words[0] in _ROWS and {token.text for token in tokens} & {name for _, name in followed}:
         effect.refused = "it changes rows and is logged as a statement (binlog_format of its session is not ROW)"
-    elif words[0] == "ROLLBACK" and words[1] not in ("TO", "WORK"):
+    elif words[0] == "ROLLBACK":
         effect.is_gone = True
     effect.emptied = [table for table in effect.emptied if table in tables]
     return effect

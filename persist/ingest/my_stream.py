@@ -81,7 +81,7 @@ class MyStream:
         self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
         self._links: list[Any] = []  # The library's connections.
         self._ahead_us = self._began_us = 0
-        self._is_prepared = False
+        self._is_prepared = self._is_alone = self._is_touched = False  # Of the transaction that comes.
 
     def batches(self) -> Iterator[Batch]:
         """Yield transactions as they come, some of them together."""
@@ -196,6 +196,7 @@ class MyStream:
             after = gtids_of(str(self._gtids), is_mariadb=self._server.is_mariadb)
             after.add(event.gtid)
             self._after = after
+            self._is_touched = False
             self._is_prepared = bool(getattr(event, "flags", 0) & PREPARED)
             self._is_alone = bool(getattr(event, "flags", 0) & 1)
             yield from flow.begin(after.measure * STEP, event.timestamp * 1_000_000)
@@ -224,7 +225,7 @@ class MyStream:
         if word in ("BEGIN", "SAVEPOINT", "RELEASE", "XA", "START") and not (word == "XA" and self._ends(statement)):
             return
         effect = effect_of(statement, schema, [*self._names])
-        if effect.refused or effect.is_gone:
+        if effect.refused or (effect.is_gone and self._is_touched):
             raise InvalidUsage(
                 f"{self._server.name}: a statement cannot be followed, because "
                 f"{effect.refused or 'it undoes changes that are in the log'}: {statement[:100]!r}. {self._again()}"
@@ -360,6 +361,7 @@ class MyStream:
                 f"{self._server.name}: a transaction of XA changed {rows.table}. Its rows are logged before it is "
                 f"known whether it is committed, so it cannot be followed. {self._again()}"
             )
+        self._is_touched = True
         at = {column.name: place for place, column in enumerate(event.columns)}
         places = [at[name] for name in rows.names]
         for old, new in decoded:

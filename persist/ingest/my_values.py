@@ -5,7 +5,7 @@ The catalog tells the types of a table that is made; the log tells those that fo
 
 import json
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from persist.errors import InvalidUsage
 
+ZERO = datetime(1970, 1, 1)
 BINARY = "binary"  # A character set.
 _DIGITS_MAX = 38
 _WHOLE = {
@@ -75,6 +76,10 @@ def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[
             value = int(value, 2)
         elif column.type == 254 and isinstance(value, bytes):
             value = value.ljust(column.max_length, b"\0")
+        elif column.type == 13 and value == 1900:
+            value = 0  # Years begin at 1901, and the log has none of 0000 but that.
+        elif column.type in (7, 17) and value == ZERO:
+            value = None  # A timestamp of zeros; the first moment that one can have is a second later.
         elif column.type == 245:
             value = json.dumps(value, default=_decoded)
         row.append(value)

@@ -247,3 +247,62 @@ def test_where_a_message_was_can_be_kept(client: Any, cluster: Cluster, topic: s
         metadata={"part": "partition", "at": "offset", "sent": "timestamp", "lsn": "meta.lsn"},
     )  # fmt: skip
     assert held(client) == [{"id": 1, "lsn": 7, "part": 0, "at": 0, "sent": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}]
+
+
+# What the fixtures of Flink and Paimon tell, in each of the forms: nine products, and what becomes of them.
+NAMES = {
+    101: ("scooter", "Small 2-wheel scooter", 3.14), 102: ("car battery", "12V car battery", 8.1),
+    103: ("12-pack drill bits", "12-pack of drill bits with sizes ranging from #40 to #3", 0.8),
+    104: ("hammer", "12oz carpenter's hammer", 0.75), 105: ("hammer", "14oz carpenter's hammer", 0.875),
+    106: ("hammer", "16oz carpenter's hammer", 1.0), 107: ("rocks", "box of assorted rocks", 5.3),
+    108: ("jacket", "water resistent black wind breaker", 0.1), 109: ("spare tire", "24 inch spare tire", 22.2),
+}  # fmt: skip
+CHANGES: list[tuple[int, Any]] = [
+    *NAMES.items(),
+    (106, ("hammer", "18oz carpenter hammer", 1.0)), (107, ("rocks", "box of assorted rocks", 5.1)),
+    (110, ("jacket", "water resistent white wind breaker", 0.2)), (111, ("scooter", "Big 2-wheel scooter ", 5.18)),
+    (110, ("jacket", "new water resistent white wind breaker", 0.5)), (111, ("scooter", "Big 2-wheel scooter ", 5.17)),
+    (111, None), (101, ("scooter", "Small 2-wheel scooter", 5.17)), (102, ("car battery", "12V car battery", 5.17)),
+    (102, None), (103, None),
+]  # fmt: skip
+PRODUCTS = {
+    101: ("scooter", "Small 2-wheel scooter", 5.17), 104: NAMES[104], 105: NAMES[105],
+    106: ("hammer", "18oz carpenter hammer", 1.0), 107: ("rocks", "box of assorted rocks", 5.1), 108: NAMES[108],
+    109: NAMES[109], 110: ("jacket", "new water resistent white wind breaker", 0.5),
+}  # fmt: skip
+ROW = ("name", "description", "weight")
+
+
+def told(form: str) -> Iterator[Any]:
+    """Yield the changes as a form has them."""
+    there: dict[int, Any] = {}
+    for number, (id_, row) in enumerate(CHANGES):
+        old, new = (None if r is None else {"id": id_, **dict(zip(ROW, r, strict=True))} for r in (there.get(id_), row))
+        there[id_] = row
+        kind = "delete" if new is None else "insert" if old is None else "update"
+        least = {name: value for name, value in (old or {}).items() if new is not None and new[name] != value}
+        if form == "debezium":
+            yield {"id": id_}, debezium_message(kind[0].replace("i", "c"), old, new)
+        elif form == "maxwell":
+            head = {"database": "test", "table": "product", "ts": 1596684883, "xid": number, "type": kind}
+            yield {**head, "data": new or old, **({"old": least} if least else {})}
+        else:
+            text = {name: str(value) for name, value in (new or old or {}).items()}
+            types = {"id": "INTEGER", "name": "VARCHAR(255)", "description": "VARCHAR(512)", "weight": "FLOAT"}
+            head = {"database": "test", "table": "product", "es": number, "ts": number, "isDdl": False, "sql": ""}
+            was = [{name: str(value) for name, value in least.items()}] if least else None
+            yield {**head, "type": kind.upper(), "data": [text], "old": was, "mysqlType": types, "pkNames": ["id"]}
+
+
+@pytest.mark.parametrize("form", ["debezium", "maxwell", "canal"])
+def test_the_products_of_flink_and_paimon_come_to_what_they_expect(
+    client: Any, cluster: Cluster, topic: str, form: str
+) -> None:
+    columns = {"id": "int32", "name": "string", "description": "string", "weight": "float64"}
+    messages = [*told(form)]
+    more = {} if form == "debezium" else {"table": "test.product"}
+    for some in (messages[:13], messages[13:]):
+        cluster.send(topic, *some)
+        taken(client, cluster, topic, format=form, key=["id"], columns=columns, **more)
+    found = {row["id"]: tuple(row[name] for name in ROW) for row in held(client)}
+    assert (found, reasons(client)) == (PRODUCTS, [])
