@@ -2,10 +2,12 @@
 
     python -m benchmarks.flowing bank --kills 200
     python -m benchmarks.flowing lag --seconds 300 --rate 500
+    python -m benchmarks.flowing rate --rows 10000000
 
 `bank` moves money between accounts, while `persist ingest` and the server are killed, connections are cut, and the disk
 of the location is full for a while. Then the sum at every time must be right, and `pg_dump` must equal the collection.
 `lag` runs pgbench beside a table of probes, and says how long it takes until a committed row is seen by a reader.
+`rate` says how fast rows come in, by the first copy, by many transactions, and by a large one, and what memory it takes.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import contextlib
 import itertools
 import os
 import random
+import resource
 import select
 import shutil
 import socket
@@ -238,11 +241,51 @@ def lag(seconds: int, rate: int) -> None:
         print(f"lag of {len(lags)} probes: median {ranks[49]:.2f} s, 95% {ranks[94]:.2f} s, most {max(lags):.2f} s")
 
 
+def rate(rows: int) -> None:
+    """Measure how fast rows come in, for a second of our CPU and of the clock."""
+    with running() as server, tempfile.TemporaryDirectory() as folder:
+        run(
+            server.url,
+            "CREATE TABLE t (id bigint PRIMARY KEY, a int, b text, c timestamptz, d float8)",
+            f"INSERT INTO t SELECT g, g % 1000, 'name ' || g, now(), g * 0.5 FROM generate_series(1, {rows}) g",
+            "CREATE PUBLICATION p FOR ALL TABLES",
+        )
+
+        def measured(what: str) -> None:
+            cpu_s, wall_s = time.process_time(), time.monotonic()
+            done = persist.ingest(f"{folder}/location", server.url, publication="p", once=True)
+            cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+            print(
+                f"{what}: {done.rows:,} rows, {done.rows / cpu_s:,.0f} for a second of CPU, {done.rows / wall_s:,.0f} "
+                f"of the clock; up to now {peak} MiB of memory", flush=True,
+            )  # fmt: skip
+
+        measured("the first copy")
+        for begin in range(0, min(rows, 200_000), 1000):
+            run(
+                server.url,
+                f"UPDATE t SET a = a + 1 WHERE id > {begin} AND id <= {begin + 500}",
+                f"INSERT INTO t SELECT -g, 1, 'n', now(), 1 FROM generate_series({begin + 1}, {begin + 500}) g",
+            )
+        measured("transactions of 1,000 rows")
+        run(server.url, f"UPDATE t SET a = a + 1 WHERE id <= {min(rows, 1_000_000)}")
+        measured("one transaction")
+        run(server.url, "TRUNCATE t")
+        measured("TRUNCATE")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["bank", "lag"])
+    parser.add_argument("what", choices=["bank", "lag", "rate"])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--rate", type=int, default=500, help="transactions of pgbench a second; 0 for all it can")
+    parser.add_argument("--rows", type=int, default=1_000_000)
     given = parser.parse_args()
-    bank(given.kills) if given.what == "bank" else lag(given.seconds, given.rate)
+    if given.what == "bank":
+        bank(given.kills)
+    elif given.what == "lag":
+        lag(given.seconds, given.rate)
+    else:
+        rate(given.rows)

@@ -111,12 +111,13 @@ def test_every_type_comes_the_same_by_copy_and_by_log(shop: Shop) -> None:
         "CREATE TABLE t (id int PRIMARY KEY, a tinyint unsigned, b bigint unsigned, c decimal(10,2), d double, e float, "  # noqa: E501
         "f varchar(20), g char(4), h binary(4), i varbinary(9), j text, k blob, l date, m time(3), n datetime(6), "
         "o timestamp(6) NULL, p year, q enum('x','y z'), r set('a','b'), s bit(10), u json, v uuid, w inet6, "
-        "x int AS (id + 1), y geometry, z varchar(5) CHARACTER SET latin1, aa decimal(60, 3), ab date, ac mediumint)",
+        "x int AS (id + 1), y geometry, z varchar(5) CHARACTER SET latin1, aa decimal(60, 3), ab date, ac mediumint, ad year, "  # noqa: E501
+        "ae timestamp NULL)",
     )
     row = (
         "255, 18446744073709551615, -1.5, 1e300, 0.1, 'é€', 'ab', 'ab', 'x', 'tx', 'bl', '2020-01-02', '-12:30:00.5', "
         "'2020-01-02 03:04:05.000001', '2020-01-02 03:04:05.5', 2020, 'y z', 'b,a', b'1010101010', '{\"b\": [1, 2.5]}', "  # noqa: E501
-        "'123e4567-e89b-12d3-a456-426655440000', '::1', point(1, 2), 'é', 12345678901234567890.125, '0000-00-00', -8388608"  # noqa: E501
+        "'123e4567-e89b-12d3-a456-426655440000', '::1', point(1, 2), 'é', 12345678901234567890.125, '0000-00-00', -8388608, 0, '0000-00-00'"  # noqa: E501
     )
     query = (
         "SELECT column_name FROM information_schema.columns WHERE table_schema = database() "
@@ -136,7 +137,7 @@ def test_every_type_comes_the_same_by_copy_and_by_log(shop: Shop) -> None:
         "'{\"b\": [1, 2.5]}', b'\\x12>Eg\\xe8\\x9b\\x12\\xd3\\xa4VBfUD\\x00\\x00', "
         "b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x01', "
         "b'\\x00\\x00\\x00\\x00\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\xf0?\\x00\\x00\\x00\\x00\\x00\\x00\\x00@', "  # noqa: E501
-        "'é', '12345678901234567890.125', None, -8388608)"
+        "'é', '12345678901234567890.125', None, -8388608, 0, None)"
     )
     assert {*empty} == {None, ""}
 
@@ -225,6 +226,21 @@ def test_what_the_log_cannot_tell_is_refused(shop: Shop, server: MariaDb) -> Non
     with pytest.raises(persist.InvalidUsage, match=r"has no table 'q'; it has c, p"):
         shop.ingest(tables=["q"])
     shop.ingest(tables=["p"])
+    shop.run("CREATE TABLE my (id int PRIMARY KEY) ENGINE = MyISAM")
+    shop.ingest(tables=["p"])
+    undone = Shop(server, f"u{abs(hash(shop.name)) % 10**12}")
+    undone.run("CREATE TABLE p (id int PRIMARY KEY)", "CREATE TABLE my (id int PRIMARY KEY) ENGINE = MyISAM")
+    undone.ingest()
+    undone.whole(
+        "SAVEPOINT s",
+        "INSERT INTO p VALUES (7)",
+        "INSERT INTO my SELECT id FROM p",
+        "ROLLBACK TO s",
+        "INSERT INTO p VALUES (8)",
+    )
+    with pytest.raises(persist.InvalidUsage, match=r"it undoes changes that are in the log: 'ROLLBACK"):
+        undone.ingest()
+    undone.connection.close()
     shop.run("XA START 'x'", "INSERT INTO p VALUES (1)", "XA END 'x'", "XA PREPARE 'x'", "XA ROLLBACK 'x'")
     with pytest.raises(persist.InvalidUsage, match=r"a transaction of XA changed p.*copy the tables again"):
         shop.ingest(tables=["p"])

@@ -327,6 +327,64 @@ def test_whoever_is_killed_the_balance_is_right_at_every_time(database: Database
     assert len(by_time) >= kills
 
 
+@pytest.mark.thorough
+@pytest.mark.costly("another process refreshes while a bank works")
+def test_a_view_of_two_tables_that_another_process_refreshes_never_shows_half_a_transaction(database: Database) -> None:
+    database.run(
+        "CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL)",
+        "CREATE TABLE transfers (id int PRIMARY KEY, a int, b int, amount int)",
+        "CREATE TABLE kept (id int PRIMARY KEY, place text)",
+        "INSERT INTO accounts SELECT g, 1000 FROM generate_series(1, 50) g",
+        "INSERT INTO kept SELECT g, 'p' || g % 3 FROM generate_series(1, 50) g",
+    )
+    database.ingest()
+    with persist.open(database.location) as client:
+        client.create_view(
+            "money",
+            "SELECT place, sum(balance) AS total, count(*) AS n FROM accounts JOIN kept ON accounts.id = kept.id "
+            "GROUP BY place",
+        )
+    stop, count = threading.Event(), itertools.count()
+    bank = threading.Thread(target=move_money, args=(database.url, stop, count))
+    mover = threading.Thread(target=move_places, args=(database.url, stop))
+    follower = threading.Thread(
+        target=persist.ingest,
+        args=(database.location, {"source": database.url, "publication": "p"}),
+        kwargs={"stop": stop},
+    )
+    for thread in (bank, mover, follower):
+        thread.start()
+    try:
+        for _ in range(6):
+            subprocess.run([sys.executable, "-m", "persist", "refresh", database.location, "money"], check=True)
+    finally:
+        stop.set()
+        for thread in (bank, mover, follower):
+            thread.join()
+    with persist.open(database.location) as client:
+        money, accounts = client["money"], client["accounts"]
+        times = sorted({*money.changes(1 + (money.since.time or 0)).to_arrow()["_time"].to_pylist()})
+        assert len(times) > 20
+        for time in times[:: 1 + len(times) // 50]:
+            rows, all_of_it = money.snapshot(time).to_arrow(), pc.sum(accounts.snapshot(time).to_arrow()["balance"])
+            assert (pc.sum(rows["total"]).as_py(), pc.sum(rows["n"]).as_py()) == (all_of_it.as_py(), 50)
+
+
+def move_places(url: str, stop: threading.Event) -> None:
+    """Move an account's money to a new account at another place, in one transaction."""
+    import psycopg2
+
+    with contextlib.closing(psycopg2.connect(url)) as connection:
+        for number in itertools.count():
+            if stop.wait(0.01):
+                return
+            old, new = (number % 50 + 51, number % 50 + 1)[:: 1 if (number // 50) % 2 else -1]
+            with connection, connection.cursor() as cursor:
+                cursor.execute("UPDATE accounts SET id = %s WHERE id = %s", (new, old))
+                cursor.execute("DELETE FROM kept WHERE id = %s", (old,))
+                cursor.execute("INSERT INTO kept VALUES (%s, %s)", (new, f"p{number % 4}"))
+
+
 def move_money(url: str, stop: threading.Event, count: "itertools.count[int]") -> None:
     import psycopg2
 
