@@ -7,7 +7,7 @@
 `bank` moves money between accounts, while `persist ingest` and the server are killed, connections are cut, and the disk
 of the location is full for a while. Then the sum at every time must be right, and `pg_dump` must equal the collection.
 `lag` runs pgbench beside a table of probes, and says how long it takes until a committed row is seen by a reader.
-`rate` says how fast rows come in, by the first copy, by many transactions, and by a large one, and what memory it takes.
+`rate` says how fast rows come in, by the first copy, by many transactions and by a large one, and in what memory.
 """
 
 import argparse
