@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import persist
@@ -13,6 +13,7 @@ import persist.read.following.changes
 from persist.blob import MemoryBlob
 from persist.codecs import consolidate
 from persist.engine import begun_listen
+from persist.read import PartReader
 from tests.tiers import examples
 
 VALUES = st.tuples(st.sampled_from(["", "a", "ab", None]), st.sampled_from([0.0, -0.0, float("nan"), 1.5, None]))
@@ -97,6 +98,7 @@ def test_parts_that_share_a_time_are_summed() -> None:
 
 @settings(max_examples=examples(30))
 @given(batches=st.lists(UPDATES, min_size=1, max_size=4), columns=st.sampled_from([None, ["k", "s"], ["s"]]))
+@example(batches=[[((k, ("a", 1.5)), time, 1) for k in range(30)] for time in (0, 1, 70_000)], columns=None)
 def test_what_a_listen_reads_in_pieces_is_what_it_reads_at_once(
     batches: list[list[Any]], columns: list[str] | None
 ) -> None:
@@ -106,9 +108,10 @@ def test_what_a_listen_reads_in_pieces_is_what_it_reads_at_once(
             c.write(batch)
         c.seal(80_000).result()
         found = []
-        for budget in (client.engine.settings.memory_budget, 64):  # So small that there are many pieces.
-            client.engine.settings.__dict__["memory_budget"] = budget
-            with begun_listen(c.handle, None, None, columns=columns) as listen:
-                progress = next(listen)
-                found.append((progress.upper, str(progress.updates.to_pylist())))
+        for slice_bytes in (1 << 20, 64):  # So small that there are many pieces.
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(PartReader, "slice_bytes", slice_bytes)
+                with begun_listen(c.handle, None, None, columns=columns) as listen:
+                    progress = next(listen)
+            found.append((progress.upper, str(progress.updates.to_pylist())))
         assert found[0] == found[1]

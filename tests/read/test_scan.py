@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,10 +34,11 @@ def test_time_slices_cover_each_time_once_and_are_of_about_the_size_asked_for(
         assert times == list(range(lower, lower + length))
         assert len(slices) <= 4 * share + 2
         whole = c.changes(lower, lower + length).to_arrow()
-        c.handle.engine.settings.__dict__["memory_budget"] = 64  # So small that there are many.
-        parts = pa.concat_tables(
-            [pa.Table.from_batches([b]) for b in c.changes(lower, lower + length).to_batches()] or [whole]
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PartReader, "slice_bytes", 64)  # So small that there are many.
+            parts = pa.concat_tables(
+                [pa.Table.from_batches([b]) for b in c.changes(lower, lower + length).to_batches()] or [whole]
+            )
         assert parts.equals(whole)
 
 
