@@ -32,8 +32,7 @@ ANYWHERE = {
     "min and max by group": "SELECT g, min(x) AS low, max(x) AS high FROM facts GROUP BY g",
     "top 10": "SELECT id, x FROM facts ORDER BY x DESC, id LIMIT 10",
     "HAVING against a global share": (
-        "SELECT a, sum(x) AS total FROM facts GROUP BY a HAVING sum(x) > (SELECT sum(x) * 1.3 FROM facts) / "
-        "(SELECT count(DISTINCT a) FROM facts)"
+        "SELECT a, sum(x) AS total FROM facts GROUP BY a HAVING sum(x) > (SELECT sum(x) * 0.0001 FROM facts)"
     ),
     "top 3 by group": f"SELECT * FROM (SELECT *, row_number() {OVER} AS r FROM facts) WHERE r <= 3",
     "all of rank 1 by group": "SELECT * FROM facts QUALIFY rank() OVER (PARTITION BY g ORDER BY x DESC) = 1",

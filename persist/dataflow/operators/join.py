@@ -89,6 +89,10 @@ class JoinOperator(Operator):
         updates = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         self.out = self._shape(updates)
 
+    def found(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
+        """Return what a step finds: for each row the number of its key."""
+        return step.arrangement.lookup(hashes, keys, has_new=step.has_new)
+
     def _followed(self, path: Path, new: Ints) -> Ints | None:
         layout = path.start.layout
         words, times, diffs = new[1 : 1 + layout.words], layout.times(new), new[-1]
@@ -104,7 +108,7 @@ class JoinOperator(Operator):
             if len(hashes) > SORT_ROWS and (hashes[1:] < hashes[:-1]).any():
                 order = hashes.argsort(kind="stable")
                 hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
-            numbers, rows = step.arrangement.lookup(hashes, keys, has_new=step.has_new)
+            numbers, rows = self.found(step, hashes, keys)
             if not len(numbers):
                 return None
             if order is not None:

@@ -15,6 +15,7 @@ from persist.blob import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
 from persist.dataflow.operators.arrange import Arrangement
+from persist.dataflow.operators.bounded import BoundedJoin, compared
 from persist.dataflow.operators.folds import folds
 from persist.dataflow.operators.join import JoinOperator, JoinPaths
 from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_folds, ranking_of_top
@@ -326,7 +327,11 @@ class Builder:
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
         shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
         inputs = [path.start for path in paths]
-        made = JoinOperator(self._position(node, inputs), paths, shape, null_equals=join.null_equals)
+        position, terms = self._position(node, inputs), compared(join, schemas)
+        if terms is None or position.outer + position.depth > 1:
+            made = JoinOperator(position, paths, shape, null_equals=join.null_equals)
+        else:
+            made = BoundedJoin(position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain)
         made.moves_times = move_times(join.after)
         for number, path in enumerate(paths):
             for step in path.steps:

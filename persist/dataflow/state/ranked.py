@@ -15,6 +15,7 @@ worth its code: ten million records are ten thousand blocks.
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import total_ordering
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,6 +70,11 @@ class Order:
         self._kinds = kinds
         self._domain = domain
         self._parts = [(at, self._part(kinds[at], down, first)) for at, down, first in by]
+
+    @property
+    def first(self) -> tuple[int, Callable[[int], Any]]:
+        """The word that decides first, and what makes of it what compares as its value does."""
+        return self._parts[0]
 
     def key(self, record: Record) -> SortKey:
         """Return what compares as the record does; equal for equal records only."""
@@ -149,6 +155,19 @@ class Ranked:
     def blocks(self) -> list[Ints]:
         """The blocks, which stay as they are whatever is added: what has not changed is the same array later."""
         return self._blocks.copy()
+
+    def between(self, one: int, other: int) -> Ints:
+        """Return the records, with their multiplicities, whose first word in the order lies between two, or is one."""
+        column, part = self._order.first
+        low, high = sorted((part(one), part(other)))
+        at = max(0, bisect_left(self._firsts, low, key=itemgetter(0)) - 1)
+        found = [np.empty((self._width + 1, 0), np.int64)]
+        while at < len(self._blocks) and self._firsts[at][0] <= high:
+            words = self._blocks[at][column].tolist()
+            first, end = bisect_left(words, low, key=part), bisect_right(words, high, key=part)
+            found.append(self._blocks[at][:, first:end])
+            at += 1
+        return np.concatenate(found, axis=1)
 
     def first(self) -> Record | None:
         """Return the first record of positive multiplicity."""

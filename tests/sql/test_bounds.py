@@ -1,0 +1,76 @@
+"""Groups and rows that are compared with a value of all of them: only those between the old and the new one change."""
+
+from collections import Counter
+
+import pytest
+
+from persist.dataflow.operators.bounded import BoundedJoin
+from persist.dataflow.state.ranked import Ranked
+from persist.dataflow.updates.times import Ints
+from tests.sql.oracle import changes, check
+
+BOUNDED = [
+    "SELECT b, sum(a) AS s FROM t GROUP BY b HAVING sum(a) > (SELECT sum(a) * 0.2 FROM t)",
+    "SELECT s, count(*) AS n FROM t GROUP BY s HAVING count(*) * 5 <= (SELECT count(*) FROM t)",
+    "SELECT a, b FROM t WHERE b > (SELECT avg(b) FROM t)",
+    "SELECT a, b FROM t WHERE (SELECT max(b) FROM u) < b",
+    "SELECT a, f FROM t WHERE f >= (SELECT min(x) FROM w)",
+    "SELECT a, s FROM t WHERE s < (SELECT max(s) FROM u) AND a > 1",
+    "SELECT a, m FROM t WHERE m >= (SELECT avg(b) FROM u)",
+    "SELECT a, d FROM t WHERE d <= (SELECT max(d) - 30 FROM t)",
+]
+WHOLE = [
+    "SELECT a, b FROM t WHERE b = (SELECT max(b) FROM u)",
+    "SELECT a, b, c FROM t, (SELECT max(b) AS c FROM u) WHERE b < c",
+    "SELECT a, b FROM t, (SELECT max(b) AS c, min(b) AS e FROM u) WHERE b < c AND b > e",
+]
+
+
+@pytest.fixture
+def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Keep every left in order, in blocks of few records; count what is looked up in them."""
+    done, between = Counter[str](), Ranked.between
+
+    def counted(self: Ranked, one: int, other: int) -> Ints:
+        done["between"] += 1
+        return between(self, one, other)
+
+    monkeypatch.setattr("persist.dataflow.operators.bounded.LARGE_ROWS", 1)
+    monkeypatch.setattr("persist.dataflow.operators.bounded.CHANGE_ROWS", 0)
+    monkeypatch.setattr("persist.dataflow.state.ranked.BLOCK_ROWS", 2)
+    monkeypatch.setattr(Ranked, "between", counted)
+    return done
+
+
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("sql", BOUNDED)
+def test_what_lies_between_two_bounds_is_looked_up(sql: str, always_ranked: Counter[str]) -> None:
+    for seed in range(5):
+        check(sql, changes(seed, steps=8, size=6))
+    assert always_ranked["between"] > 1
+
+
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("sql", WHOLE)
+def test_a_join_that_shows_its_bound_or_asks_for_more_looks_up_all(sql: str, always_ranked: Counter[str]) -> None:
+    check(sql, changes(1))
+    assert not always_ranked["between"]
+
+
+def test_what_is_kept_in_order_is_dropped_when_many_rows_change(
+    always_ranked: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.dataflow.operators.bounded.CHANGE_ROWS", 2)
+    dropped = Counter[bool]()
+    run = BoundedJoin.run
+
+    def counted(self: BoundedJoin) -> None:
+        had = self.bytes() > 0
+        run(self)
+        dropped[had and not self.bytes()] += 1
+
+    monkeypatch.setattr(BoundedJoin, "run", counted)
+    for seed in range(6):
+        check(BOUNDED[2], changes(seed, steps=8, size=3 + seed))
+    assert dropped[True]
+    assert always_ranked["between"]
