@@ -1,11 +1,12 @@
 """Readers of published tables that nobody here wrote, each of them as rows that can be compared with a snapshot's."""
 
+import atexit
 import os
 import subprocess
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import IO, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -48,12 +49,11 @@ for line in sys.stdin:
 
 
 @cache
-def _other_duckdb(python: str) -> tuple[IO[bytes], IO[bytes]]:
-    """Return where an interpreter takes names of tables, and gives their rows. It ends when nobody asks any more."""
+def _other_duckdb(python: str) -> "subprocess.Popen[bytes]":
+    """Return an interpreter that is given names of tables, and gives their rows."""
     running = subprocess.Popen([python, "-c", OTHER_DUCKDB], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert running.stdin is not None
-    assert running.stdout is not None
-    return running.stdin, running.stdout
+    atexit.register(running.communicate)  # It ends when nobody asks any more.
+    return running
 
 
 def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:
@@ -64,7 +64,10 @@ def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:
     """
     other = os.environ.get("PERSIST_DUCKDB_PYTHON")
     if other is not None:
-        asked, answers = _other_duckdb(other)
+        running = _other_duckdb(other)
+        asked, answers = running.stdin, running.stdout
+        assert asked is not None
+        assert answers is not None
         asked.write(f"{extension}\t{function}\t{url}\n".encode())
         asked.flush()
         size = int(answers.readline())
