@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.publish import Published, delta
+from persist.publish import Published, delta, planning
 from tests.publish.readers import by_deltalake, by_polars, delta_reader, same_rows
 from tests.tuned import tuned
 
@@ -465,3 +465,33 @@ def test_fsck_tells_what_a_table_needs_and_what_it_has_left(client: persist.Clie
         assert (left.kind, left.blob.endswith("0.json")) == ("table", True)
         later.load("orders").publish("delta")
         assert later.fsck().is_clean
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 12))])
+def test_what_a_key_of_a_keyed_collection_holds_is_told_by_its_newest_updates(
+    client: persist.Client, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of the other parts are not read, so what the table shows must not depend on them."""
+    chance, told = random.Random(seed), 0
+    form = persist.Keyed(tombstone="gone") if seed % 2 else persist.Keyed()
+    more = {"gone": bool} if seed % 2 else {}
+    c = client.create_or_load("c", key={"k": int}, value={"v": str, **more}, keyed=form)
+    newest = planning.Planner._newest
+
+    def counted(*arguments: Any) -> pa.Table | None:
+        nonlocal told
+        held = newest(*arguments)
+        told += held is not None
+        return held
+
+    monkeypatch.setattr(planning.Planner, "_newest", counted)
+    for time in range(25):
+        keys = chance.sample(range(300), chance.choice([300, 250] if time == 0 else [1, 5, 40]))
+        value = (f"v{time}", False) if seed % 2 else f"v{time}"
+        c.upsert([(k, None if chance.random() < 0.3 else value) for k in keys], time=time, seal=time + 1).result()
+        if chance.random() < 0.15:
+            c.compact()
+        if chance.random() < 0.6:
+            as_of = chance.randint(c.since.time or 0, time)
+            same_rows(by_polars(c.publish("delta", as_of=as_of).url), c, as_of)
+    assert told > 0
