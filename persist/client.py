@@ -270,7 +270,8 @@ class Client(CreatingCalls, ReadingTogether, Described):
             start: the time at which the view begins, or a moment; None for the earliest at which all of its inputs can
                 be read. "now" is the cheapest: the last time that all of them have sealed. It must not be before that.
             indexes: "auto" makes those indexes of its inputs in which steps of the view would look records up, such as
-                the facts of a dimension that changes. They stay when the view is dropped. See `Collection.index`.
+                the facts of a dimension that changes. They stay when the view is dropped. See `Collection.index`. A
+                view that is created keeps the counts and totals of its groups then, too, from which its steps go on.
             memory_budget, spill_folder: of this handle, not of the view; see `view`.
 
         Warns:
@@ -287,7 +288,8 @@ class Client(CreatingCalls, ReadingTogether, Described):
 
         if indexes not in (None, "auto"):
             raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
-        live = made_view(self.engine, name, sql, key, start, given_options(memory_budget, spill_folder))
+        options = given_options(memory_budget, spill_folder)
+        live = made_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
         if indexes is not None:
             live.make_indexes()
         return View(self, live)

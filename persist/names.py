@@ -19,6 +19,7 @@ VIEW_HOLD = "view "  # A permanent hold of this and the id of a view keeps what 
 INDEX_HOLD = "index "  # The same of an index: it keeps what its next refresh reads.
 PUBLISHED_HOLD = "published "  # The same of a table with a change feed: it keeps what the next version tells.
 INDEX_PREFIX = f"{OWN_PREFIX}index."  # Of the collection that an index is.
+GROUPS_PREFIX = f"{OWN_PREFIX}groups."  # Of the views that hold the groups of another one.
 
 _ID = re.compile(r"[0-9a-f]{32}")
 # A number, a day or the beginning of one, or a time of day.
@@ -104,6 +105,11 @@ def published_hold(table: str) -> str:
 def index_name(collection: str, columns: Iterable[int]) -> str:
     """Return what an index is called: there is one for each list of columns, which are named by their ids."""
     return f"{INDEX_PREFIX}{collection}.{'-'.join(map(str, columns))}"
+
+
+def groups_prefix(view: str) -> str:
+    """Return what the views begin with that hold the groups of a view, given its id; a number follows."""
+    return f"{GROUPS_PREFIX}{view}."
 
 
 def is_id(text: str) -> bool:

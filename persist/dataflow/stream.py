@@ -445,6 +445,10 @@ class Grouped:
         NULLs are left out. A group is there while the sum of its multiplicities is not zero. A change costs what it
         touches if there are only count, sum and mean; with min, max or median, about the logarithm of its group.
         """
+        return self.aggregated(aggregates)
+
+    def aggregated(self, aggregates: Mapping[str, Aggregate], *, is_complete: bool = False) -> Stream:
+        """Return what `agg` does; or, of counts and totals, complete ones, see `persist.dataflow.plan`."""
         if not aggregates:
             raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')
         values: dict[str, Term] = {}
@@ -459,7 +463,7 @@ class Grouped:
             outputs.append((name, aggregate.kind, column))
         mapped = self._mapped(values)
         kinds = [(name, result_type(kind, mapped.schema.field(of).type, name)) for name, kind, of in outputs]
-        return self._reduce(mapped, tuple(values), Aggregates(tuple(outputs)), pa.schema(kinds))
+        return self._reduce(mapped, tuple(values), Aggregates(tuple(outputs), is_complete), pa.schema(kinds))
 
     def count(self, name: str = "count") -> Stream:
         """Return a record per key with the number of its records."""

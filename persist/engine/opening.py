@@ -12,7 +12,7 @@ from persist.engine.engine import Engine
 from persist.engine.writer import OpenOptions
 from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage, SchemaMismatch
 from persist.log import KeyedForm, kinds
-from persist.names import check_free_name, check_name, view_hold
+from persist.names import check_free_name, check_name, groups_prefix, view_hold
 from persist.settings import Location, open_storage
 from persist.state import CollectionState, reconciled
 from persist.upsert import Machine, check_same, machine_of
@@ -214,12 +214,14 @@ def drop(handle: CollectionHandle, also: Sequence[Step] = ()) -> CommitFuture:
     Args:
         also: done before, in the same commit.
     """
-    view = handle.known().view
-    inputs = dict.fromkeys(view["inputs"], handle.name) if view else {}
-    steps: list[Step] = [
-        *also,
-        kinds.Destroy(handle.id),
-        *(kinds.ReleaseHold(id_, view_hold(handle.id)) for id_ in inputs),
-    ]
+    steps: list[Step] = [*also]
     others = {step.collection: handle.name for step in also}
-    return handle.engine.submit("drop", steps, {**others, handle.id: handle.name, **inputs})
+    contents = handle.known()
+    inputs = contents.view["inputs"] if contents.view else ()
+    # What holds its groups goes with it: each is read by the view, and by those that were made after it.
+    own = [handle.engine.follower.known(id_, id_) for id_ in inputs]
+    for each in (contents, *reversed([one for one in own if one.name.startswith(groups_prefix(handle.id))])):
+        read = each.view["inputs"] if each.view else ()
+        steps += [kinds.Destroy(each.id), *(kinds.ReleaseHold(id_, view_hold(each.id)) for id_ in read)]
+        others |= dict.fromkeys((each.id, *read), handle.name)
+    return handle.engine.submit("drop", steps, others)

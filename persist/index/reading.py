@@ -1,14 +1,14 @@
 """Records found by an index: what it holds of some keys, and what has changed between its time and the one wanted."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import pyarrow as pa
 
 from persist.blob import MissingBlob
-from persist.codecs import CollectionSchema, SortedKeys, canonical, consolidate, sort_indices
+from persist.codecs import CollectionSchema, Side, SortedKeys, canonical, consolidate, sort_indices
 from persist.engine import CollectionHandle, snapshot
 from persist.errors import LeaseExpired
 from persist.expression import equal_values
@@ -91,6 +91,22 @@ class Path:
 
     def _own_keys(self, keys: pa.Table) -> pa.Table:
         return keys.select([*self.columns]).rename_columns([*self.contents.schema.key_names])
+
+
+def own_path(contents: Scan, count: int) -> Path | None:
+    """Return how records of a collection are found by its first key columns, so many of them; None if that cannot be.
+
+    Its parts are in the order of these, too: they are read as those of a collection that has no more key columns.
+    """
+    schema = contents.schema
+    by = schema.key_names[:count]
+    is_plain = schema.key.codec_name is None and schema.value.codec_name is None and not schema.known
+    if not (0 < count < len(schema.key_names) and is_plain and {*by} <= {*contents.columns}):
+        return None
+    fields = schema.key.fields
+    shorter = replace(schema, key=Side(fields[:count]), value=Side((*fields[count:], *schema.value.fields)))
+    names = tuple(contents.columns)
+    return Path(by, names, names, replace(contents, schema=shorter), None, False)
 
 
 def among(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:

@@ -137,6 +137,8 @@ class Aggregate(_Node, frozen=True, tag="aggregate"):
     Attributes:
         sets: numbers of keys, for each grouping set. One set without keys has one group, even of no rows.
         groupings: of each GROUPING(…), the numbers of its keys.
+        complete: aggregates are counts and totals, and a group is there while one of them is not 0
+            (`persist.sql.groups`). The query of a user has none such.
     """
 
     input: "Node"
@@ -144,6 +146,7 @@ class Aggregate(_Node, frozen=True, tag="aggregate"):
     aggregates: tuple[Aggregation, ...]
     sets: tuple[tuple[int, ...], ...]
     groupings: tuple[tuple[int, ...], ...] = ()
+    complete: bool = False
 
 
 class Distinct(_Node, frozen=True, tag="distinct"):

@@ -16,7 +16,7 @@ from persist.errors import InvalidUsage
 from persist.names import VIEW_HOLD, check_free_name
 from persist.sql.compile import mentioned
 from persist.sql.definition import Start, given_start
-from persist.sql.draft import Catalog, Draft, drafted, steps_to_drop
+from persist.sql.draft import Catalog, Draft, drafted, reads_of, steps_to_drop
 from persist.sql.graph import definition_of
 from persist.sql.view import LiveView, ViewsTogether, live_view
 from persist.write import Step
@@ -200,7 +200,7 @@ def _difference(view: LiveView, draft: Draft, start: Start) -> str | None:
         return "its query has changed"
     if old.key != new.key:
         return f"its key was {', '.join(old.key)}"
-    if old.reads != new.reads:
+    if reads_of(old) != reads_of(new):
         return "what it reads is replaced"
     if old.columns != new.columns:
         return "the columns of what it reads have changed"

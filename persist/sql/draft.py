@@ -5,24 +5,26 @@ A view may read what the same commit makes, so that a folder of views that read 
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema
-from persist.dataflow import Program
+from persist.dataflow import Program, Statistics
 from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.expression import Col
 from persist.log import kinds as record_kinds
-from persist.names import view_hold
+from persist.names import GROUPS_PREFIX, groups_prefix, view_hold
 from persist.sql.algebra import Node
 from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition, Readable, Start, shared_timeline, start_of
-from persist.sql.graph import definition_of, read_by
+from persist.sql.graph import definition_of, read_by, size_of
+from persist.sql.groups import Groups, cut
 from persist.sql.lower import Lowering
 from persist.sql.lower_join import column
+from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
 from persist.write import Step
@@ -30,12 +32,17 @@ from persist.write import Step
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A view that can be made: submit the steps, with the names, as one commit or as a part of one."""
+    """A view that can be made: submit the steps, with the names, as one commit or as a part of one.
+
+    Attributes:
+        bound: the plan of the query before its groups were cut off.
+    """
 
     made: Readable
     definition: Definition
     steps: tuple[Any, ...]
     names: Mapping[str, str]
+    bound: Node
 
 
 class Catalog:
@@ -85,6 +92,11 @@ class Catalog:
             return None
         return version_of(contents, held.schema), set(columns)
 
+    def sizes(self, reads: Mapping[str, Readable]) -> dict[str, Statistics]:
+        """Return what is known of the sizes of collections that a query calls by these names."""
+        sizes = {name: size_of(self._engine, readable.id, name) for name, readable in reads.items()}
+        return {name: size for name, size in sizes.items() if size is not None}
+
     def _stored(self, id_: str, name: str) -> Readable:
         handle = loaded_by_id(self._engine, id_, name)
         contents, definition = handle.contents(), definition_of(handle)
@@ -97,10 +109,15 @@ class Catalog:
         return readable
 
 
-def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None, start: Start = None) -> Draft:
+def drafted(
+    catalog: Catalog, name: str, sql: str, key: Sequence[str] | None, start: Start = None, *, keeps_groups: bool = False
+) -> Draft:
     """Return what makes a view.
 
     It begins with the commit that makes it: before its start, it cannot be read from then on.
+
+    Args:
+        keeps_groups: make the views that hold its groups, too (`persist.sql.groups`).
 
     Raises:
         InvalidUsage: as `Client.create_view`.
@@ -113,18 +130,48 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None, st
     every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
     unit = shared_timeline(reads.values())
     begin = start_of(start, [*every.values()], unit)
-    ids = {read_name: readable.id for read_name, readable in reads.items()}
-    definition = Definition(VERSION, sql, tuple(every), ids, tuple(columns), keys, plan, start=begin)
-    _check_together(catalog, name, definition, every)
-    schema = _schema_of(columns, keys, unit)
     id_ = uuid.uuid4().hex
-    made = Readable(id_, name, schema, unit, None, begin, tuple(every), is_view=True)
+    steps: list[Any] = []
+    bound = plan
+    if keeps_groups:
+        plan, every_groups = cut(rewritten(plan, catalog.sizes(reads)), groups_prefix(id_))
+        for groups in every_groups:
+            held = _made(uuid.uuid4().hex, groups, f"the groups of view {name!r}", reads, every, begin, unit)
+            reads = {**reads, groups.name: held.made}
+            every = {**every, held.made.id: held.made}
+            steps += held.steps
+    answer = Groups(name, plan, tuple(columns), keys)
+    draft = _made(id_, answer, sql, reads, every, begin, unit)
+    _check_together(catalog, name, draft.definition, every)
+    return replace(draft, steps=(*steps, *draft.steps), bound=bound)
+
+
+def _made(
+    id_: str,
+    what: Groups,
+    sql: str,
+    reads: Mapping[str, Readable],
+    every: Mapping[str, Readable],
+    begin: int,
+    unit: str | None,
+) -> Draft:
+    """Return what makes one collection that a plan is the definition of.
+
+    Args:
+        reads: what it may scan, by name.
+        every: what it may depend on, by id.
+    """
+    ids = {read_name: readable.id for read_name, readable in reads.items()}
+    definition = Definition(VERSION, sql, tuple(every), ids, what.columns, what.key, what.plan, start=begin)
+    schema = _schema_of(what.columns, what.key, unit)
+    made = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
     steps = (
-        record_kinds.Create(id_, name, schema.to_json(), view=definition.to_json()),
+        record_kinds.Create(id_, what.name, schema.to_json(), view=definition.to_json()),
         *([record_kinds.AllowCompaction(id_, (begin,))] if begin else []),
         *_holds(id_, definition, every.values()),
     )
-    return Draft(made, definition, steps, {id_: name, **{readable.id: readable.name for readable in every.values()}})
+    names = {id_: what.name, **{readable.id: readable.name for readable in every.values()}}
+    return Draft(made, definition, steps, names, what.plan)
 
 
 def _check_runs(name: str, plan: Node, columns: Sequence[tuple[str, str]], reads: Mapping[str, Readable]) -> None:
@@ -193,9 +240,25 @@ def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> lis
 
 
 def steps_to_drop(view: CollectionHandle, definition: Definition) -> list[Step]:
-    """Return what drops a view, with what it holds."""
+    """Return what drops a view, with what it holds, and with its groups."""
     held = [record_kinds.ReleaseHold(id_, view_hold(view.id)) for id_ in definition.inputs]
-    return [record_kinds.Destroy(view.id), *held]
+    return [record_kinds.Destroy(view.id), *held, *steps_to_drop_groups(view, definition)]
+
+
+def steps_to_drop_groups(view: CollectionHandle, definition: Definition) -> list[Step]:
+    """Return what drops the views that hold the groups of a view, which reads them no more."""
+    steps: list[Step] = []
+    for name, id_ in reversed(definition.reads.items()):
+        if name.startswith(groups_prefix(view.id)):
+            groups = definition_of(loaded_by_id(view.engine, id_, name))
+            held = () if groups is None else groups.inputs
+            steps += [record_kinds.Destroy(id_), *(record_kinds.ReleaseHold(each, view_hold(id_)) for each in held)]
+    return steps
+
+
+def reads_of(definition: Definition) -> dict[str, str]:
+    """Return the collections that the query of a view reads: name and id."""
+    return {name: id_ for name, id_ in definition.reads.items() if not name.startswith(GROUPS_PREFIX)}
 
 
 def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from persist.dataflow import DefinedAs, Program, Statistics, Stream, of_collecti
 from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.expression import Col
-from persist.names import view_hold
+from persist.names import GROUPS_PREFIX, view_hold
 from persist.sql.algebra import Node, Scan, every
 from persist.sql.definition import Definition
 from persist.sql.lower import Lowering
@@ -104,7 +104,9 @@ class ViewProgram(Program):
 
     def definition(self, collection: str) -> DefinedAs | None:
         definition = next(view.definition for view in self._views if view.handle.name == collection)
-        return DefinedAs(definition.number, definition.since, definition.start)
+        return DefinedAs(
+            definition.number, definition.since, definition.start, has_past=not collection.startswith(GROUPS_PREFIX)
+        )
 
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: those of the views that depend on it."""
@@ -114,10 +116,10 @@ class ViewProgram(Program):
 
 def sizes_of(engine: Engine, definition: Definition) -> dict[str, Statistics]:
     """Return what is known of the sizes of the collections that a view reads."""
-    return {name: size for name, id_ in definition.reads.items() if (size := _size_of(engine, id_, name))}
+    return {name: size for name, id_ in definition.reads.items() if (size := size_of(engine, id_, name))}
 
 
-def _size_of(engine: Engine, id_: str, name: str) -> Statistics | None:
+def size_of(engine: Engine, id_: str, name: str) -> Statistics | None:
     """Return what is known of the size of a collection; None if it is not there, which whoever opens it says."""
     with suppress(CollectionNotFound):
         return of_collection(loaded_by_id(engine, id_, name))

@@ -161,6 +161,8 @@ def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
             apart.append(_aggregated({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True))
         else:
             plain[name] = aggregation
+    if node.complete:
+        return _complete(plain, rows, keys)
     parts = [_aggregated(plain, rows, keys, is_global=not keys)] if plain else []
     parts += [_folded(folded, rows, keys)] if folded else []
     parts += apart
@@ -244,6 +246,17 @@ def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *
             outputs[name] = Col(name)
     groups = rows.project(*keys, *_read(made)).group_by(*keys).agg(**made)
     return groups if all(name in made for name in wanted) else groups.map(**outputs)
+
+
+def _complete(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
+    """Return a row per key with counts and totals that say all of a group. The row of NULLs counts as one more."""
+    made = {
+        name: Summary("count", Lit(pa.scalar(1)))
+        if aggregation.function == "count_star" and aggregation.where is None
+        else Summary("total" if aggregation.function == "total" else "count", Col(name))
+        for name, aggregation in wanted.items()
+    }
+    return rows.project(*keys, *_read(made)).group_by(*keys).aggregated(made, is_complete=True)
 
 
 def _read(made: dict[str, Summary]) -> list[str]:

@@ -22,7 +22,7 @@ from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log import kinds
 from persist.names import VIEW_HOLD, view_hold
 from persist.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
-from persist.sql.draft import Catalog, Draft, column_ids, drafted
+from persist.sql.draft import Catalog, Draft, column_ids, drafted, reads_of, steps_to_drop_groups
 from persist.sql.graph import definition_of, read_by
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
@@ -91,6 +91,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
         schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
         steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
+    steps += steps_to_drop_groups(view, changed.definition)
     names = {dependent.id: dependent.name for dependent in every}
     for dependent in every:
         names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
@@ -105,7 +106,9 @@ def _dependent(view: CollectionHandle) -> Dependent:
 
 
 def _means_the_same(old: Definition, new: Definition) -> bool:
-    return (old.plan, old.columns, old.reads) == (new.plan, new.columns, new.reads)
+    if old.columns != new.columns or reads_of(old) != new.reads:
+        return False
+    return old.sql == new.sql if len(old.reads) > len(new.reads) else old.plan == new.plan
 
 
 def _check_same_kind(view: Dependent, draft: Draft) -> None:

@@ -36,7 +36,7 @@ from persist.errors import (
     ViewRedefined,
 )
 from persist.index import create_index, refresh_indexes
-from persist.names import check_free_name
+from persist.names import GROUPS_PREFIX, check_free_name
 from persist.read import record_count
 from persist.sql.compile import asked_key
 from persist.sql.definition import Definition, InputBehind, Start, behind, given_start
@@ -240,7 +240,8 @@ class LiveView:
             )
         catalog = Catalog(self.engine)
         catalog.remove(view.name)
-        draft = drafted(catalog, view.name, sql, self.definition.key, start)
+        keeps_groups = any(name.startswith(GROUPS_PREFIX) for name in self.definition.reads)
+        draft = drafted(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
         names = {**draft.names, view.id: view.name}
         names |= {id_: catalog.by_id(id_).name for id_ in self.definition.inputs}
         self.engine.submit("redefine", (*steps_to_drop(view, self.definition), *draft.steps), names).result()
@@ -408,7 +409,14 @@ def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingPro
 
 
 def made_view(
-    engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
+    engine: Engine,
+    name: str,
+    sql: str,
+    key: Sequence[str] | None,
+    start: Start,
+    options: Mapping[str, Any],
+    *,
+    keeps_groups: bool = False,
 ) -> LiveView:
     """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
     check_free_name(name)
@@ -416,7 +424,7 @@ def made_view(
         if name in engine.names():
             return _existing(engine, name, sql, key, start, options)
         try:
-            return _created(engine, name, sql, key, start, options)
+            return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
         except (CollectionExists, AsOfCompacted):
             continue  # Another client created it in between, or has let an input be compacted.
 
@@ -440,10 +448,17 @@ def _existing(
 
 
 def _created(
-    engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
+    engine: Engine,
+    name: str,
+    sql: str,
+    key: Sequence[str] | None,
+    start: Start,
+    options: Mapping[str, Any],
+    *,
+    keeps_groups: bool,
 ) -> LiveView:
-    draft = drafted(Catalog(engine), name, sql, key, start)
-    for reason in unbounded(draft.definition.plan, partial(_records, engine)):
+    draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
+    for reason in unbounded(draft.bound, partial(_records, engine)):
         warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
     live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)

@@ -65,7 +65,7 @@ from persist.log import (
     kinds,
     shared_folders,
 )
-from persist.names import INDEX_HOLD, VIEW_HOLD, check_name, is_id
+from persist.names import GROUPS_PREFIX, INDEX_HOLD, VIEW_HOLD, check_name, is_id
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
 from persist.state.location import (
@@ -352,7 +352,7 @@ class Changing:
         Where the contents are not known, a record is replayed whose writer knew them.
         """
         holds = entry.contents.holds if entry.contents is not None else {}
-        views = [view.name for hold in holds if (view := self._view_of(hold)) is not None]
+        views = {view.name for hold in holds if (view := self._view_of(hold)) is not None}
         if views:
             raise CollectionNeeded(entry.name, sorted(views))
 
@@ -360,7 +360,7 @@ class Changing:
         """Raise ColumnsNeeded if a version of the schema drops a column that a view reads; as `_check_not_needed`."""
         in_use = {} if entry.contents is None else columns_in_use(entry.contents, schema)
         readers = {
-            column: sorted(reader.name for hold in holds if (reader := self._reader_of(hold)) is not None)
+            column: sorted({reader.name for hold in holds if (reader := self._reader_of(hold)) is not None})
             for column, holds in sorted(in_use.items())
         }
         if any(readers.values()):
@@ -370,7 +370,11 @@ class Changing:
         return self.entries.now(hold.removeprefix(INDEX_HOLD)) if hold.startswith(INDEX_HOLD) else self._view_of(hold)
 
     def _view_of(self, hold: str) -> CollectionEntry | None:
-        return self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None
+        """Return the view that a hold is of; of one that holds the groups of a view, that one."""
+        entry = self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None
+        if entry is not None and entry.name.startswith(GROUPS_PREFIX):
+            return self.entries.now(entry.name.removeprefix(GROUPS_PREFIX).partition(".")[0])
+        return entry
 
     def _release_all(self, lease: str) -> None:
         """Release all holds that live by a lease."""

@@ -30,7 +30,7 @@ from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL, Domain, is_narrow
 
 VARIANCES = ("var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem")  # Of floats.
-ACCUMULABLE = ("count", "sum", "mean", "wide_sum", *VARIANCES)
+ACCUMULABLE = ("count", "sum", "mean", "wide_sum", "total", *VARIANCES)
 NULLS, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
 SQUARES = 96  # The slots from here on are those of the squares of floats; those before, of floats, are fewer.
 SLOTS = 256  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
@@ -69,7 +69,7 @@ def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
     """
     if kind == "count":
         return pa.int64()
-    if kind == "wide_sum" and pat.is_integer(of):
+    if kind in ("wide_sum", "total") and pat.is_integer(of):
         return pa.decimal128(38, 0)
     if kind == "mean" and pat.is_decimal(of):
         return pa.float64()

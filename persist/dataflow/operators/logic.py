@@ -12,7 +12,7 @@ appear, so an empty group yields nothing by construction.
 """
 
 from collections.abc import Callable, Sequence
-from decimal import Context
+from decimal import Context, Decimal
 from operator import truediv
 from typing import Any, TypeAlias
 
@@ -103,8 +103,10 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
     return logic
 
 
-def accumulated(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
+def accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bool = False) -> Logic:
     """Aggregates of which the only value word is the slot, and the diff its sum, see `operators.aggregates`."""
+    if is_complete:
+        return _completely(aggregates, domain)
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
         slots = values[0]
@@ -123,6 +125,42 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
             own, into, sums = at[mine], slots[mine] - low, diffs[mine]
             columns.append(aggregate(wanted, _not_null(records, own, into, sums), own, into, sums, domain))
         return present, np.array(columns, np.int64).reshape(len(columns), len(present)), np.ones(len(present), np.int64)
+
+    return logic
+
+
+def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
+    """Counts and totals of groups, those included that have no record by number: a group is there while one is not 0.
+
+    A total of nothing is 0, and of multiplicities that add up to 0, what it is.
+    """
+    zeros = [
+        0 if wanted.kind == "count" else int(domain.encode(pa.array([Decimal(0)], wanted.result))[0])
+        for wanted in aggregates
+    ]
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        slots = values[0]
+        every, at = np.unique(groups, return_inverse=True)
+        records = np.zeros(len(every), np.int64)
+        records[at[slots == 0]] = diffs[slots == 0]
+        columns = []
+        for number, wanted in enumerate(aggregates):
+            if wanted.is_counted:
+                columns.append(_counted(wanted, records))
+                continue
+            low = 1 + number * SLOTS
+            mine = (slots >= low) & (slots < low + SLOTS)
+            own, into, sums = at[mine], slots[mine] - low, diffs[mine]
+            if wanted.kind == "count":
+                columns.append(_not_null(records, own, into, sums))
+                continue
+            is_limb = into >= FIRST_LIMB
+            totals = exact_sums(own[is_limb], into[is_limb], sums[is_limb], len(every))
+            columns.append(domain.encode(_decimals(wanted.name, totals.tolist(), wanted.result)))
+        words = np.array(columns, np.int64).reshape(len(columns), len(every))
+        there = (words != np.array(zeros, np.int64)[:, None]).any(axis=0)
+        return every[there], words[:, there], np.ones(int(there.sum()), np.int64)
 
     return logic
 

@@ -43,11 +43,13 @@ class DefinedAs(NamedTuple):
         number: of its definition.
         since: the time from which on that holds.
         start: the time at which the view begins.
+        has_past: whether what it held at earlier times is kept; otherwise each commit gives that up.
     """
 
     number: int
     since: int
     start: int
+    has_past: bool = True
 
 
 class Captured:
@@ -212,7 +214,8 @@ class Draft:
 
     def check_output(self, collection: str) -> None:
         """Raise InvalidUsage if the program writes or reads a collection already, or may not have that name."""
-        check_free_name(collection)
+        if self.output(collection) is None:
+            check_free_name(collection)
         for node in self.plan.nodes.values():
             match node.operator:
                 case Persist(other, _) if other == collection:

@@ -118,9 +118,12 @@ class Aggregates:
 
     Attributes:
         outputs: (column, kind, value column).
+        is_complete: the outputs, which are counts and totals, are all that the state of a group is: a group is there
+            while one of them is not zero.
     """
 
     outputs: tuple[tuple[str, str, str], ...]
+    is_complete: bool = False
 
 
 Counted: TypeAlias = Literal["row_number", "rank", "dense_rank"]

@@ -55,6 +55,7 @@ from persist.errors import (
     OutputConflict,
     SourceLost,
 )
+from persist.log import kinds
 
 Traced = Callable[[Ints], tuple[Ints, Ints]]
 PREFIX = ".dataflow"
@@ -218,6 +219,12 @@ class Output:
         self._before: list[Ints] = []
         self._is_new = False
         self.begin(end_of(self.handle.contents().upper))
+
+    def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
+        """Return what a commit that seals up to a time gives up of the past, if the output keeps none."""
+        if self.definition is None or self.definition.has_past:
+            return []
+        return [kinds.AllowCompaction(self.handle.id, (min(until, TIME_MAX + 1) - 1,))]
 
     @property
     def has_changed(self) -> bool:

@@ -254,6 +254,7 @@ class Outputs:
                 commit.add(
                     output.handle, [output.handle.seal_step(Antichain() if until >= NEVER else Antichain(until))]
                 )
+                commit.add(output.handle, output.gives_up(until))
             self._move_holds(commit, durable)
         for source in self._sources:
             source.named_moved(durable)
@@ -278,6 +279,7 @@ class Outputs:
                     commit.add(output.handle, output.handle.write_steps(output.table(updates)))
                 upper = Antichain() if output.sealed_to >= NEVER else Antichain(output.sealed_to)
                 commit.add(output.handle, [output.handle.seal_step(upper)])
+                commit.add(output.handle, output.gives_up(output.sealed_to))
                 output.describe(commit)
                 if output.jumps_to is not None:
                     commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (output.jumps_to,))])

@@ -347,7 +347,8 @@ class Builder:
         if is_accumulated:
             arrangement = self._accumulating(node, reduce, wanted, given)
             operators.append(arrangement)
-            logic, ranking = accumulated(wanted, self.domain), None
+            is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
+            logic, ranking = accumulated(wanted, self.domain, is_complete=is_complete), None
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
             logic = self._logic(node, reduce, given, wanted)

@@ -7,6 +7,7 @@ each output is to be written. No task needs what is not in here.
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.program import Program
 from persist.dataflow.step.reading import Past, Reading
 from persist.dataflow.step.stages import StagePlan, cut
-from persist.dataflow.step.standing import Doubts, is_of_groups, sources_before, stand_in, standing_in
+from persist.dataflow.step.standing import Doubts, Standing, is_of_groups, sources_before, stand_in, standing_in
 from persist.dataflow.step.tasks import Asked, StageTask, Stored, Written
 from persist.dataflow.step.touched import (
     NOTHING,
@@ -28,6 +29,7 @@ from persist.dataflow.step.touched import (
     Need,
     TouchedKeys,
     before,
+    brought_to,
     demands_of,
     known_only,
     levels_of,
@@ -77,9 +79,10 @@ class StepPlan:
         self.until = min((end_of(reader.handle.contents().upper) for reader in ports.sources), default=NEVER)
         self.as_of = min((reader.as_of for reader in ports.sources), default=-1)
         self._own: dict[int, tuple[Output, int]] = {}  # Sources that are what an output held before.
+        self._standing = 0
         plan = self._corrected(program.plan.without_unused())
         doubts = self._stood_in(plan) if stands else {}
-        self.stands = bool(doubts)
+        self.stands = stands and bool(self._standing)
         self.stages = cut(plan)
         for stage in self.stages:
             stage.doubts.update({node.number: doubts[node.number] for node in stage.nodes if node.number in doubts})
@@ -127,7 +130,7 @@ class StepPlan:
     @property
     def whole_bytes(self) -> int:
         """What there is of sources that are needed whole, whatever has changed."""
-        needs = needs_of(self.stages)
+        needs = needs_of(self.stages, self.quiet)
         return sum(
             self._readings[stage.number].contents_bytes
             for stage in self.stages
@@ -140,18 +143,19 @@ class StepPlan:
             return "an output begins"
         if any(output.corrects for output in self._outputs.every):
             return "an output switches its definition"
-        needs = needs_of(self.stages)
-        given = [exchange.node for stage in self.stages if stage.source is not None for exchange in stage.gives]
-        if given and all(needs.get(number, NOTHING) is None for number in given):
+        needs = needs_of(self.stages, self.quiet)
+        inputs = [stage for stage in self.stages if stage.source is not None and not self._is_own(stage)]
+        asked = [number for stage in inputs for number in (_source_of(stage), *(one.node for one in stage.gives))]
+        if asked and all(needs.get(number, NOTHING) is None for number in asked):
             return "what changes does not tell what is needed of the inputs"
         return None
 
     def why_whole(self) -> str | None:
         """Say which operator needs all of what a source holds whatever has changed; None if none does."""
-        demanding, unchanged = demands_of(self.stages), self.untouched()
-        needs = needs_of(self.stages)
+        demanding, unchanged = demands_of(self.stages, self.quiet), self.untouched()
+        needs = needs_of(self.stages, self.quiet)
         for stage in self.stages:
-            if stage.source is None or not self._readings[stage.number].contents_bytes:
+            if stage.source is None or self._is_own(stage) or not self._readings[stage.number].contents_bytes:
                 continue
             need = needs.get(stage.source.number, NOTHING)
             if need is None:
@@ -160,6 +164,10 @@ class StepPlan:
                 if not term.columns and term.exchange not in unchanged:
                     return f"{_named(self._fed_by(term.exchange))} needs all of {stage.source.title}"
         return None
+
+    def _is_own(self, stage: StagePlan) -> bool:
+        """Whether a stage reads what an output holds, which is no input."""
+        return stage.source is not None and stage.source.number in self._own
 
     def _fed_by(self, exchange: int) -> Node:
         """Return the node that reads an exchange."""
@@ -174,7 +182,7 @@ class StepPlan:
 
     def reads(self, known: Mapping[int, TouchedKeys] | None) -> list[str]:
         """Return what is read of each source, as text, if these touched keys are known; None for everything."""
-        needs = needs_of(self.stages)
+        needs = needs_of(self.stages, self.quiet)
         return [
             self._readings[stage.number].told(
                 None if known is None else known_only(needs.get(stage.source.number, NOTHING), known.keys()),
@@ -187,7 +195,7 @@ class StepPlan:
 
     def missing(self, known: Mapping[int, TouchedKeys] | None) -> list[str]:
         """Return the indexes that would make a step cheaper if these touched keys are known, as text."""
-        needs = needs_of(self.stages)
+        needs = needs_of(self.stages, self.quiet)
         return [
             line
             for stage in self.stages
@@ -198,55 +206,70 @@ class StepPlan:
         ]
 
     def levels(self) -> list[tuple[int, list[int]]]:
-        """Return the stages whose touched keys are of use, by how many changes of key lie before them.
+        """Return the exchanges whose touched keys are of use, by how many changes of key lie before them, and itself.
 
         Those of a level are found together, by a `wave`, when those of the levels before are known.
         """
         levels, wanted = levels_of(self.stages), self._wanted()
-        waves = []
-        for level in range(1, 1 + max(levels.values(), default=0)):
-            own = [stage for stage in self.stages if levels[stage.number] == level and _is_by_key(stage)]
-            numbers = [stage.number for stage in own if level == 1 or stage.number in wanted]
-            if numbers:
-                waves.append((level, numbers))
-        return waves
+        waves: dict[int, list[int]] = {}
+        for stage in self.stages:
+            for exchange in stage.gives:
+                if exchange.keys and exchange.number in wanted:
+                    waves.setdefault(levels[stage.number] + 1, []).append(exchange.number)
+        return sorted(waves.items())
+
+    @cached_property
+    def quiet(self) -> frozenset[int]:
+        """The exchanges that bring nothing new, which is known without reading."""
+        return frozenset(
+            number
+            for number, sources in sources_of(self.stages).items()
+            if sources is not None and not any(self._readings[source].changed for source in sources)
+        )
 
     def untouched(self) -> dict[int, TouchedKeys]:
         """Return the touched keys that are known without reading: none, of an exchange that brings nothing new."""
-        return {
-            number: TouchedKeys(())
-            for number, sources in sources_of(self.stages).items()
-            if sources is not None and not any(self._readings[source].changed for source in sources)
-        }
+        return {number: TouchedKeys(()) for number in self.quiet}
+
+    def bounded(self, wanted: Sequence[int], known: Mapping[int, TouchedKeys]) -> dict[int, TouchedKeys]:
+        """Return of exchanges whose keys are not known what these are among, where that is known.
+
+        A stage that is shared out by the keys of an exchange gives nothing new of other keys than it is given.
+        """
+        bounds = {}
+        for stage in self.stages:
+            for exchange in stage.gives:
+                if exchange.number not in wanted or exchange.number in known or not stage.is_keyed:
+                    continue
+                [node] = [node for node in stage.nodes if node.number == exchange.node]
+                if stage.keyed[node.number] == exchange.keys:
+                    given = set[int]().union(*(brought_to(stage, node, at) for at in range(len(node.inputs))))
+                    if given <= known.keys():
+                        tables = (table for number in sorted(given) for table in known[number].tables)
+                        names = [*(exchange.keys or ())]
+                        bounds[exchange.number] = TouchedKeys(tuple(table.rename_columns(names) for table in tables))
+        return bounds
 
     def wave(
         self, wanted: Sequence[int], known: Mapping[int, TouchedKeys], partitions: int
     ) -> tuple[list[StageTask], int]:
-        """Return what tasks do to find the touched keys of some stages, and about how many bytes they read, decoded.
+        """Return what tasks do to find the touched keys of some exchanges, and about how many bytes they read, decoded.
 
         The blocks that are asked for are these keys: of exchanges of which they are not known, and may save about as
         much reading as they take.
         """
         sources = sources_of(self.stages)
         asked = frozenset(
-            exchange.number
-            for stage in self.stages
-            if stage.number in wanted
-            for exchange in stage.reads
-            if exchange.number not in known
-            and WORTH * self._told_bytes({exchange.number}) > self._changed_bytes(sources[exchange.number])
+            number
+            for number in wanted
+            if number not in known and WORTH * self.told_bytes({number}) > self._changed_bytes(sources[number])
         )
         tasks, size = self._tasks(before(self.stages, asked), partitions, known, {})
         return [replace(task, asked=asked) for task in tasks], size
 
-    def told_bytes(self, wanted: Sequence[int]) -> int:
-        """Return how many bytes, decoded, the sources hold of which the touched keys of some stages tell a part."""
-        return self._told_bytes(
-            {exchange.number for stage in self.stages if stage.number in wanted for exchange in stage.reads}
-        )
-
-    def _told_bytes(self, exchanges: Set[int]) -> int:
-        needs = needs_of(self.stages)
+    def told_bytes(self, exchanges: Set[int]) -> int:
+        """Return how many bytes, decoded, the sources hold of which the touched keys of some exchanges tell a part."""
+        needs = needs_of(self.stages, self.quiet)
         return sum(
             self._readings[stage.number].contents_bytes
             for stage in self.stages
@@ -281,7 +304,7 @@ class StepPlan:
 
     def needed_bytes(self, known: Mapping[int, TouchedKeys]) -> tuple[int, int]:
         """Return about what a step reads, decoded, if these touched keys are known; and what of that it needs whole."""
-        needs = needs_of(self.stages)
+        needs = needs_of(self.stages, self.quiet)
         whole = [
             self._readings[stage.number].contents_bytes
             for stage in self.stages
@@ -310,7 +333,7 @@ class StepPlan:
         known: Mapping[int, TouchedKeys] | None,
         written: Mapping[str, Written],
     ) -> tuple[list[StageTask], int]:
-        needs = {} if known is None else needs_of(stages)
+        needs = {} if known is None else needs_of(stages, self.quiet)
         tasks, size = [], 0
         for stage in stages:
             slices = None
@@ -329,14 +352,13 @@ class StepPlan:
         return tasks, size
 
     def _wanted(self) -> set[int]:
-        """Return the stages whose touched keys say which part of some source is needed."""
-        needs = needs_of(self.stages)
-        to = {exchange.number: stage.number for stage in self.stages for exchange in stage.reads}
+        """Return the exchanges whose touched keys say which part of some source is needed."""
+        needs = needs_of(self.stages, self.quiet)
         wanted = set[int]()
         for number in self._readings:
             [source] = [stage.source for stage in self.stages if stage.number == number]
             need = needs.get(source.number, NOTHING) if source is not None else None
-            wanted |= {to[term.exchange] for term in need or ()}
+            wanted |= {term.exchange for term in need or ()}
         return wanted
 
     def commit(self, stored: Stored) -> int | None:
@@ -395,6 +417,9 @@ class StepPlan:
         pasts = {name: Past(reader.handle, self.as_of, self.until) for name, reader in self._readers.items()}
         doubts = {}
         for standing in standing_in(plan, [*outputs], lambda source, column: pasts[source].may_be_null(column)):
+            if standing.is_complete:
+                self._stand_in(plan, standing, outputs)
+                continue
             sources = sources_before(plan, standing.reduce)
             was_positive = sources is not None and all(pasts[name].was_positive for name in sources)
             stays_positive = was_positive and all(pasts[name].stays_positive for name in sources or ())
@@ -405,13 +430,17 @@ class StepPlan:
                 was_positive and not of_groups and all(pasts[name].only_grows for name in sources or ())
             ):
                 continue
-            assert isinstance(standing.sink.operator, Persist)
-            held = stand_in(plan, standing, self.as_of)
-            self._own[held.number] = (outputs[standing.sink.operator.collection], self.as_of)
+            self._stand_in(plan, standing, outputs)
             doubts[standing.reduce.number] = Doubts(
                 standing.keys, standing.unsure, None if was_positive else standing.sums
             )
         return doubts
+
+    def _stand_in(self, plan: Plan, standing: Standing, outputs: Mapping[str, Output]) -> None:
+        assert isinstance(standing.sink.operator, Persist)
+        held = stand_in(plan, standing, self.as_of)
+        self._own[held.number] = (outputs[standing.sink.operator.collection], self.as_of)
+        self._standing += 1
 
     def _reading(self, source: Node) -> Reading:
         assert isinstance(source.operator, Source)
@@ -436,8 +465,9 @@ class StepPlan:
         return Reading(address, handle, contents.scan, new, as_of, source.schema, paths)
 
 
-def _is_by_key(stage: StagePlan) -> bool:
-    return bool(stage.reads) and all(exchange.keys for exchange in stage.reads)
+def _source_of(stage: StagePlan) -> int:
+    assert stage.source is not None
+    return stage.source.number
 
 
 def _named(node: Node) -> str:

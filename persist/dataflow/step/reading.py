@@ -18,7 +18,7 @@ from persist.dataflow.step.stages import Keys
 from persist.dataflow.step.tasks import Slice, SourceSlices
 from persist.dataflow.step.touched import Condition, Need, TouchedKeys, filter_of
 from persist.engine import CollectionHandle, changes, snapshot
-from persist.index import PAYS, Path
+from persist.index import PAYS, Path, own_path
 from persist.read import Lookup, Scan, Wanted, narrowed_scan
 from persist.source import CollectionAddress
 
@@ -111,8 +111,15 @@ class Reading:
         return [(columns, pa.concat_tables(each)) for columns, each in tables.items()]
 
     def _path(self, columns: Keys) -> Path | None:
-        """Return the path by which records with some values in some columns, each named once, are found."""
-        return next((path for path in self.paths if sorted(path.columns) == sorted(columns)), None)
+        """Return the path by which records with some values in some columns are found: by as many of these as can be.
+
+        What is found by fewer is among what is read; the condition of what is needed leaves the rest out.
+        """
+        key = self.contents.schema.key_names
+        count = next((at for at, name in enumerate(key) if name not in columns), len(key))
+        own = [path] if (path := own_path(self.contents, count)) is not None else []
+        fits = [path for path in (*own, *self.paths) if {*path.columns} <= {*columns}]
+        return max(fits, key=lambda path: len(path.columns), default=None)
 
     def _found(self, need: Need, known: Mapping[int, TouchedKeys]) -> tuple[int, list[Slice]] | None:
         """Return what finds the records that are needed by indexes, and about how many bytes that reads.
@@ -125,7 +132,7 @@ class Reading:
             path = self._path(columns)
             if path is None:
                 return None
-            keys = keys.select([*path.columns])
+            keys = keys.select([columns.index(name) for name in path.columns])  # One may be there twice.
             own, _ = path.bytes_of(keys)
             size += own
             slices.append(Slice(self.contents, keys=keys, path=path, without=tuple(before)))
@@ -147,7 +154,7 @@ class Reading:
                 slices = [Slice(self.contents, keys=keys.slice(start, end - start)) for start, end in pairwise(cuts)]
                 return size, slices if parts else []
         scan = narrowed_scan(self.contents, filter_of(need, known, self.columns)) or self.contents
-        found = self._found(need, known) if self.paths else None
+        found = self._found(need, known)
         if found is not None and PAYS * found[0] <= scan.memory:
             return found
         return scan.memory, [Slice(part_scan) for part_scan in scan.slices(scan.task_count(parallel))]

@@ -25,6 +25,10 @@ multiplicity is negative then either. So a 0 is *unsure*, and a task that finds 
 
 A least or a greatest value does not tell which comes next when it goes. So records stand for it only where nothing is
 retracted that the group is made of.
+
+Where aggregates are *complete* (`persist.sql.groups`), nothing of this is left open: an output holds each group of
+which anything is left, with counts and totals that are its whole state. A total lower + upper * 2**62 is one record
+with the value lower, and as many with half of 2**62 as twice upper says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +54,7 @@ from persist.dataflow.plan.plan import (
     Source,
 )
 from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate, Stage, Unnest
-from persist.expression import Call, Col, Expression, Lit, Term, calls, col, term_of, when
+from persist.expression import Call, Col, Expression, Lit, Term, calls, col, lit, sql_call, term_of, when
 
 SUMS = ("sum", "wide_sum")
 ENDS = ("min", "max")
@@ -83,6 +87,7 @@ class Standing:
         counted: of each aggregate that is no least or greatest value and of which not all values are the same, the
             column of the output that says how many values it is of; None if no column does, and they are taken for all.
         records: the column of the output that says how many records there are.
+        is_complete: whether the aggregates are all that the state of a group is.
     """
 
     reduce: Node
@@ -94,6 +99,7 @@ class Standing:
     totals: Mapping[str, str]
     counted: Mapping[str, str | None]
     records: str
+    is_complete: bool = False
 
     @property
     def sums(self) -> tuple[str, ...]:
@@ -137,7 +143,7 @@ def standing_in(plan: Plan, outputs: Sequence[str], may_be_null: MayBeNull) -> l
     for sink in plan.nodes.values():
         if isinstance(sink.operator, Persist) and sink.operator.collection in outputs:
             standing = _standing(plan, sink, may_be_null)
-            if standing is not None:
+            if standing is not None and (standing.is_complete or standing.reduce.number not in standings):
                 standings[standing.reduce.number] = standing
     return list(standings.values())
 
@@ -210,7 +216,7 @@ def _standing(plan: Plan, sink: Node, may_be_null: MayBeNull) -> Standing | None
         node = plan.nodes[node.inputs[0]]
     named = {at: name for name, at in columns.items()}
     match node.operator:
-        case Reduce(keys, _, Aggregates(), (), ()) if keys and {*keys} <= named.keys():
+        case Reduce(keys, _, Aggregates(_, is_complete), (), ()) if (keys or is_complete) and {*keys} <= named.keys():
             return _of_aggregates(plan, sink, node, named, may_be_null)
     return None
 
@@ -234,6 +240,12 @@ def _of_aggregates(
     every = [named[name] for name, kind, value in outputs if kind == "count" and value in constants and name in named]
     if not every:
         return None
+    if node.operator.logic.is_complete:
+        told = all(name in named for name, _, _ in outputs) and all(
+            kind != "count" or value in constants or _some(given.schema.field(value).type) is not None
+            for _, kind, value in outputs
+        )
+        return Standing(node, keys, outputs, sink, named, constants, {}, {}, every[0], True) if told else None
     own = [value for _, _, value in outputs if value not in constants]
     if len({*own}) < len(own):  # Records could not give a value to one aggregate, and not to the other.
         return None
@@ -329,6 +341,8 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
 
 def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
     """Return what makes of a record of the output the ones that stand for its group."""
+    if each.is_complete:
+        return _records_of_complete(each, schema)
     chains: list[tuple[Stage, ...]] = []
     missing = col(each.records)
     for name, kind, value in each.aggregates:
@@ -348,6 +362,27 @@ def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
             chains.append((there, _with(each, schema, {value: _as_value(total, schema.field(value).type)})))
             chains.append((there, Explode((count - 1).term), _with(each, schema, {value: some})))
             missing = missing - when(total.is_null(), 0).otherwise(count)
+    return [*chains, (Explode(missing.term), _with(each, schema, {}))]
+
+
+def _records_of_complete(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
+    chains: list[tuple[Stage, ...]] = []
+    missing = col(each.records)
+    for name, kind, value in each.aggregates:
+        if value in each.constants:
+            continue
+        if kind == "count":
+            count, some = col(each.named[name]), _some(schema.field(value).type)
+            assert some is not None, "counts are of values of a type that has a simple one"
+            chains.append((Explode(count.term), _with(each, schema, {value: some})))
+            missing = missing - count
+            continue
+        lower, upper = (
+            Expression(sql_call(f"{which}_limb", pa.int64(), Col(each.named[name]))) for which in ("lower", "upper")
+        )
+        chains.append((_with(each, schema, {value: lower}),))
+        chains.append((Explode((upper * 2).term), _with(each, schema, {value: lit(1 << 61)})))
+        missing = missing - upper * 2 - 1
     return [*chains, (Explode(missing.term), _with(each, schema, {}))]
 
 

@@ -305,8 +305,9 @@ class Stepping:
         for level, wanted in step.levels():
             shares = 1 if elsewhere is None else elsewhere.shares(step.changed_bytes)
             tasks, size = step.wave(wanted, known, shares)
-            if level > 1 and step.told_bytes(wanted) <= size:
-                break  # To read all of that costs less; what lies behind is read, too.
+            if level > 1 and step.told_bytes({*wanted}) <= size:
+                known |= step.bounded(wanted, known)  # To look costs more than to read what they may be.
+                continue
             if not tasks:
                 continue
             if elsewhere is None or size <= LOOKED_AT_HERE:

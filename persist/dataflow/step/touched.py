@@ -13,6 +13,9 @@ touched keys of an exchange`, of which one must hold, or everything. It is found
     an output         nothing: its past is there already
     `OnlyNew`         nothing: what it leaves out is told from an output (`standing.py`)
 
+What brings nothing new touches nothing. An exchange whose keys are those of the stage that gives it touches at most
+what the exchanges touch that this stage is made of: where it would cost too much to look, that is taken.
+
 The promise to whoever reads less: of records for which a term holds, every stream then has exactly what it had, and of
 others anything. What is new is exact, because a term holds for all that it meets. So reading more is always right.
 
@@ -38,7 +41,19 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs import boolean_array, row_hashes
-from persist.dataflow.plan.plan import Arrange, Concat, Consolidate, Join, Linear, Node, Persist, Plan, Reduce, Source
+from persist.dataflow.plan.plan import (
+    Arrange,
+    Concat,
+    Consolidate,
+    Constant,
+    Join,
+    Linear,
+    Node,
+    Persist,
+    Plan,
+    Reduce,
+    Source,
+)
 from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate, Unnest
 from persist.dataflow.plan.stages import Stage as LinearStage
 from persist.dataflow.step.stages import Keys, StagePlan, cut, why_not
@@ -193,35 +208,36 @@ def _among(column: pc.Expression, values: pa.Array) -> pc.Expression:
     return condition | column.is_null() if values.null_count else condition
 
 
-def needs_of(stages: Sequence[StagePlan]) -> dict[int, Need]:
+def needs_of(stages: Sequence[StagePlan], quiet: Set[int] = frozenset()) -> dict[int, Need]:
     """Return what is needed of the past of each node that the stages have or read.
 
     Args:
         stages: of a plan, each after those that it reads from; or those that some stages are made of.
+        quiet: exchanges that bring nothing new: nothing is needed because of them.
     """
     needs: dict[int, Need] = {}
     for stage in reversed(stages):
         for node in reversed(stage.nodes):
             after = needs.get(node.number, NOTHING)
             for place, number in enumerate(node.inputs):
-                own = _asked(stage, node, place, after)
+                own = _asked(stage, node, place, after, quiet)
                 before = needs.get(number, NOTHING)
                 needs[number] = None if own is None or before is None else before | own
     return needs
 
 
-def demands_of(stages: Sequence[StagePlan]) -> dict[int, Node]:
+def demands_of(stages: Sequence[StagePlan], quiet: Set[int] = frozenset()) -> dict[int, Node]:
     """Return of each node of which everything is needed the node that asks for it, whatever has changed.
 
     Where a key is computed, that is the join or the reduction by that key.
     """
-    needs, demanding, keyed = needs_of(stages), dict[int, Node](), dict[int, Node]()
+    needs, demanding, keyed = needs_of(stages, quiet), dict[int, Node](), dict[int, Node]()
     for stage in reversed(stages):
         for node in reversed(stage.nodes):
             by_key = keyed.get(node.number, node) if isinstance(node.operator, Linear) else node
             for place, number in enumerate(node.inputs):
                 keyed[number] = by_key
-                if _asked(stage, node, place, needs.get(node.number, NOTHING)) is None:
+                if _asked(stage, node, place, needs.get(node.number, NOTHING), quiet) is None:
                     demanding.setdefault(number, demanding.get(node.number, by_key))
     return demanding
 
@@ -264,6 +280,8 @@ def sources_of(stages: Sequence[StagePlan]) -> dict[int, set[int] | None]:
             return set()
         seen.add(number)
         if not node.inputs:
+            if isinstance(node.operator, Constant):
+                return set()  # It has been there from the beginning.
             return {stage.number} if node is stage.source else None
         parts = [found(input_number, seen) for input_number in node.inputs]
         return None if None in parts else set[int]().union(*(part for part in parts if part))
@@ -285,7 +303,7 @@ def _given_by(stage: StagePlan) -> list[Node]:
     return [*([] if stage.source is None else [stage.source]), *stage.nodes]
 
 
-def _asked(stage: StagePlan, node: Node, place: int, after: Need) -> Need:
+def _asked(stage: StagePlan, node: Node, place: int, after: Need, quiet: Set[int]) -> Need:
     """Return what a node needs of an input, given what is needed of its output."""
     match node.operator:
         case Persist():
@@ -297,11 +315,11 @@ def _asked(stage: StagePlan, node: Node, place: int, after: Need) -> Need:
         case Consolidate() | Arrange():
             return after
         case Join((pairs,), ((), ()), ()):
-            own = _touched(stage, node, place, _brings(stage, node, 1 - place))
+            own = _touched(stage, node, place, brought_to(stage, node, 1 - place) - quiet)
             names = dict(pairs)
             return _both(own, None if after is None else _through_join(after, node, stage, place, names))
         case Reduce(keys, before=(), after=()):
-            own = _touched(stage, node, place, {exchange.number for exchange in stage.reads})
+            own = _touched(stage, node, place, {exchange.number for exchange in stage.reads} - quiet)
             fits = after is not None and all({*term.columns} <= {*keys} for term in after)
             return _both(own, after if fits else None)
     return None
@@ -314,13 +332,13 @@ def _touched(stage: StagePlan, node: Node, place: int, exchanges: Set[int]) -> N
     return None if keys is None else frozenset(Term(keys, number) for number in exchanges)
 
 
-def _brings(stage: StagePlan, node: Node, place: int) -> set[int]:
+def brought_to(stage: StagePlan, node: Node, place: int) -> set[int]:
     """Return the exchanges that an input of a node is made of, within its stage."""
     if (exchange := stage.feeds.get((node.number, place))) is not None:
         return {exchange.number}
     own = {member.number: member for member in stage.nodes}
     giver = own[node.inputs[place]]
-    return {number for at in range(len(giver.inputs)) for number in _brings(stage, giver, at)}
+    return {number for at in range(len(giver.inputs)) for number in brought_to(stage, giver, at)}
 
 
 def _both(one: Need, other: Need) -> Need:
@@ -329,9 +347,9 @@ def _both(one: Need, other: Need) -> Need:
 
 def _before(stages: Sequence[LinearStage], need: Need) -> Need:
     """Return what is needed before some linear stages."""
+    if any(isinstance(stage, OnlyNew) for stage in stages):
+        return NOTHING
     for stage in reversed(stages):
-        if isinstance(stage, OnlyNew):
-            return NOTHING
         if need is None or not need:
             return need
         if isinstance(stage, Filter | FilterFunction | Negate | Explode):

@@ -1,0 +1,137 @@
+"""What a view keeps of its groups: steps go on from it exactly, and it goes when the view goes."""
+
+import uuid
+from collections.abc import Iterator
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.errors import CollectionNeeded, ColumnsNeeded
+from persist.names import GROUPS_PREFIX
+from persist.sql import Wanted, plan_views
+from tests.sql.two_ways import QUIET, steps_that_always_pay
+
+MEANS = "SELECT k, avg(v) AS mean FROM t GROUP BY k"
+SHARE = "SELECT sum(CASE WHEN k = 'a' THEN v END) / sum(v) AS share FROM t"
+FIRST = "SELECT k, sum(v) AS total FROM t GROUP BY k ORDER BY total DESC LIMIT 1"
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    """Yield a client of a collection with four records."""
+    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
+        table = opened.create_or_load("t", key={"k": str, "v": int})
+        table.write([((("a", 1), None), 0, 1), ((("a", 4), None), 0, 1), ((("b", 3), None), 0, 2)], seal=1).result()
+        yield opened
+
+
+def write(client: persist.Client, time: int, *updates: tuple[str, int, int]) -> None:
+    client.load("t").write([(((k, v), None), time, diff) for k, v, diff in updates], seal=time + 1).result()
+
+
+def groups(client: persist.Client) -> list[str]:
+    return client.engine.names(GROUPS_PREFIX)
+
+
+def rows(view: persist.View) -> list[tuple[object, ...]]:
+    return sorted(tuple(row.values()) for row in view.snapshot().to_arrow().to_pylist())
+
+
+@pytest.mark.parametrize("query", [MEANS, SHARE, FIRST])
+def test_a_step_reads_nothing_of_the_past_where_the_view_keeps_its_groups(client: persist.Client, query: str) -> None:
+    client.create_view("v", query, indexes="auto").refresh()
+    client.create_view("other", query).refresh()
+    write(client, 1, ("a", 1, -1), ("a", 10, 1), ("c", 2, 1))
+    with steps_that_always_pay():
+        assert "of changes, and nothing of the past" in client.view("v").explain_refresh()
+        assert "of changes, and nothing of the past" not in client.view("other").explain_refresh()
+        client.view("v").refresh(policy="incremental")
+    client.view("other").open_state()
+    assert rows(client.view("v")) == rows(client.view("other"))
+
+
+def test_a_group_whose_multiplicities_add_up_to_nothing_is_gone_on_from_as_well(client: persist.Client) -> None:
+    view = client.create_view("v", MEANS, indexes="auto")
+    view.refresh()
+    client.create_view("other", MEANS).refresh()
+    write(client, 1, ("c", 5, 1), ("c", 2, -1), ("b", 2, -2))
+    with steps_that_always_pay():
+        view = client.view("v")
+        view.refresh(policy="incremental")
+        assert rows(view) == [("a", 2.5)]
+        write(client, 2, ("c", 4, 1), ("b", 3, -1))
+        view.refresh(policy="incremental")
+        assert not view.is_open
+    client.view("other").open_state()
+    assert rows(view) == rows(client.view("other")) == [("a", 2.5), ("b", 1.0), ("c", 7.0)]
+
+
+def test_totals_of_any_size_stand_for_their_groups() -> None:
+    kind = {"k": int, "v": pa.decimal128(36, 2)}
+    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client, steps_that_always_pay():
+        table = client.create_or_load("t", key=kind)
+        large = Decimal("8" * 30 + ".25")
+        table.write(
+            [(((1, large), None), 0, 3), (((1, large.copy_negate()), None), 0, 1), (((2, None), None), 0, 1)], seal=1
+        ).result()
+        view = client.create_view(
+            "v", "SELECT k, sum(v) AS s, avg(v) AS m, count(v) AS c FROM t GROUP BY k", indexes="auto"
+        )
+        view.open_state()
+        table.write([(((1, Decimal("0.50")), None), 1, 1), (((2, Decimal("-1.50")), None), 1, 1)], seal=2).result()
+        client.view("v").refresh(policy="incremental")
+        total = Decimal("1" + "7" * 30 + ".00")
+        assert rows(view) == [(1, total, float(total / 5), 5), (2, Decimal("-1.50"), -1.5, 1)]
+
+
+def test_groups_keep_no_past(client: persist.Client) -> None:
+    client.create_view("v", MEANS, indexes="auto").refresh()
+    write(client, 1, ("a", 7, 1))
+    client.view("v").open_state()
+    [name] = groups(client)
+    held = client.load(name)
+    assert (held.since, held.upper) == (persist.Antichain(1), persist.Antichain(2))
+    assert client.view("v").snapshot(0).count() == 2
+
+
+def test_groups_go_with_their_view_and_with_its_query(client: persist.Client) -> None:
+    client.create_view(
+        "nested", "SELECT n, count(*) AS c FROM (SELECT k, sum(v) AS n FROM t GROUP BY k) GROUP BY n", indexes="auto"
+    )
+    assert len(groups(client)) == 2
+    client.drop("nested").result()
+    assert groups(client) == []
+    view = client.create_view("v", MEANS, indexes="auto")
+    view.refresh()
+    view.redefine(MEANS)
+    before = groups(client)
+    view.redefine(MEANS, start=0)
+    assert len(groups(client)) == len(before) == 1
+    assert groups(client) != before
+    view.redefine("SELECT k, min(v)::DOUBLE AS mean FROM t GROUP BY k")
+    assert groups(client) == []
+    write(client, 1, ("a", 0, 1))
+    view.refresh()
+    assert rows(view) == [("a", 0.0), ("b", 3.0)]
+    assert client.fsck().problems == ()
+
+
+def test_definitions_that_are_applied_leave_a_view_with_groups_as_it_is(client: persist.Client) -> None:
+    client.create_view("v", MEANS, indexes="auto").refresh()
+    assert plan_views(client, {"v": Wanted(MEANS)}).is_empty
+    plan_views(client, {"v": Wanted(FIRST)}).commit()
+    assert groups(client) == []
+    assert plan_views(client, {}, prune=True).commit() is not None
+
+
+def test_errors_name_the_view_and_not_its_groups(client: persist.Client) -> None:
+    client.create_view("v", MEANS, indexes="auto").refresh()
+    with pytest.raises(CollectionNeeded, match="the views 'v' read it"):
+        client.drop("t").result()
+    facts = client.create_or_load("facts", key={"k": int}, value={"v": int})
+    client.create_view("w", "SELECT sum(v) AS s FROM facts", indexes="auto")
+    with pytest.raises(ColumnsNeeded, match="read by the view 'w'"):
+        facts.evolve(drop=["v"])
+    assert [name for name in client.collections() if name.startswith(".")] == []
