@@ -80,13 +80,13 @@ def as_decimal(value: Array, kind: pa.DataType) -> Array:
         raise ValueError(f"a number needs more than the {kind.precision} digits of {kind}: {error}") from error
 
 
-def rounded_decimal(value: Array, digits: int, mode: str = "half_towards_infinity") -> Array:
+def rounded_decimal(value: Array, digits: int) -> Array:
     """Return decimals rounded to so many digits behind the point, as decimals of one digit more: 99.9 becomes 100.0."""
     precision, scale = value.type.precision, value.type.scale
     if -digits > precision - scale:
-        return pc.multiply(value, pa.scalar(Decimal(0), pa.decimal128(1, 0))) if mode[:4] == "half" else value
+        return pc.multiply(value, pa.scalar(Decimal(0), pa.decimal128(1, 0)))
     wide = pa.decimal128(precision + 1, scale) if precision < 38 else pa.decimal256(precision + 1, scale)
-    return pc.round(pc.cast(value, wide), ndigits=digits, round_mode=mode)
+    return pc.round(pc.cast(value, wide), ndigits=digits, round_mode="half_towards_infinity")
 
 
 def divide(one: Array, other: Array, kind: pa.DataType) -> Array:
@@ -95,12 +95,10 @@ def divide(one: Array, other: Array, kind: pa.DataType) -> Array:
 
 
 def divide_whole(one: Array, other: Array, kind: pa.DataType) -> Array:
-    """`//`: of whole numbers, towards zero; of floats, `/`. A divisor of zero raises."""
+    """`//`: of whole numbers, towards zero; of floats, `/`; of decimals by DuckDB. A divisor of zero raises."""
     _no_zero(one, other)
     if pat.is_floating(kind):
         return pc.divide(as_kind(one, kind), as_kind(other, kind))
-    if pat.is_decimal(kind):
-        return _of_wholes(lambda a, b: (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1), one, other, kind)
     return pc.divide_checked(as_kind(one, kind), _without_zero(other, kind))
 
 
@@ -111,8 +109,6 @@ def remainder(one: Array, other: Array, kind: pa.DataType) -> Array:
             values = np.fmod(floats(as_kind(one, kind)), floats(as_kind(other, kind)))
         return of_floats(values, one, other).cast(kind)
     _no_zero(one, other)
-    if pat.is_decimal(kind):
-        return _of_wholes(lambda a, b: (abs(a) % abs(b)) * (-1 if a < 0 else 1), one, other, kind)
     one, other = as_kind(one, kind), _without_zero(other, kind)
     if pat.is_signed_integer(kind):  # The least number has no quotient by -1, but a remainder.
         other = pc.if_else(pc.equal(other, pa.scalar(-1, kind)), pa.scalar(1, kind), other)
@@ -129,21 +125,6 @@ def _without_zero(divisor: Array, kind: pa.DataType) -> Array:
     """Return divisors; a zero, of which the dividend is NULL, is NULL as well."""
     divisor = as_kind(divisor, kind)
     return pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
-
-
-def _of_wholes(function: Callable[[int, int], int], one: Array, other: Array, kind: pa.DataType) -> Array:
-    scale = max(getattr(one.type, "scale", 0), getattr(other.type, "scale", 0))
-    context = Context(prec=2 * _WIDE)
-    results: list[int | None] = []
-    for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True):
-        if a is None or b is None:
-            results.append(None)
-            continue
-        results.append(function(*(int(context.scaleb(Decimal(number), scale)) for number in (a, b))))
-    is_remainder = function(7, 4) == 3
-    factor = 0 if is_remainder else scale
-    made = [None if n is None else context.scaleb(context.create_decimal(n), factor - scale) for n in results]
-    return as_decimal(pa.array(made, pa.decimal256(_WIDE, scale)), kind)
 
 
 def negate(one: Array, kind: pa.DataType) -> Array:

@@ -378,6 +378,8 @@ def _own_name(node: Json) -> str | None:
         return None if kind == "INTERVAL" else own
     if own in _OF_PATTERN:
         return own if bare(given[-1]).get("expression_class") == "BOUND_CONSTANT" else None
+    if own in ("divide_whole", "remainder") and node["return_type"]["id"] in ("DECIMAL", "HUGEINT"):
+        return None
     return None if own == "length" and kind != "VARCHAR" else own
 
 
