@@ -108,7 +108,6 @@ class Dialect:
         key_at: where a message names the columns of the key.
         types_at: where a message names the MySQL types of its columns; None for nowhere.
         binary: reads text that stands for bytes.
-        arrow_type: the type of a column that is described so.
     """
 
     name: str
@@ -119,7 +118,6 @@ class Dialect:
     key_at: str
     types_at: str | None
     binary: Callable[[pa.Array], pa.Array]
-    arrow_type: Callable[[str], pa.DataType]
 
 
 @dataclass(frozen=True)
@@ -239,7 +237,7 @@ def _types(stream: _Stream, wanted: Wanted, dialect: Dialect) -> Mapping[str, pa
         return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
     described = values_at(stream.samples, dialect.types_at) if dialect.types_at is not None else []
     if described:
-        rows = [pa.struct([(n, dialect.arrow_type(t)) for n, t in one.items()]) for one in described]
+        rows = [pa.struct([(n, arrow_type(t)) for n, t in one.items()]) for one in described]
         row = merged(rows)
         return {f.name: f.type for f in row}
     return inferred(stream.texts, PLACES, dialect.listed)
@@ -307,7 +305,6 @@ CANAL = Dialect(
     key_at="pkNames",
     types_at="mysqlType",
     binary=from_latin_1,
-    arrow_type=arrow_type,
 )
 
 
@@ -354,7 +351,6 @@ MAXWELL = Dialect(
     key_at="primary_key_columns",
     types_at=None,
     binary=from_base64,
-    arrow_type=arrow_type,
 )
 
 
@@ -373,19 +369,11 @@ def maxwell(
     An update that changes the key is two events: the old key is deleted first. Messages about tables are refused.
 
     Args:
-        messages: record batches, a table or a frame with the column "value", in the order of arrival; or a column, or
-            a list, of values alone. Keys of messages are not needed, and not looked at.
         key: the columns of the key; needed unless the messages have `primary_key_columns`.
         schema: the types of the columns, key included; others are left out. None takes what JSON shows, which may
             differ from one call to the next.
-        table: "table" or "database.table": messages of others are passed over. None if all are of one.
-        time: where the time of an event is, such as "ts", or the name of a column beside the messages: it becomes
-            `_time`. None if the caller of `upsert` says the time.
-        metadata: further columns for the value, such as `{"xid": "xid"}`.
-        on_error: "raise", or "collect" bad messages in `rejected`.
+        messages, table, time, metadata, on_error: as for `canal`.
 
-    Raises:
-        BadMessage: a message is bad, and on_error="raise".
-        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+    Raises: as `canal`.
     """
     return events_of(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, MAXWELL)
