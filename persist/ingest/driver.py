@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import msgspec
+
 from persist.antichain import Antichain
 from persist.client import Client, open
 from persist.collection import Collection
@@ -27,6 +29,7 @@ from persist.upsert import Keyed
 from persist.work import task
 
 logger = logging.getLogger(__name__)
+FILLED = "ingest.collections"  # A property of the collection of moments: which others the source fills.
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,22 @@ def _collections(client: Client, source: Source) -> dict[str, Collection]:
         )
     map_ = _collection(client, moments_target(moments, source.name), filled)
     named = {**filled, MOMENTS: map_.handle.id}
-    return {**{target.name: _collection(client, target, named) for target in targets}, moments: map_}
+    collections = {target.name: _collection(client, target, named) for target in targets}
+    _tell_of_others(source, map_, sorted(collections))
+    return {**collections, moments: map_}
+
+
+def _tell_of_others(source: Source, moments: Collection, names: list[str]) -> None:
+    """Say which collections the source filled before, and does not fill any more."""
+    before: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
+    if before != names:
+        if gone := {*before} - {*names}:
+            logger.warning(
+                "%s: these collections are not filled any more, because their tables are gone or not wanted: %s. They "
+                "stay as they are. If their tables come back, drop them first, and they are copied again",
+                source.name, ", ".join(sorted(gone)),
+            )  # fmt: skip
+        moments.describe(properties={FILLED: msgspec.json.encode(names).decode()}).result()
 
 
 def _collection(client: Client, target: Target, properties: Mapping[str, str]) -> Collection:

@@ -95,6 +95,8 @@ class Files:
             self._files, self._path = fsspec.core.url_to_fs(config.source, **config.storage_options)
         except (ImportError, ValueError, TypeError) as error:
             raise InvalidUsage(f"{self.name} cannot be opened: {without_secrets(str(error))}") from None
+        except OSError as error:
+            raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
         self._problem: SourceUnavailable | None = None
         self._tries: Backoff | None = None
         self._is_pattern = any(mark in self._path for mark in "*?[")

@@ -23,6 +23,7 @@ from persist.ingest.source import SOURCE, Batch, Run, Target
 
 logger = logging.getLogger(__name__)
 RETRY_S = 600.0
+UNDEFINED = "42704"  # A code of the server.
 
 
 class Postgres:
@@ -68,6 +69,12 @@ class Postgres:
                     tries = None
                 return
             except (self._database.library.Error, Unavailable) as error:
+                if getattr(error, "pgcode", None) == UNDEFINED and "publication" in str(error):
+                    drops = "; ".join(f"persist drop LOCATION {name}" for name in run.collections)
+                    raise InvalidUsage(
+                        f"{self.name}: the publication was made anew, and changes of before that cannot be read: "
+                        f"{one_line(error)}. To copy the tables again: {drops}; and give the same command again"
+                    ) from None
                 if not self._database.is_lost(error):
                     raise InvalidUsage(f"{self.name} refuses: {one_line(error)}") from None
                 problem = error if isinstance(error, Unavailable) else self._database.unavailable(error)

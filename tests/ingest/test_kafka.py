@@ -327,7 +327,6 @@ def test_no_secret_is_in_a_message_the_history_or_what_is_stored(client: Any, cl
             r"format stands in the tables \[\[into\]\]",
         ),
         ({"source": "kafka://b/t", "formt": "json"}, "did you mean"),
-        ({"source": "mysql://b/t"}, "let Debezium, Maxwell or Canal"),
     ],
 )
 def test_a_config_says_what_is_wrong_with_it(client: Any, options: dict[str, Any], message: str) -> None:

@@ -133,3 +133,21 @@ def test_a_password_that_is_no_part_of_a_url_is_in_no_message(url: str, tmp_path
     assert "hun" not in str(error.value)
     assert "ter2" not in str(error.value)
     assert without_secrets(f"at {url}: no") == "at postgres://me:***@host/db: no"
+
+
+def test_a_publication_that_changes_is_told(database: Database, caplog: Any) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    database.run("DROP PUBLICATION p", "CREATE PUBLICATION p FOR TABLE t, u")
+    database.ingest()
+    database.run("ALTER PUBLICATION p DROP TABLE u", "INSERT INTO u VALUES (1)", "INSERT INTO t VALUES (1)")
+    database.ingest()
+    database.ingest()
+    assert caplog.text.count("these collections are not filled any more") == 1
+    assert (database.contents("t"), database.contents("u")) == ([{"id": 1}], [])
+    database.run("ALTER PUBLICATION p ADD TABLE u")
+    with pytest.raises(persist.InvalidUsage, match=r"'u' is sealed to .* Drop it, and it is copied again"):
+        database.ingest()
+    database.run("DROP PUBLICATION p", "INSERT INTO t VALUES (2)")
+    database.run("CREATE PUBLICATION p FOR TABLE t")
+    with pytest.raises(persist.InvalidUsage, match=r"was made anew.*To copy the tables again: persist drop LOCATION t"):
+        database.ingest()
