@@ -1,10 +1,11 @@
 """What long work says of itself while it is done: a span of OpenTelemetry, and progress to whoever asked for it.
 
-Each piece of long work is a `task`. It costs a microsecond where nobody listens:
+Each piece of long work is a `task`. It costs a microsecond or two where nobody listens:
 
 - a span `persist.<what>` of the tracer `persist`, if this process has loaded OpenTelemetry's tracing. This package
   never loads it: a program that exports spans has. A task that runs in one call is the parent of spans below it; a
   stream, which its reader may leave and come back to, is not, because what is current there belongs to the reader.
+- a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
 - what was done so far, to the watcher that `watched` has set for the calls in its block, in this thread or task of
   asyncio.
 
@@ -18,6 +19,7 @@ rich on standard error. Where that is no terminal, and this is no notebook, noth
 second is not shown.
 """
 
+import logging
 import sys
 import threading
 import time
@@ -34,6 +36,7 @@ TRACER = "persist"
 NAMES_MAX = 8  # Of collections, in one span.
 
 Done = Callable[[int], object]
+logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
@@ -74,10 +77,12 @@ def task(
         streams: the block is left and entered again, such as that of a generator.
     """
     watcher, api = _watcher.get(), _tracing()
-    if watcher is None and api is None:
+    level = logging.DEBUG if what == "read" else logging.INFO
+    is_logged = logger.isEnabledFor(level)
+    if watcher is None and api is None and not is_logged:
         yield _ignored
         return
-    count = 0
+    count, began_s, error = 0, time.perf_counter(), None
     done = _ignored if watcher is None else watcher.begun(f"{what} {name}".strip(), total, unit)
 
     def more(amount: int) -> None:
@@ -90,30 +95,55 @@ def task(
             yield more
             if span is not None:
                 span.set_attribute(f"persist.{unit}", count)
+    except Exception as failure:
+        error = failure
+        raise
     finally:
         if watcher is not None:
             watcher.ended(done)
+        if is_logged:
+            about: dict[str, Any] = {"what": what, "name": name} if name else {"what": what}
+            level = level if count or error is not None else logging.DEBUG  # There was nothing to do.
+            _log(level, f"{what} {name}".strip(), {**about, unit: count}, f"{unit} {count:,}", began_s, error)
 
 
 def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str, str]) -> None:
     """Make a span of a commit that was asked for just now: it ends when the future is resolved."""
-    api = _tracing()
-    if api is None:
+    api, is_logged, began_s = _tracing(), logger.isEnabledFor(logging.DEBUG), time.perf_counter()
+    if api is None and not is_logged:
         return
     collections = sorted({*names.values()})[:NAMES_MAX]
     attributes = {"persist.action": action, "persist.location": url, "persist.collections": collections}
-    span = api.get_tracer(TRACER).start_span("persist.commit", attributes=attributes)
+    span = None if api is None else api.get_tracer(TRACER).start_span("persist.commit", attributes=attributes)
 
     def end(done: "Future[int]") -> None:
         # Not done.exception(): to look at an error there takes it off the ledger of those that nobody has seen.
         error = Future.exception(done, 0)
+        seqno = None if error is not None else Future.result(done, 0)
+        if is_logged:
+            about = {"what": "commit", "action": action, "location": url, "collections": collections, "seqno": seqno}
+            _log(logging.DEBUG, f"{action} of {', '.join(collections)}", about, f"record {seqno}", began_s, error)
+        if span is None:
+            return
         if error is None:
-            span.set_attribute("persist.seqno", Future.result(done, 0))
+            span.set_attribute("persist.seqno", seqno)
         else:
             _failed(api, span, error)
         span.end()
 
     future.add_done_callback(end)
+
+
+def _log(
+    level: int, what: str, about: Mapping[str, Any], result: str, began_s: float, error: BaseException | None
+) -> None:
+    """Log that work has ended; a handler that knows them finds what it is about in the record's `persist`."""
+    seconds = time.perf_counter() - began_s
+    fields = {**about, "seconds": round(seconds, 3)}
+    if error is not None:
+        fields["error"] = f"{type(error).__name__}: {error}"
+    said = result if error is None else f"failed, {fields['error']}"
+    logger.log(level, "%s: %s, in %.3f s", what, said, seconds, extra={"persist": fields})
 
 
 @contextmanager

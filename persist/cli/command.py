@@ -6,9 +6,11 @@ nothing that takes long: what a command needs, it imports when it is run, so tha
 
 import inspect
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -32,7 +34,7 @@ SECTIONS = {
     "Change": ("evolve", "index", "rename", "clone", "revert", "drop"),
     "Exchange": ("export", "publish", "unpublish", "serve"),
     "Copy": ("backup", "restore", "copy", "verify"),
-    "Maintain": ("compact", "gc", "fsck", "doctor", "bench"),
+    "Maintain": ("maintain", "compact", "gc", "fsck", "cost", "doctor", "bench"),
 }
 
 
@@ -109,6 +111,9 @@ StoreTimeout = Annotated[
         "--store-timeout", min=0.01, metavar="SECONDS", help="How long to try if the store does not answer; 60."
     ),
 ]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Tell of long work as it ends; PERSIST_LOG has more, such as debug,json.")
+]
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The name of the collection.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -127,20 +132,17 @@ def agreed(question: str) -> bool:
 
 
 @contextmanager
-def _remarks() -> Iterator[None]:
-    """Tell what the library logs meanwhile, such as that a store does not answer."""
-    import logging
-
-    class Remarks(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            tell(f"persist: {record.getMessage()}")
-
-    handler, logger = Remarks(logging.WARNING), logging.getLogger("persist")
-    logger.addHandler(handler)
+def stopped_by_sigterm() -> Iterator[threading.Event]:
+    """Yield what SIGTERM sets: the commit under way is finished, and the command ends well."""
+    stop = threading.Event()
+    before: Any = None
+    with suppress(ValueError):  # In a thread, as tests call it, nobody can listen to signals.
+        before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        yield
+        yield stop
     finally:
-        logger.removeHandler(handler)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
@@ -150,9 +152,10 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     kinds: dict[str, Any] = {"location": Location}
     kinds |= {parameter.name: hints[parameter.name] for parameter in own}
     kinds |= {"as_json": Json, "storage_option": Options, "storage_options_file": OptionsFile}
-    kinds["store_timeout"] = StoreTimeout
+    kinds |= {"store_timeout": StoreTimeout, "verbose": Verbose}
     defaults = {parameter.name: parameter.default for parameter in own}
     defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None, "store_timeout": None}
+    defaults["verbose"] = False
 
     def run(
         location: str,
@@ -160,13 +163,15 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
         storage_option: list[str] | None = None,
         storage_options_file: str | None = None,
         store_timeout: float | None = None,
+        verbose: bool = False,
         **asked: Any,
     ) -> int:
         place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, store_timeout)
+        from persist.cli.logs import logged
         from persist.work import progress  # Here, because it loads what the help of a command does without.
 
         try:
-            with _remarks(), progress():
+            with logged(verbose), progress():
                 return function(place, **asked)
         except BrokenPipeError:  # Whoever read the output has seen enough; Click would make that status 1.
             close_output()

@@ -1,15 +1,11 @@
 """The commands that take in files, databases and topics, and that send collections there: ingest, egress."""
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
 
 import persist
-from persist.cli.command import OK, command
+from persist.cli.command import OK, command, stopped_by_sigterm
 from persist.cli.place import Place, tell_done
 from persist.shown import counted
 
@@ -42,7 +38,7 @@ def ingest(
     options: dict[str, Any] = {"collection": collection, "key": key}
     options |= {"publication": publication, "tables": tables, "exclude": exclude}
     options = {name: value for name, value in options.items() if value is not None}
-    with at.writing(may_be_new=True, background=True) as client, _stopped_by_sigterm() as stop:
+    with at.writing(may_be_new=True, background=True) as client, stopped_by_sigterm() as stop:
         done = persist.ingest(client, source, once=once, stop=stop, **options)
         line = f"took in {counted(done.rows, 'row')} from {done.source} in {counted(done.commits, 'commit')}"
         tell_done(
@@ -70,7 +66,7 @@ def egress(
 ) -> int:
     """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on."""
     options: dict[str, Any] = {} if collection is None else {"collections": collection}
-    with at.writing(background=True) as client, _stopped_by_sigterm() as stop:
+    with at.writing(background=True) as client, stopped_by_sigterm() as stop:
         done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)
         said = {"sink": done.sink, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)}
         if drop:
@@ -80,17 +76,3 @@ def egress(
         line = f"sent {counted(done.rows, 'row')} to {done.sink} in {counted(done.commits, 'transaction')}"
         tell_done(at, said, line if done.commits else f"nothing is new for {done.sink}")
     return OK
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[threading.Event]:
-    """Yield what SIGTERM sets: the commit under way is finished, and the command ends well."""
-    stop = threading.Event()
-    before: Any = None
-    with suppress(ValueError):  # In a thread, as tests call it, nobody can listen to signals.
-        before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    try:
-        yield stop
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)

@@ -43,6 +43,18 @@ HOLDS = Listing(
     right=["time"],
     spare=("until", "holder"),
 )  # fmt: skip
+COSTS = Listing(
+    kinds={
+        "kind": "string", "puts": "int64", "put_bytes": "int64", "objects": "int64", "bytes": "int64",
+        "dollars": "float64",
+    },
+    shown={
+        **{name: column(name) for name in ("kind", "puts", "put_bytes", "objects", "bytes")},
+        "dollars a month": lambda row: f"{row['dollars']:,.4f}",
+    },
+    right=["puts", "put_bytes", "objects", "bytes", "dollars a month"],
+    spare=("objects", "put_bytes"),
+)  # fmt: skip
 RECORDS = {"seqno": "int64", "at": "string", "writer": "string", "did": "texts"}
 
 
@@ -165,3 +177,30 @@ def log(
 
 def _moment(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+@command
+def cost(
+    at: Place,
+    hours: Annotated[float, typer.Option(min=0.01, help="How far back requests are counted.")] = 24.0,
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A JSON object of dollars: puts_1000, gets_1000, lists_1000, …"),
+    ] = None,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Show what was stored lately, what is stored, and what both cost in a month by the prices of S3 or yours."""
+    from persist.facts import LIST_PRICES, Prices, cost_of
+
+    known = LIST_PRICES if prices is None else Prices.of_file(prices)
+    with at.reading() as client:
+        before = client.metrics().store
+        COSTS.write(at, [each.as_json() for each in cost_of(client, known, hours=hours)], format, output)
+        lists = client.metrics().store["list"].requests - (before["list"].requests if "list" in before else 0)
+    tell(
+        f"Writes of the last {hours:g} h as far as objects are left of them; this look took {lists:,} listings, for "
+        f"{lists / 1000 * known.lists_1000:.6f} dollars. Reads leave no trace: 1,000 GETs are {known.gets_1000:g} "
+        "dollars, and persist_store_requests_total of each process counts them."
+    )
+    return OK

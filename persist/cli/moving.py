@@ -1,7 +1,6 @@
 """Commands that change a schema or index it, move data in and out, and serve it: evolve, index, export, publish …"""
 
 import os
-import signal
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.cli.command import OK, Name, command
+from persist.cli.command import OK, Name, command, stopped_by_sigterm
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import AsOf, Columns, Where, narrowed
 from persist.cli.text import print_json, say, tell
@@ -219,7 +218,8 @@ def serve(
     """
     token = os.environ.get(TOKEN_VARIABLE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
-    with at.writing(background=True) if commits else at.reading() as client, ExitStack() as stack:
+    opened = at.writing(background=True) if commits else at.reading()
+    with opened as client, ExitStack() as stack, stopped_by_sigterm() as stop:
         write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store else None
         limits = {"sql_memory_bytes": sql_memory and sql_memory << 20, "sql_timeout_s": sql_timeout}
         options: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
@@ -246,7 +246,7 @@ def serve(
             line += f"\nMetrics are at {shown.url}"
         tell_done(at, addresses, line)
         typer.get_text_stream("stdout").flush()
-        signal.pause()
+        stop.wait()
     return OK
 
 

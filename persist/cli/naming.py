@@ -158,7 +158,7 @@ def refresh(
     refreshed: list[dict[str, Any]] = []
     with at.writing() as client:
         room = {"memory_budget": memory_budget, "spill_folder": spill_folder}
-        for name, upper in _refreshed(client, views, room) if views else _refreshed_together(client, room):
+        for name, upper in _refreshed(client, views, room) if views else refreshed_together(client, room):
             refreshed.append({"view": name, "upper": upper.time})
             if not at.as_json:
                 say(_up_to_date(client, name, upper))
@@ -181,7 +181,7 @@ def _refreshed(
             loaded.close()
 
 
-def _refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
+def refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
     """Refresh all views of a location as one program: they move in one commit."""
     from persist.facts import survey
     from persist.sql import open_together

@@ -8,7 +8,7 @@ import msgspec
 import persist
 from persist.cli.table import print_table
 from persist.cli.text import say
-from persist.facts import GETS_1000, Portrait, hold_for_people, monthly_dollars, names_by_id, times_of
+from persist.facts import LIST_PRICES, Portrait, hold_for_people, monthly_dollars, names_by_id, times_of
 from persist.log import Mutation, Record, TimeText, kinds, read_record
 from persist.shown import counted
 
@@ -62,7 +62,7 @@ def _print_origin(portrait: Portrait) -> None:
 
 def _print_cost(portrait: Portrait) -> None:
     if portrait.plan is not None:
-        gets = max(1, portrait.plan.parts) / 1000 * GETS_1000
+        gets = max(1, portrait.plan.parts) / 1000 * LIST_PRICES.gets_1000
         say(
             f"reading   {portrait.plan.bytes:,} bytes of {counted(portrait.plan.parts, 'part')} for the latest "
             f"contents; on S3 a million such reads cost ${gets * 1e6:,.2f} of requests"

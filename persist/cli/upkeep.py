@@ -1,4 +1,4 @@
-"""Commands that look after a location: hold, release, compact, gc, fsck, bench."""
+"""Commands that look after a location: hold, release, maintain, compact, gc, fsck, bench."""
 
 import time
 import uuid
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
+from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command, stopped_by_sigterm
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import Format, Output
 from persist.cli.status import WAITING
@@ -63,7 +63,6 @@ def compact(
     collections: Annotated[
         list[str] | None, typer.Argument(metavar="COLLECTION", help="Which ones; all by default.")
     ] = None,
-    only_due: Annotated[bool, typer.Option("--only-due", help="Do only what is worth it by now.")] = False,
     since: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +90,7 @@ def compact(
             for name in names:
                 try:
                     loaded = client.load(name)
-                    report = loaded.compact(only_due=only_due)
+                    report = loaded.compact()
                 except persist.errors.CollectionNotFound:
                     if collections:
                         raise
@@ -103,6 +102,59 @@ def compact(
     if at.as_json:
         print_json(reports)
     return OK
+
+
+@command
+def maintain(
+    at: Place,
+    every: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.1, help="Again and again with this pause, until it is interrupted."),
+    ] = None,
+    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave views as they are.")] = False,
+) -> int:
+    """Do what is due: refresh views, compact, destroy what was deleted, and collect garbage."""
+    with at.writing(background=every is not None) as client, stopped_by_sigterm() as stop:
+        while True:
+            done: dict[str, int] = {}
+            try:
+                done = _maintained(client, not no_refresh)
+            except persist.PersistError as error:
+                if every is None:
+                    raise
+                tell(f"persist: {worded(' '.join(str(error).split()))}")  # It is tried again.
+            if done or every is None:
+                tell_done(at, done, ", ".join(f"{what} {n:,}" for what, n in done.items() if n) or "nothing is due")
+            if every is None or stop.wait(every):
+                return OK
+
+
+def _maintained(client: "persist.Client", refreshes: bool) -> dict[str, int]:
+    """Do what is due; return how much there was of what. Of several errors the first is raised, after all was tried."""
+    from persist.cli.naming import refreshed_together
+    from persist.facts import health_of
+
+    due = {each.work for each in health_of(client).due}
+    done = {"views refreshed": 0, "collections compacted": 0, "blobs deleted": 0}
+    failed: persist.PersistError | None = None
+    if refreshes and "refresh views" in due:
+        try:
+            done["views refreshed"] = sum(1 for _ in refreshed_together(client, {}))
+        except persist.PersistError as error:
+            failed = error
+    for name in client.collections():
+        try:
+            report = client.load(name).compact(only_due=True)
+            done["collections compacted"] += report != persist.CompactionReport()
+        except persist.errors.CollectionNotFound:
+            continue  # It was destroyed meanwhile.
+        except persist.PersistError as error:
+            failed = failed or error
+    garbage = client.gc()
+    done["blobs deleted"] = garbage.parts + garbage.lists + garbage.states + garbage.checkpoints + garbage.records
+    if failed is not None:
+        raise failed
+    return done if any(done.values()) else {}
 
 
 def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:

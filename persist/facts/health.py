@@ -395,7 +395,7 @@ def _due(
     work = {
         ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
         ("resolve events", "persist compact"): [f.name for f in all_facts if _is_unresolved(f.contents)],
-        ("compact", "persist compact --only-due"): [f.name for f in all_facts if next_work(f.contents, tuning)],
+        ("compact", "persist maintain"): [f.name for f in all_facts if next_work(f.contents, tuning)],
         ("destroy what was retracted", "persist compact"): [
             f.name for f in all_facts if must_destroy(f.contents) is not None
         ],

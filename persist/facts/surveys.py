@@ -12,6 +12,7 @@ from typing import Any
 
 import persist
 from persist.blob import MissingBlob
+from persist.facts.costs import GIB, LIST_PRICES
 from persist.log import BlobRef
 from persist.names import INDEX_HOLD, VIEW_HOLD
 from persist.read import record_count
@@ -21,9 +22,6 @@ from persist.timeline import Timeline
 
 THREADS = 16
 AT_ONCE = 256  # States that are kept in memory together.
-GIB = 2**30
-# List prices of S3 Standard in us-east-1, in dollars, for an estimate that says so.
-STORED_GIB_MONTH, GETS_1000 = 0.023, 0.0004
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,7 @@ def _is_far(entry: CollectionEntry) -> bool:
 
 def monthly_dollars(bytes_: int) -> float:
     """Return what it costs to keep so many bytes for a month, by the list price of S3 Standard."""
-    return bytes_ / GIB * STORED_GIB_MONTH
+    return bytes_ / GIB * LIST_PRICES.stored_gib_month
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ assert dispatch.COMMANDS  # Its import declares the commands.
 COMMANDS: dict[str, Any] = typer.main.get_command(dispatch.app).commands  # type: ignore[attr-defined]
 
 # Of every command, and of no call: where the location is, how to reach it, and how to show the answer.
-OF_ALL = {"location", "storage_option", "storage_options_file", "store_timeout", "as_json", "help"}
+OF_ALL = {"location", "storage_option", "storage_options_file", "store_timeout", "as_json", "verbose", "help"}
 ROWS_OUT = {"format", "output"}  # Calls return rows, and their callers do the rest.
 LIMITED = ROWS_OUT | {"limit"}
 ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
@@ -32,6 +32,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "clone": ([Client.clone], {"name"}),  # Its `target`.
     "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
     "copy": ([backup.copy], {"target_options_file"}),
+    "cost": ([], {"hours", "prices"} | ROWS_OUT),
     "create": ([Client.create_or_load, persist.Keyed], {"format"}),
     "delete": ([Collection.delete], {"format", "ignore"}),
     "diff": ([Collection.diff], LIMITED),
@@ -49,6 +50,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "ingest": ([persist.ingest], {"key", "publication", "tables", "exclude"}),
     "log": ([Client.history], {"before"} | ROWS_OUT),
     "ls": ([Client.collections], {"watch"} | ROWS_OUT),
+    "maintain": ([], {"every", "no_refresh"}),
     "overwrite": ([Collection.overwrite], ROWS_IN),
     "publish": ([Collection.publish], set()),
     "read": ([Collection.snapshot], LIMITED),
