@@ -1,0 +1,212 @@
+"""What an operation costs as that grows which it does not touch: `python -m benchmarks.scale`.
+
+    python -m benchmarks.scale [--parts N …] [--collections N …] [--plot FILE]
+
+Collections of very many parts are made up: descriptors without blobs, of one keyframe whose parts follow each other in
+key, and 50 parts of history. Locations of very many collections are made by commits. Each line has the CPU seconds of
+an operation at each size and the exponent: the slope of the line through the logarithms of both. An operation that
+a user waits for should have one of 0.2 at most in the size of what it does not touch; those that look at all parts,
+such as making slices of all, are marked, and should have 1.
+"""
+
+import argparse
+import gc
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import persist
+from benchmarks.harness import duration
+from persist.blob import MemoryBlob
+from persist.codecs import Part
+from persist.log import Keyframe, kinds
+from persist.log.envelope import decode_framed, encode_framed
+from persist.read import Lookup, snapshot_scan
+from persist.read.scanning.merging import snapshot_slices
+from persist.replica import StateObject
+from persist.state import CollectionState
+from persist.state.collection_rules import after_step
+
+PARTS = (100, 1_000, 10_000)
+COLLECTIONS = (10, 1_000, 10_000)
+TAIL = 50  # Parts of the history.
+ROWS = 600_000  # Of each part.
+ROUNDS = 5
+QUIET = persist.Settings(background=False)
+
+
+@dataclass
+class Curve:
+    """CPU seconds of an operation at each size; touches_all says that it looks at all there is."""
+
+    name: str
+    touches_all: bool = False
+    costs: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def exponent(self) -> float:
+        """The slope of the line through the logarithms of sizes and costs."""
+        sizes, costs = np.log([*self.costs]), np.log([*self.costs.values()])
+        return float(np.polyfit(sizes, costs, 1)[0]) if len(sizes) > 1 else 0.0
+
+    def row(self) -> str:
+        """The line of the table."""
+        costs = "".join(f"{duration(cost):>12}" for cost in self.costs.values())
+        return f"{self.name + (' (all)' if self.touches_all else ''):<44}{costs}{self.exponent:>10.2f}"
+
+
+def cpu_s(call: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Return the least CPU seconds that a call took."""
+    least = float("inf")
+    for _ in range(rounds):
+        gc.collect()
+        began = time.process_time()
+        call()
+        least = min(least, time.process_time() - began)
+    return max(least, 1e-6)
+
+
+def made_up(contents: CollectionState, count: int) -> CollectionState:
+    """Return the state of a collection with so many parts, given that of one with a single part."""
+    (like,) = contents.parts
+    folder = like.blob.rpartition("/")[0]
+
+    def part(number: int) -> Part:
+        low, high = number * ROWS, (number + 1) * ROWS - 1
+        keys = [[low + at * (ROWS - 1) // 32] for at in range(33)]
+        is_late = number >= count - TAIL
+        return msgspec.structs.replace(
+            like,
+            blob=f"{folder}/{number:020}-{number:032x}.parquet",
+            checksum=hashlib.md5(b"%d" % number, usedforsecurity=False).hexdigest(),
+            rows=ROWS,
+            memory=64 << 20,
+            keys_json=msgspec.Raw(msgspec.json.encode(keys)),
+            stats_json=msgspec.Raw(msgspec.json.encode({**like.stats, "k": (low, high, 0)})),
+            time_min=int(is_late),
+            time_max=int(is_late),
+            negatives=5 * is_late,
+        )
+
+    base = tuple(range(count - TAIL))
+    return msgspec.structs.replace(
+        contents,
+        numbered={number: part(number) for number in range(count)},
+        next_number=count,
+        keyframes=(Keyframe(0, base),),
+        history=tuple((number,) for number in range(count - TAIL, count)),
+        history_from=1,
+        upper_times=(2,),
+        since_times=(0,),
+    )
+
+
+def of_parts(sizes: Sequence[int]) -> Iterator[Curve]:
+    """Yield what operations cost in a collection of so many parts."""
+    curves: dict[str, Curve] = {}
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"k": pa.int64()}, value={"v": pa.int64()})
+        rows.write(pa.table({"k": range(300_000), "v": range(300_000)}), time=0, seal=1).result()
+        contents, location = rows.handle.contents(), client.engine.follower.state.location
+        assert location is not None
+        for size in sizes:
+            for name, (call, touches_all) in _on_parts(contents, location, size).items():
+                curves.setdefault(name, Curve(name, touches_all)).costs[size] = cpu_s(call)
+    yield from curves.values()
+
+
+def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, tuple[Callable[[], object], bool]]:
+    """Return operations by their names, and whether each touches all parts."""
+    state, (like,) = made_up(contents, size), contents.parts
+    blob = f"{like.blob.rpartition('/')[0]}/{size:020}-{size:032x}.parquet"
+    append = kinds.Append(state.id, (msgspec.structs.replace(like, blob=blob, time_min=2, time_max=2),))
+    stored = StateObject(location=location, collection=state)
+    data, whole = encode_framed(stored), snapshot_scan(state, state.schema, 1, None)
+    by_key = pc.field("k") == 12_345
+    return {
+        "apply an append": (lambda: after_step(state, append), False),
+        "apply a seal": (lambda: after_step(state, kinds.Seal(state.id, (3,))), False),
+        "plan a snapshot": (lambda: snapshot_scan(state, state.schema, 1, None), True),
+        "plan with a filter, by what is known": (lambda: snapshot_scan(state, state.schema, 1, None, by_key), True),
+        "prepare a look-up by key": (lambda: Lookup(whole), True),
+        "cut into slices": (lambda: snapshot_slices(whole, "rows", 50 << 20), True),
+        "write a state object": (lambda: encode_framed(stored), True),
+        "read it": (lambda: decode_framed(data, StateObject, "state"), True),
+    }
+
+
+def of_collections(sizes: Sequence[int]) -> Iterator[Curve]:
+    """Yield what operations cost in a location of so many collections."""
+    curves: dict[str, Curve] = {}
+    for size in sizes:
+        blob = MemoryBlob()
+        with persist.open(blob, settings=QUIET) as client:
+            for number in range(size):
+                client.create_or_load(f"rows{number:07}", key={"k": pa.int64()}, value={"v": pa.int64()})
+            client["rows0000001"].write([(1, 1)], time=0, seal=1).result()
+        with persist.open(blob, settings=QUIET) as client:
+            for name, (call, touches_all) in _on_collections(blob, client["rows0000001"]).items():
+                curves.setdefault(name, Curve(name, touches_all)).costs[size] = cpu_s(call)
+    yield from curves.values()
+
+
+def _on_collections(blob: MemoryBlob, one: persist.Collection) -> dict[str, tuple[Callable[[], object], bool]]:
+    def write() -> None:
+        for number in range(100):
+            one.write([(number, 1)]).result()
+
+    return {
+        "open": (lambda: persist.open(blob, mode="read", settings=QUIET).close(), True),
+        "write 100 times to one": (write, False),
+        "read one": (lambda: one.snapshot().to_arrow(), False),
+    }
+
+
+def drawn(curves: Sequence[Curve], file: str) -> None:
+    """Draw the curves, both axes by logarithms."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 6))
+    for curve in curves:
+        style = "--" if curve.touches_all else "-"
+        label = f"{curve.name}: {curve.exponent:.2f}"
+        axes.loglog([*curve.costs], [*curve.costs.values()], style, marker="o", label=label)
+    axes.set_xlabel("parts, or collections")
+    axes.set_ylabel("CPU seconds")
+    axes.legend(fontsize="small")
+    figure.savefig(file)
+
+
+def main() -> int:
+    """Print the tables, and draw them if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=int, nargs="+", default=PARTS, help="sizes of a collection")
+    parser.add_argument("--collections", type=int, nargs="+", default=COLLECTIONS, help="sizes of a location")
+    parser.add_argument("--plot", metavar="FILE", help="draw the curves, as an image")
+    options = parser.parse_args()
+    curves = []
+    for what, sizes, measure in (
+        ("parts", options.parts, of_parts),
+        ("collections", options.collections, of_collections),
+    ):
+        print(f"{what:<44}" + "".join(f"{size:>12,}" for size in sizes) + f"{'exponent':>10}")
+        for curve in measure(sizes):
+            print(curve.row(), flush=True)
+            curves.append(curve)
+    if options.plot:
+        drawn(curves, options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
