@@ -45,7 +45,39 @@ def publishing(work: Workspace) -> list[Row]:
             _check(c)
         shown = f"{duration(float(np.median(taken)))} of CPU, {int(np.median(requests))} requests"
         lines.append(Row("publish again after 100 rows, anywhere", "-", "<= 30 ms, <= 6", shown))
-    return lines
+        lines.append(_scanned(work, c))
+    return [*lines, _keyed(work, rows, chance)]
+
+
+def _keyed(work: Workspace, rows: pa.Table, chance: np.random.Generator) -> Row:
+    """Publish a keyed collection of which 1% of the keys were touched, by clients that have read nothing."""
+    with persist.open(str(work.folder / "keyed"), settings=QUIET) as client:
+        c = client.create_or_load(
+            "c", key={"id": int}, value={"a": int, "b": float, "name": str}, keyed=persist.Keyed()
+        )
+        c.upsert(rows, time=0, seal=1).result()
+        c.compact()
+        at = np.sort(chance.choice(len(rows), len(rows) // 100, replace=False))
+        changed = rows.take(pa.array(at))
+        c.upsert(changed.set_column(1, "a", pa.array(np.full(len(changed), -1))), time=1, seal=2).result()
+        line = _against_a_copy(work, client, "keyed, 1% of keys touched", ">= 5")
+    return line
+
+
+def _scanned(work: Workspace, c: persist.Collection) -> Row:
+    """Let Polars read all rows of the table, and of one Parquet file of the same."""
+    import polars
+
+    [made] = c.published()
+    plain = work.folder / "plain.parquet"
+    c.snapshot().to_polars().write_parquet(plain)
+    ours, theirs = [], []
+    for _ in range(max(work.rounds, 5)):
+        ours.append(_cpu_s(lambda: polars.scan_delta(made.url).collect()))
+        theirs.append(_cpu_s(lambda: polars.scan_parquet(plain).collect()))
+    ratio = np.median([them / us for them, us in zip(theirs, ours, strict=True)])
+    shown = f"{duration(float(np.median(ours)))} of CPU, {ratio:.2f} times as fast"
+    return Row("Polars' scan, 1% left out", f"one file, {duration(float(np.median(theirs)))}", ">= 0.7", shown)
 
 
 def _against_a_copy(work: Workspace, client: persist.Client, what: str, reach: str) -> Row:
