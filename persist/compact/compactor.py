@@ -31,7 +31,7 @@ from persist.read import Scan, snapshot_scan
 from persist.replica import Follower
 from persist.settings import Tuning
 from persist.shown import Shown, counted
-from persist.state import CollectionState, ExpectErasures, erasure_number, with_replaced
+from persist.state import CollectionState, ExpectErasures, after_step, erasure_number, with_replaced
 from persist.work import task
 from persist.write import Commit, Step
 
@@ -239,6 +239,7 @@ class Compactor:
         """Commit step, which names what was made for it, as long as what it replaces is there."""
         for tries in range(ATTEMPTS):
             contents = self._contents(contents.id, contents.name)
+            after_step(contents, attempt.condition)  # Or else runs may have other parts than they had, and the same name.
             _, unused = with_replaced(contents, step)
             steps: list[Step] = [attempt.condition, msgspec.structs.replace(step, unused=unused)]
             # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.

@@ -118,13 +118,14 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
     with task("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
         work = _Erasing(handle, records, reason, stack)
         for attempt in range(ATTEMPTS):
-            made = work.planned()
-            if made is None:
-                break
             try:
+                made = work.planned()
+                if made is None:
+                    break
                 seqno = engine.submit("erase", made.steps, dict(made.names)).result()
             except (Superseded, UploadExpired, CollectionNotFound, MissingBlob) as error:
                 work.lost(error)
+                handle.contents()  # Raises if it is the collection itself that was dropped.
                 if attempt == ATTEMPTS - 1:
                     raise
                 continue

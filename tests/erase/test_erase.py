@@ -260,6 +260,36 @@ def test_bad_input_is_refused(client: persist.Client, arguments: dict[str, Any],
 # Beside others.
 
 
+def test_a_merge_of_runs_of_many_parts_brings_nothing_back(dated: DatedBlob) -> None:
+    """Of a run that keeps its first part, the name stays, and nothing but its parts says that it is another one."""
+    store: Any = Stepped(dated)
+    many: dict[str, Any] = {"part_bytes": 1, "merge_runs": 2, "background": False}
+    with opened(dated, **many) as client, persist.open(store, clock=dated.clock, settings=tuned(**many)) as late:
+        orders = client.create_or_load("orders", key=KEY, value=VALUE)
+        for time in range(8):
+            rows = [((id_, (email * 5_000, 1.0)), time, 1) for id_, email in PEOPLE.items() if time < 7 or id_ < 3]
+            orders.write(rows, seal=time + 1).result()
+            if time == 3:
+                orders.compact()
+        erased: list[Any] = []
+
+        def after(parts: int) -> None:
+            """Erase when so many parts are stored: a run of many parts is being merged then, and keeps the first."""
+            act = (
+                (lambda: erased.append(orders.erase([3], reason="request 17")))
+                if parts == 1
+                else lambda: after(parts - 1)
+            )
+            store.after("set", "part/", act)
+
+        assert max(map(len, orders.handle.contents().history)) == 3
+        after(5)
+        report = late.load("orders").compact()
+        assert store.is_done
+        assert report.superseded
+        assert sorted(row[0] for row in orders.snapshot(1).rows()) == [1, 1, 2, 2]
+
+
 def test_a_compaction_that_was_decided_before_brings_nothing_back(dated: DatedBlob) -> None:
     store: Any = Stepped(dated)
     with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
