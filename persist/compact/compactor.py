@@ -31,7 +31,7 @@ from persist.read import Scan, snapshot_scan
 from persist.replica import Follower
 from persist.settings import Tuning
 from persist.shown import Shown, counted
-from persist.state import CollectionState, ExpectErasures, after_step, erasure_number, with_replaced
+from persist.state import CollectionState, ExpectErasures, ExpectRuns, after_step, erasure_number, with_replaced
 from persist.work import task
 from persist.write import Commit, Step
 
@@ -239,9 +239,11 @@ class Compactor:
         """Commit step, which names what was made for it, as long as what it replaces is there."""
         for tries in range(ATTEMPTS):
             contents = self._contents(contents.id, contents.name)
-            after_step(contents, attempt.condition)  # Or else runs may have other parts than they had, and the same name.
+            conditions = attempt.conditions(step)
+            for condition in conditions:
+                after_step(contents, condition)
             _, unused = with_replaced(contents, step)
-            steps: list[Step] = [attempt.condition, msgspec.structs.replace(step, unused=unused)]
+            steps: list[Step] = [*conditions, msgspec.structs.replace(step, unused=unused)]
             # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
             attempt.may_be_committed = True
             try:
@@ -343,14 +345,21 @@ class _Attempt:
     Attributes:
         parts: all that were made, and are stored.
         may_be_committed: whether a record may name them, so that they must stay.
-        condition: what must hold still, so that nothing comes back that was erased meanwhile.
     """
 
     def __init__(self, contents: CollectionState) -> None:
         self.parts: list[Part] = []
         self.may_be_committed = False
-        self.condition = ExpectErasures(contents.id, erasure_number(contents))
         self._contents = contents
+
+    def conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
+        """Return what must hold still for a step: nothing was erased, and what it removes has the parts that it had.
+
+        Others may have put a run together with more, under the name of its first part.
+        """
+        runs = tuple(run for run in self._contents.history if run[0] in step.removed_runs)
+        id_ = self._contents.id
+        return ExpectErasures(id_, erasure_number(self._contents)), ExpectRuns(id_, runs)
 
     def numbers(self, made: MadeRun) -> Numbers:
         """Return the numbers and names of the parts of a run that was made."""

@@ -11,6 +11,7 @@ from persist.state.collection_rules import (
     ExpectErasures,
     ExpectNothingBeyondUpper,
     ExpectParts,
+    ExpectRuns,
     ExpectUpper,
     PlannedAppend,
     after_step,

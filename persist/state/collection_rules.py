@@ -32,7 +32,7 @@ from persist.errors import (
     ViewRedefined,
     with_timeline,
 )
-from persist.log import CollectionMutation, Frontier, kinds
+from persist.log import CollectionMutation, Frontier, Numbers, kinds
 from persist.names import INDEX_HOLD, VIEW_HOLD, check_hold_name, check_tag_name, is_id
 from persist.state.contents import (
     CollectionState,
@@ -102,6 +102,12 @@ class ExpectErasures(Condition, frozen=True, tag="expect_erasures"):
     """Nothing was erased since there were so many erasures: for what was worked out from contents as they were then."""
 
     erasures: int
+
+
+class ExpectRuns(Condition, frozen=True, tag="expect_runs"):
+    """The history has these runs, of these parts: a run is called after its first part, which does not tell the rest."""
+
+    runs: tuple[Numbers, ...]
 
 
 class ExpectDerived(Condition, frozen=True, tag="expect_derived"):
@@ -304,6 +310,12 @@ def _expect_erasures(contents: CollectionState, step: ExpectErasures) -> Collect
     return contents
 
 
+def _expect_runs(contents: CollectionState, step: ExpectRuns) -> CollectionState:
+    if not set(contents.history).issuperset(step.runs):
+        raise Superseded("what this compaction replaces is made of other parts by now: another one came first")
+    return contents
+
+
 def _expect_derived(contents: CollectionState, step: ExpectDerived) -> CollectionState:
     if derived_holds(contents) != step.holds:
         raise Superseded(f"a view or an index of {contents.name!r} has come or gone meanwhile: try again")
@@ -395,6 +407,7 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     ExpectDefinition: _expect_definition,
     ExpectErasures: _expect_erasures,
     ExpectDerived: _expect_derived,
+    ExpectRuns: _expect_runs,
     kinds.Append: _appended,
     kinds.Pend: _pended,
     kinds.Resolve: _resolved,

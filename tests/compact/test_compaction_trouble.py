@@ -22,6 +22,7 @@ from persist.write import PartWriter
 from tests.clocks import ImpatientClock
 from tests.keyframes import add_keyframe
 from tests.parts import commit_parts
+from tests.stepped import Stepped
 from tests.tuned import tuned
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -578,3 +579,28 @@ def test_slices_of_a_slice_are_within_it() -> None:
         reader = PartReader(client.engine.blob)
         tables = [t for each in outer for one in each.slices(4) for t in one.updates(reader, ["k"])]
         assert sum(map(len, tables)) == 2_000
+
+
+def test_a_merge_loses_to_one_that_has_put_a_run_together_with_more_under_its_name() -> None:
+    """What the diffs of a part sum to may be 0, so that the sums do not tell that it would get lost."""
+    blob = MemoryBlob()
+    store: Any = Stepped(blob)
+    with opened(blob, every_key_a_part()) as client, opened(store, every_key_a_part()) as late:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        updates: list[Update] = [((k, "x" * 100_000), time, 1) for time in range(2) for k in (1, 2)]
+        for time in range(2):
+            c.write([each for each in updates if each[1] == time], seal=time + 1).result()
+        (first, *_), *_ = c.handle.contents().history
+
+        def put_together() -> None:
+            alone: list[Update] = [((9, "y" * 100_000), 2, 1), ((9, "y" * 100_000), 3, -1)]
+            c.write(alone, seal=4).result()
+            updates.extend(alone)
+            (added,) = c.handle.contents().history[-1]
+            step = kinds.Replace(c.id, removed_runs=(first, added), runs=((first, added),))
+            client.engine.submit("compact", [step], {c.id: "c"}).result()
+
+        store.after("set", "part/", put_together)
+        late.load("c").compact()
+        assert store.is_done
+        check(c, updates)
