@@ -31,7 +31,7 @@ SECTIONS = {
     "Look": ("ls", "status", "show", "read", "changes", "diff", "tail", "wait", "sql", "log", "ui"),
     "Derive": ("view", "refresh", "apply"),
     "Name, and keep readable": ("tag", "tags", "untag", "hold", "holds", "release"),
-    "Change": ("evolve", "index", "rename", "clone", "revert", "drop"),
+    "Change": ("evolve", "index", "rename", "clone", "revert", "drop", "erase"),
     "Exchange": ("export", "publish", "unpublish", "serve"),
     "Copy": ("backup", "restore", "copy", "verify"),
     "Maintain": ("maintain", "compact", "gc", "fsck", "cost", "doctor", "bench"),
