@@ -105,7 +105,7 @@ class ExpectErasures(Condition, frozen=True, tag="expect_erasures"):
 
 
 class ExpectRuns(Condition, frozen=True, tag="expect_runs"):
-    """The history has these runs, of these parts: a run is called after its first part, which does not tell the rest."""
+    """The history has these runs, of these parts: a run is called after its first part alone."""
 
     runs: tuple[Numbers, ...]
 
