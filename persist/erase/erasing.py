@@ -8,9 +8,10 @@
 | views that depend on any of them | they begin anew (`persist.sql.anew`), and are refreshed after that |
 | published tables of any of them | they are given up, their files deleted, and they are published anew after that |
 
-All of it but the last steps is one record of the log. It is made against the newest state, and loses if anything was
-written, compacted, or derived meanwhile; then only what is new is looked at, and the record is made again. So whatever
-was committed before the record is erased, and what is committed after it is new data, which stays.
+All of it but the last steps is one record of the log. It loses if anything was compacted or derived meanwhile. Then
+only what is new is looked at, and the record is made again. Writers do not hold it up: what they have written since is
+looked at after the record, and another record erases from it if need be. So whatever was committed before the last
+record is erased, and what is committed after it is new data, which stays.
 
 The last steps can be done by whoever comes: indexes and views are filled by any refresh, and files of tables that were
 given up are deleted by the next call.
@@ -37,7 +38,6 @@ from persist.sql import ViewsTogether, live_view, views_anew
 from persist.state import (
     CollectionState,
     ExpectDerived,
-    ExpectParts,
     Publication,
     check_reason,
     derived_holds,
@@ -191,7 +191,7 @@ class _Erasing:
         tables: dict[str, Mapping[str, Publication]] = {**views.published}
         for handle, contents, step in concerned:
             steps.append(ExpectDerived(handle.id, derived_holds(contents)))
-            steps += [ExpectParts(handle.id, contents.next_number), step]
+            steps.append(step)
             names[handle.id] = contents.name
             tables[contents.name] = contents.published
             held = (name for name in map(published_hold, contents.published) if name in contents.holds)

@@ -1,5 +1,6 @@
 """What `erase` promises: rows are gone at all times and from all objects, and all others read the same."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from persist.blob import Blob, Unavailable
 from persist.erase import receipt_digest
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.erase.searching import mentions
+from tests.servers.fixtures import make_bucket
 from tests.stepped import Stepped
 from tests.tuned import tuned
 
@@ -485,3 +487,48 @@ def test_erased_bytes_leave_a_folder(tmp_path: Path) -> None:
         client.gc()
         left = client.load("orders").traces([3], texts=[ADA])
         assert {each.key.split("/")[0] for each in left.found} <= {"log", "checkpoint", "directory"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("store", ["folder", "s3"])
+def test_under_writers_no_object_holds_it_that_traces_do_not_name(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """On a folder, and on a bucket of moto, or with --rgw of Ceph: no clock is ours, so the log stays for minutes."""
+    options = request.getfixturevalue("s3_options") if store == "s3" else None
+    url = str(tmp_path) if options is None else f"s3://{make_bucket(options)}/shop"
+    settings = tuned(background=False, hold_linger_s=0, grace_s=0, orphan_grace_s=0)
+
+    def entered() -> persist.Client:
+        return persist.open(url, settings=settings, storage_options=options)
+
+    with entered() as client:
+        orders, stop, failed = filled(client), threading.Event(), list[BaseException]()
+
+        def write(id_: int) -> None:
+            try:
+                with entered() as writer:
+                    beside = writer.load("orders")
+                    while not stop.is_set():
+                        beside.write([(id_, ("bob@example.com", 1.0))]).result()
+                        if id_ == 11:
+                            beside.compact(only_due=True)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=(id_,)) for id_ in (10, 11)]
+        for thread in threads:
+            thread.start()
+        report = orders.erase([3], reason="request 17")
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        assert report.updates == 17
+        assert all(row[0] != 3 for row in orders.snapshot().rows())
+        orders.compact()
+        client.gc()
+        left = orders.traces([3], texts=[ADA])
+        assert {each.key for each in left.found} >= {*mentions(client.engine.blob, ADA)}
+        assert all(each.until is not None for each in left.found)
+        assert not client.fsck().problems
