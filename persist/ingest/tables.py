@@ -29,6 +29,7 @@ from persist.read import required
 from persist.timeline import Timeline
 
 logger = logging.getLogger(__name__)
+FOLLOWED = "ingest.version"  # A property of a collection: the last version whose columns it has got.
 BATCH_ROWS = 64 * 1024
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # The library of Delta writes its errors for terminals.
 Signed = Iterator[tuple[int, pa.RecordBatch]]
@@ -155,7 +156,9 @@ class Tables:
         return at[-1] + 1
 
     def _follow_columns(self, collection: Collection, before: Version | None, version: Version) -> None:
-        """Let a collection have the columns that a version has."""
+        """Let a collection have the columns that a version has, once: whoever is killed after it does not repeat it."""
+        if collection.about.properties.get(FOLLOWED) == str(version.number):
+            return
         now = self._table.columns(version)
         was = now if before is None else self._table.columns(before)
         names = {*collection.schema.names}
@@ -187,7 +190,7 @@ class Tables:
         if not change:
             return
         try:
-            collection.evolve(**change)
+            collection.evolve(**change, properties={FOLLOWED: str(version.number)})
         except PersistError as error:
             raise InvalidUsage(
                 f"version {version.number} of {self.name} has columns that {collection.name!r} cannot follow: {error}"

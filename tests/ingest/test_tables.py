@@ -1,5 +1,6 @@
 """Tables of Delta and Iceberg into collections: each version is a time, and the contents at it are its own."""
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.blob import MemoryBlob
+from tests.upsert.test_crash import SETTINGS, Died, MortalBlob
 
 deltalake = pytest.importorskip("deltalake")
 Rows = list[dict[str, Any]]
@@ -173,3 +176,37 @@ def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
     for kind in ("delta", "iceberg"):
         with pytest.raises(persist.InvalidUsage, match=r"table .*nowhere.* cannot be opened"):
             ingested(tmp_path, f"{kind}:{tmp_path}/nowhere")
+
+
+def test_names_that_are_exchanged_are_followed_once_whoever_is_killed(tmp_path: Path, catalog: Any) -> None:
+    types = pytest.importorskip("pyiceberg.types")
+    schema = pytest.importorskip("pyiceberg.schema").Schema(
+        *(types.NestedField(number, name, types.LongType()) for number, name in ((1, "id"), (2, "a"), (3, "b")))
+    )
+    table = catalog.create_table("shop.orders", schema)
+    table.append(pa.table({"id": [1], "a": [10], "b": [20]}))
+    properties = {"name": "test", "type": "sql", **{k: v for k, v in catalog.properties.items() if k != "type"}}
+    options = {"source": "iceberg:shop.orders", "catalog": properties, "collection": "orders", "key": ["id"]}
+    store, deaths = MemoryBlob(), 0
+    with persist.open(store, settings=SETTINGS) as client:
+        persist.ingest(client, options, once=True)
+    for old, new in (("a", "x"), ("b", "a"), ("x", "b")):
+        with table.update_schema() as update:
+            update.rename_column(old, new)
+    table.append(pa.table({"id": [2], "a": [21], "b": [11]}))
+    before = {entry.key: store.get(entry.key) for entry in store.list("")}
+    while True:
+        store = MemoryBlob()
+        for key, value in before.items():
+            store.set(key, value or b"")
+        mortal = MortalBlob(store, deaths + 1, is_after=True)
+        for blob in (mortal, store):
+            with contextlib.suppress(Died, persist.PersistError), persist.open(blob, settings=SETTINGS) as client:
+                persist.ingest(client, options, once=True)
+        with persist.open(store, mode="read") as client:
+            rows = client.load("orders").snapshot().to_arrow().sort_by("id").select(["id", "a", "b"]).to_pylist()
+        assert rows == [{"id": 1, "a": 20, "b": 10}, {"id": 2, "a": 21, "b": 11}]
+        if not mortal.is_dead:
+            break
+        deaths += 1
+    assert deaths > 2
