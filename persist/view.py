@@ -50,7 +50,9 @@ class View(Collection):
         """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
         return self.live.is_open
 
-    def refresh(self, *, policy: "Policy" = "auto") -> Antichain:
+    def refresh(
+        self, *, policy: "Policy" = "auto", timeout_s: float | None = None, memory_limit: int | None = None
+    ) -> Antichain:
         """Bring the view up to what its inputs have sealed, and the views that it reads with it; return its upper.
 
         All that is new is one commit. A step reads of the inputs what has changed, and what else has to do with it, and
@@ -60,18 +62,22 @@ class View(Collection):
 
         Args:
             policy: "incremental" refuses to read all of an input, whatever that would save later.
+            timeout_s: after how many seconds to give up, and memory_limit: at how many bytes that this process takes
+                more than before. Both are looked at between operators, so one operator may go beyond them.
 
         If the query fails on a row, such as by an overflow, the view stays at its last time, until the row is
         retracted: then it goes on at the latest time. The times at which the query fails cannot be read.
 
         The first refresh computes the answers at all times since the view begins, some at a time: what is sealed stays,
-        so a refresh that is interrupted is gone on with by the next one.
+        so a refresh that is interrupted is gone on with by the next one. Ctrl-C and limits leave the view at its last
+        time; what the handle has kept in memory is freed.
 
         Warns:
             persist.sql.InputBehind: the view has no answer, or sees nothing of an input, because another input is not
                 sealed further, with by how much.
 
         Raises:
+            LimitReached: it came to a limit. The view stays at its last time.
             WouldRecompute: the policy is "incremental", and an operator, which is named, needs all of an input.
             OperatorFailed: the query fails on a row, which is named, at the latest time.
             NotConverging: a recursion of the query does not come to its end, at the latest time.
@@ -81,7 +87,7 @@ class View(Collection):
         """
         with self.handle.engine.follower.one_look():
             with self._adopting():
-                self.live.refresh(policy)
+                self.live.refresh(policy, timeout_s=timeout_s, memory_limit=memory_limit)
             return self.upper
 
     def open_state(self) -> Antichain:

@@ -20,6 +20,8 @@ second is not shown.
 """
 
 import logging
+import math
+import os
 import sys
 import threading
 import time
@@ -30,7 +32,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, LimitReached
 
 TRACER = "persist"
 NAMES_MAX = 8  # Of collections, in one span.
@@ -62,6 +64,61 @@ def watched(watcher: Watcher | None) -> Iterator[None]:
         yield
     finally:
         _watcher.reset(before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """How long work may go on, and how many bytes this process may take; as numbers, and as they were given."""
+
+    until: float
+    resident: float
+    timeout_s: float | None
+    memory: int | None
+
+
+_limits: ContextVar[_Limits | None] = ContextVar("persist_limits", default=None)
+
+
+@contextmanager
+def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[None]:
+    """Let the work in this block end with an error at a limit, where it calls `check_limits`.
+
+    Args:
+        memory_limit: bytes that this process may take more than when the block began.
+    """
+    for name, limit in (("timeout_s", timeout_s), ("memory_limit", memory_limit)):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0):
+            raise InvalidUsage(f"{name}={limit!r} is no limit: give a number of at least 0, or None for no limit")
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    resident = math.inf if memory_limit is None else resident_bytes() + memory_limit
+    before = _limits.set(_Limits(until, resident, timeout_s, memory_limit))
+    try:
+        yield
+    finally:
+        _limits.reset(before)
+
+
+def check_limits() -> None:
+    """Raise LimitReached if the work that calls this has come to a limit."""
+    limits = _limits.get()
+    if limits is None:
+        return
+    if time.monotonic() > limits.until:
+        raise LimitReached("time", f"timeout_s={limits.timeout_s}")
+    if limits.memory is not None and resident_bytes() > limits.resident:
+        raise LimitReached("memory", f"memory_limit={limits.memory:,} bytes more than the process had")
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process takes; where the system does not say, the most that it ever took."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        scale = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
 @contextmanager

@@ -339,6 +339,19 @@ class WouldRecompute(InvalidUsage):
 
 
 @dataclass(eq=False, repr=False)
+class LimitReached(InvalidUsage):
+    """Work came to a limit that its caller had set. Of what it was doing then, nothing was written."""
+
+    what: str
+    limit: str
+
+    template = (
+        "the work had not ended when it came to its limit of {what}, which is {limit}. What was sealed before stays, "
+        "and nothing else was written. Give a higher limit, or none."
+    )
+
+
+@dataclass(eq=False, repr=False)
 class NotConsolidated(InvalidUsage):
     """A cycle has no operator that consolidates, so what cancels out would go round for ever."""
 

@@ -45,6 +45,7 @@ from persist.sql.graph import ViewProgram, definition_of, sizes_of, views_for
 from persist.sql.reasons import UnboundedState, reasons, unbounded
 from persist.sql.redefine import dependents_of, redefinition
 from persist.state import definition_number
+from persist.work import limited
 
 FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
 KEPT = Refreshed("state", "here", "changes", "this handle has its state")
@@ -85,7 +86,13 @@ class LiveView:
         return self.handle.engine
 
     def refresh(
-        self, policy: Policy = "auto", *, elsewhere: Elsewhere | None = None, where: Where = "auto"
+        self,
+        policy: Policy = "auto",
+        *,
+        elsewhere: Elsewhere | None = None,
+        where: Where = "auto",
+        timeout_s: float | None = None,
+        memory_limit: int | None = None,
     ) -> Refreshed:
         """Bring the view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
 
@@ -93,7 +100,7 @@ class LiveView:
             elsewhere: where steps may run, besides here.
         """
         self.engine.writer("refresh")
-        with self._lock:
+        with self._lock, limited(timeout_s, memory_limit):
             for left in reversed(range(TRIES)):
                 try:
                     refreshed = self._refresh(policy, elsewhere, where)

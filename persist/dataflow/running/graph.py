@@ -87,6 +87,7 @@ from persist.dataflow.state.spine import Allocate
 from persist.dataflow.updates.batch import Layout
 from persist.dataflow.updates.words import Domain
 from persist.expression import Lit
+from persist.work import check_limits
 
 
 @dataclass
@@ -114,6 +115,7 @@ class Graph:
             if resting and operator in resting:
                 operator.out = None
                 continue
+            check_limits()
             began_s = clock.perf_counter()
             try:
                 operator.run()

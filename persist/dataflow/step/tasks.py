@@ -32,6 +32,7 @@ from persist.index import Path, among
 from persist.read import Lookup, PartReader, Scan, read_changes, read_snapshot
 from persist.sink import Target, upload
 from persist.source import CollectionAddress
+from persist.work import check_limits
 
 SHAPE = "exchange int, partition int, rows binary"
 Asked: TypeAlias = list[tuple[int, pa.Table]]  # With their exchanges.
@@ -361,6 +362,7 @@ class Here:
         tables: dict[int, list[pa.Table]] = {}
         outputs: dict[str, list[pa.Table]] = {}
         for task in tasks:
+            check_limits()
             held = {exchange.number: tables.get(exchange.number, []) for exchange in task.stage.reads}
             if (source := task.slices) is not None:
                 held[WAKES] = [table for piece in source.slices for table in source.read(piece, self._reader)]
