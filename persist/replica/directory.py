@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from persist.blob import Blob, CorruptBlob
+from persist.blob import Blob, CorruptBlob, Pool, is_remote
 from persist.log import (
     AnyCollectionMutation,
     BlobRef,
@@ -50,6 +50,7 @@ from persist.state import CollectionEntry, CollectionState, FrozenMap
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
 LEVELS_MAX = 64
+FETCHED_AT_ONCE_MAX = 8
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -131,7 +132,7 @@ class KnownLevels:
         self._levels: tuple[Level, ...] = ()
 
     def read(self, blob: Blob, location: str, pointers: Sequence[BlobRef]) -> tuple[Level, ...]:
-        """Return the levels that a checkpoint points to. Cost: a GET for each that this client has not seen.
+        """Return the levels that a checkpoint points to. Cost: a GET for each that this client has not seen, at once.
 
         Raises:
             MissingBlob, CorruptBlob: one is missing, or not what was stored there.
@@ -141,8 +142,9 @@ class KnownLevels:
             if known.pointer != pointer:
                 break
             levels.append(known)
-        for pointer in pointers[len(levels) :]:
-            levels.append(Level(pointer, _read(blob, location, pointer, levels[-1].directory if levels else EMPTY)))
+        for pointer, stored in _fetched(blob, pointers[len(levels) :]):
+            before = levels[-1].directory if levels else EMPTY
+            levels.append(Level(pointer, _directory(stored, location, pointer, before)))
         return self.keep(levels)
 
     def keep(self, levels: Iterable[Level]) -> tuple[Level, ...]:
@@ -213,8 +215,20 @@ def _size(collections: tuple[DirectoryEntry, ...]) -> int:
     return len(msgspec.json.encode(collections))
 
 
-def _read(blob: Blob, location: str, pointer: BlobRef, before: Directory) -> Directory:
-    stored = get_framed(blob, pointer, DirectoryObject)
+def _fetched(blob: Blob, pointers: Sequence[BlobRef]) -> list[tuple[BlobRef, DirectoryObject]]:
+    def stored(pointer: BlobRef) -> DirectoryObject:
+        return get_framed(blob, pointer, DirectoryObject)
+
+    if len(pointers) < 2 or not is_remote(blob):
+        return [(pointer, stored(pointer)) for pointer in pointers]
+    threads = Pool(min(len(pointers), FETCHED_AT_ONCE_MAX), "persist-directory")
+    try:
+        return [*zip(pointers, threads.map(stored, pointers), strict=True)]
+    finally:
+        threads.shutdown(wait=True)
+
+
+def _directory(stored: DirectoryObject, location: str, pointer: BlobRef, before: Directory) -> Directory:
     if (stored.location, stored.seqno) != (location, directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
     try:
