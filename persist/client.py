@@ -37,8 +37,8 @@ from persist.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, Que
 from persist.read import ArrowResult
 from persist.replica import LAST
 from persist.settings import Location, Settings
-from persist.shown import html_table
-from persist.timeline import Moment
+from persist.shown import html_rows, html_table
+from persist.timeline import Moment, Timeline, shown_time
 from persist.together import ReadingTogether
 from persist.upkeep import Deleted, GarbageReport
 from persist.view import View
@@ -575,7 +575,25 @@ class Client(CreatingCalls, ReadingTogether, Described):
         shown_rows.append(
             (f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + (" …" if names[NAMES_SHOWN:] else ""))
         )
-        return html_table(f"Client of {self.url}{', closed' if self.engine.is_closed else ''}", shown_rows)
+        caption = f"Client of {self.url}{', closed' if self.engine.is_closed else ''}"
+        return html_table(caption, shown_rows) + html_rows(("collection", "since", "upper"), self._known_ends(names))
+
+    def _known_ends(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
+        """Return the first collections with their frontiers, as far as this client has read them."""
+        state = self.engine.follower.state
+        rows = []
+        for name in names[:NAMES_SHOWN]:
+            contents = state.entries[state.ids[name]].contents
+            if contents is None:
+                rows.append((name, "", ""))
+                continue
+            timeline = None if contents.timeline is None else Timeline(contents.timeline)
+            since, upper = (
+                "for ever" if end.time is None else shown_time(end.time, timeline)
+                for end in (contents.since, contents.upper)
+            )
+            rows.append((name, since, upper))
+        return rows
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"

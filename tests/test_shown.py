@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -167,3 +168,13 @@ def test_a_long_list_of_collections_says_how_many_more_there_are(client: persist
         client.create_or_load(f"t{number:02}", key=None)
     assert repr(client.collections("t")).splitlines()[-1] == "… and 2 more"
     assert "… and 2 more" in client.collections("t")._repr_html_()
+
+
+def test_a_client_shows_its_collections_with_what_it_knows_of_their_times(tmp_path: Path) -> None:
+    with persist.open(tmp_path) as client:
+        client.create_or_load("a<b", key={"k": int}, timeline="s").seal("2026-11-21T00:00:00Z").result()
+        client.create_or_load("done", key={"k": int}).seal(persist.Antichain()).result()
+        shown = client._repr_html_()
+    assert "a&lt;b" in shown
+    assert "2026-11-21T00:00:00Z" in shown
+    assert "for ever" in shown

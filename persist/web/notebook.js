@@ -41,11 +41,12 @@ function render({ model, el }) {
     for (const tag of told.picture.tags) marks.push({ kind: "tag", text: `tag ${visibleText(tag.name)}`, time: tag.time });
     for (const hold of told.picture.holds) marks.push({ kind: "hold", text: visibleText(hold.name ?? "a reader"), time: hold.time });
     drawPicture(chart, told.picture, marks, String, (at) => choose(Math.max(0, Math.round(at))));
-    slider.disabled = told.latest === null || told.latest === told.picture.begins;
+    slider.disabled = told.latest === null || told.picture.ends === told.picture.begins;
     if (told.latest !== null && shown.as_of !== undefined) {
-      const low = BigInt(told.picture.begins), high = BigInt(told.latest);
+      const low = BigInt(told.picture.begins), high = BigInt(told.picture.ends);
       slider.value = high > low ? Number(((BigInt(shown.as_of) - low) * 1000n) / (high - low)) : 1000;
     }
+    slider.setAttribute("aria-valuetext", shown.as_of === undefined ? "nothing" : shown.moment ?? shown.as_of);
     time.textContent = shown.as_of === undefined ? "nothing is sealed yet" : `as of ${shown.moment ?? shown.as_of}`;
     error.textContent = visibleText(model.get("error"));
     error.hidden = !model.get("error");
@@ -54,12 +55,18 @@ function render({ model, el }) {
     title.textContent = changed.rows && changed.rows.length ? "What changed at this time:" : "Nothing changed at this time.";
     changes.replaceChildren(tableOf(changed.rows && changed.rows.length ? changed : {}, (row) => (row[row.length - 1].startsWith("-") ? "go" : "come")));
   };
+  slider.addEventListener("input", () => {
+    const told = model.get("told"), low = BigInt(told.picture.begins), high = BigInt(told.picture.ends);
+    time.textContent = `as of ${low + ((high - low) * BigInt(slider.value)) / 1000n}`;
+  });
   slider.addEventListener("change", () => {
-    const told = model.get("told"), low = BigInt(told.picture.begins), high = BigInt(told.latest);
+    const told = model.get("told"), low = BigInt(told.picture.begins), high = BigInt(told.picture.ends);
     choose(low + ((high - low) * BigInt(slider.value)) / 1000n);
   });
   for (const name of ["told", "shown", "changed", "error"]) model.on(`change:${name}`, draw);
   draw();
+  const every = model.get("every_s"), timer = every ? setInterval(() => model.send("refresh"), every * 1000) : null;
+  return () => clearInterval(timer); // When it is shown no more.
 }
 
 export default { render };

@@ -207,20 +207,26 @@ def key_of(text: str, schema: Any) -> pa.Table:
 
 
 ROWS = 50
+EVERY_S_MIN = 0.2
 
 
-def slider(collection: "Collection", as_of: int | str | None = None) -> Any:
+def slider(collection: "Collection", as_of: int | str | None = None, *, every_s: float | None = None) -> Any:
     """Return a widget for a notebook: the collection over time and key, and a slider for what it held at a time.
 
     It needs the package anywidget (extra `notebook`). What it shows is read by this process as it is asked for.
 
     Args:
         as_of: the time to begin with, as `persist read --as-of` takes it; the latest sealed one by default.
+        every_s: look again every so many seconds while it is shown, and follow the latest time until another one is
+            chosen. None: it shows what was there until its `refresh()` is called.
 
     Raises:
-        InvalidUsage: anywidget is not installed.
+        InvalidUsage: anywidget is not installed; every_s is no such number.
     """
+    if every_s is not None and (isinstance(every_s, bool) or not EVERY_S_MIN <= every_s < math.inf):
+        raise persist.InvalidUsage(f"every_s={every_s!r:.50} is no number of seconds: give {EVERY_S_MIN} or more")
     widget = _widget()(collection)
+    widget.every_s = 0.0 if every_s is None else float(every_s)
     if as_of is not None:
         widget.at = str(as_of)
     return widget
@@ -248,18 +254,31 @@ def _widget() -> Any:
         changed = traitlets.Dict().tag(sync=True)
         error = traitlets.Unicode("").tag(sync=True)
         at = traitlets.Unicode("").tag(sync=True)
+        every_s = traitlets.Float(0.0).tag(sync=True)
 
         def __init__(self, collection: "Collection") -> None:
             told, latest = _told(collection)
             super().__init__(told=told)
             self._collection = collection
             self.observe(self._moved, "at")
+            self.on_msg(self._heard)
             if latest is not None:
                 self.at = str(latest)
 
         def refresh(self) -> None:
-            """Look again at what the collection has become."""
-            self.told, _ = _told(self._collection)
+            """Look again at what the collection has become; follow the latest time if that was shown."""
+            before = self.told.get("latest")
+            self.told, latest = _told(self._collection)
+            if latest is not None and self.at in ("", before):
+                self.at = str(latest)
+
+        def _heard(self, _: object, message: Any, __: object) -> None:
+            """Refresh because it is shown, and some time has passed."""
+            if message == "refresh":
+                try:
+                    self.refresh()
+                except persist.PersistError as error:
+                    self.error = " ".join(str(error).split())
 
         def _moved(self, change: Any) -> None:
             try:

@@ -45,6 +45,24 @@ def test_a_slider_shows_what_was_there_and_what_changed(client: persist.Client) 
     assert slid.error == ""
 
 
+def test_a_slider_that_looks_again_follows_the_latest_time_until_another_one_is_chosen(tmp_path: Path) -> None:
+    with persist.open(tmp_path) as writer:
+        orders = writer.create_or_load("orders", key={"k": int})
+        orders.write([(1, None)]).result()
+        slid = slider(orders, every_s=0.5)
+        assert (slid.every_s, slid.at, len(slid.shown["rows"])) == (0.5, "0", 1)
+        orders.write([(2, None)]).result()
+        slid._heard(slid, "refresh", [])
+        assert (slid.at, len(slid.shown["rows"])) == ("1", 2)
+        slid.at = "0"
+        orders.write([(3, None)]).result()
+        slid._heard(slid, "refresh", [])
+        assert (slid.at, slid.told["latest"], len(slid.shown["rows"])) == ("0", "2", 1)
+    for wrong in (0, True, float("nan"), -1):
+        with pytest.raises(persist.InvalidUsage, match="no number of seconds"):
+            slider(orders, every_s=wrong)
+
+
 def test_a_slider_of_what_nobody_can_read_yet_is_empty(client: persist.Client) -> None:
     assert slider(client.load("empty")).shown == {}
 
