@@ -135,3 +135,13 @@ def test_errors_name_the_view_and_not_its_groups(client: persist.Client) -> None
     with pytest.raises(ColumnsNeeded, match="read by the view 'w'"):
         facts.evolve(drop=["v"])
     assert [name for name in client.collections() if name.startswith(".")] == []
+
+
+def test_groups_of_constants_are_complete_for_ever_and_a_step_leaves_them(client: persist.Client) -> None:
+    sql = "SELECT k, v + (SELECT sum(x) FROM (VALUES (1), (2)) AS c(x)) AS w FROM t"
+    view = client.create_view("v", sql, indexes="auto")
+    view.open_state()
+    write(client, 1, ("d", 1, 1))
+    with steps_that_always_pay():
+        client.view("v").refresh()
+    assert ("d", 4) in rows(view)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import Part, boolean_array, combined, int64_values, row_hashes, to_updates
+from persist.codecs import TIME_MAX, Part, boolean_array, combined, int64_values, row_hashes, to_updates
 from persist.dataflow.plan.plan import Linear
 from persist.dataflow.plan.stages import Map
 from persist.dataflow.program import Program
@@ -199,6 +199,8 @@ class StageTask:
 
     def _due(self, collection: str, table: pa.Table) -> pa.Table:
         how = self.written[collection]
+        if how.lower > TIME_MAX:  # It is complete for ever: of constants alone.
+            return table.slice(0, 0)
         if not how.is_new:
             return table.filter(pc.greater_equal(table["_time"], how.lower))
         at = table.column_names.index("_time")
