@@ -24,6 +24,7 @@ from persist.source import CollectionAddress
 
 LOOKED_UP_KEYS = 50_000  # For each task that looks up, at least.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
+SPARSE = 100  # Rows for each key that is looked up in the order of a collection, at least, if that reads no less.
 MISSED_BYTES = 1 << 20  # Below that, nobody misses an index.
 
 
@@ -155,9 +156,18 @@ class Reading:
                 return size, slices if parts else []
         scan = narrowed_scan(self.contents, filter_of(need, known, self.columns)) or self.contents
         found = self._found(need, known)
-        if found is not None and PAYS * found[0] <= scan.memory:
+        if found is not None and (PAYS * found[0] <= scan.memory or self._is_sparse(found)):
             return found
         return scan.memory, [Slice(part_scan) for part_scan in scan.slices(scan.task_count(parallel))]
+
+    def _is_sparse(self, found: tuple[int, list[Slice]]) -> bool:
+        """Return whether few records are found in the order of the collection itself: then as much is read, and of
+        most rows the key alone is looked at."""
+        size, slices = found
+        keys = sum(len(piece.keys) for piece in slices if piece.keys is not None)
+        rows = sum(part.rows for part in self.contents.all_parts)
+        is_own = all(piece.path is not None and piece.path.contents.base == self.contents.base for piece in slices)
+        return is_own and size <= self.contents_bytes and SPARSE * keys <= rows
 
     def _keys(self, need: Need, known: Mapping[int, TouchedKeys]) -> pa.Table | None:
         """Return the keys to look up, in order, if whole keys say what is needed."""

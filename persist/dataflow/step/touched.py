@@ -136,7 +136,10 @@ class Condition:
         """Return what a need comes to; None if all is needed."""
         if need is None:
             return None
-        return cls(tuple((term.columns, known[term.exchange].hashes) for term in sorted(need, key=repr)))
+        by_columns: dict[Keys, list[Hashes]] = {}
+        for term in sorted(need, key=repr):
+            by_columns.setdefault(term.columns, []).append(known[term.exchange].hashes)
+        return cls(tuple((columns, np.unique(np.concatenate(each))) for columns, each in by_columns.items()))
 
     def holds(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Return for which rows it holds."""
