@@ -36,8 +36,9 @@ class ErasingCalls(CollectionBase):
 
         Raises:
             InvalidUsage: keys and where are both given or both left out, or do not fit; there is no reason; it is a
-                view; or a view that must begin anew has a tag or a named hold.
-            SchemaMismatch: a column is unknown, also in a clone.
+                view; a clone has no such column, or has given its name to another; or a view that must begin anew has
+                a tag or a named hold.
+            SchemaMismatch: a column is unknown.
             Superseded: others wrote faster than this could follow.
             CorruptBlob: a part cannot be believed; nothing was erased.
             ReadOnly, Unavailable, ClientClosed.

@@ -6,8 +6,9 @@ which diff a record stands. Each part is looked at by itself, by the columns tha
 is written anew under the newest schema, and its neighbours stay as they are.
 
 Of a keyed collection, a condition erases all that is of a key which has a record, or a pending event, for which it is
-true. Without an event of a key, its other events would come to something else, depending on whether they have been
-resolved; without all of them, they come to nothing at any time.
+true. An event that only deletes is no record, so its NULLs match nothing. Without an event of a key, its other events
+would come to something else, depending on whether they have been resolved; without all of them, they come to nothing at
+any time.
 
 The work is proved like a merge: the diffs of a new part sum to those of the old one less those of the rows that were
 counted as erased.
@@ -43,7 +44,7 @@ from persist.errors import InvalidUsage
 from persist.log import Numbers, kinds
 from persist.read import PartReader, Scan
 from persist.state import CollectionState, left_by_erasure
-from persist.upsert import event_fields, events_schema
+from persist.upsert import DELETED, event_fields, events_schema
 from persist.write import PartWriter
 
 
@@ -54,10 +55,17 @@ class ErasedRecords:
     Attributes:
         keys: the key columns, sorted, each key once, as `persist.read.wanted_keys` gives them; or None.
         where: instead of these.
+        ids: of the columns that where names, by name: those of relatives must be the same.
     """
 
     keys: pa.Table | None
     where: pc.Expression | None
+    ids: tuple[int, ...] = ()
+
+    @classmethod
+    def matching(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
+        """Return the records of a schema for which a condition is true."""
+        return cls(None, where, _ids_of(columns_of(where, schema.arrow), schema))
 
     @cached_property
     def _sorted(self) -> SortedKeys:
@@ -121,11 +129,14 @@ class ErasedRecords:
         return self.split(rows)[1]
 
     def check(self, schema: CollectionSchema, name: str) -> None:
-        """Raise InvalidUsage unless rows of a schema have the columns that decide, with fitting types."""
-        if not self.is_about(schema):
+        """Raise InvalidUsage unless rows of a schema have the columns that decide, with fitting types.
+
+        A column of the same name that is another one decides nothing: in a clone, names may have been exchanged.
+        """
+        if self.where is not None and not (self.is_about(schema) and _ids_of(self.columns(schema), schema) == self.ids):
             raise InvalidUsage(
                 f"what is to be erased cannot be told of the rows of {name}, whose columns are "
-                f"{list(schema.names)}: erase by keys instead"
+                f"{list(schema.names)}, or were renamed: erase by keys instead"
             )
 
 
@@ -180,8 +191,7 @@ class PartEraser:
             self.discard()  # Parts are written with the newest columns.
             self._seen.clear()
             self._schema, self._records = schema, self._wanted.of(schema)
-        if self._wanted.where is not None:
-            self._wanted.check(schema, repr(contents.name))
+        self._wanted.check(schema, repr(contents.name))
         if contents.keyed is not None and self._wanted.where is not None:
             self._find_keys(contents)
         inline_bytes = contents.inline_bytes
@@ -231,9 +241,11 @@ class PartEraser:
             self._seen.update(map(_known, new))
             if new and self._wanted.is_about(schema):
                 may_match = parts_that_may_match(new, self._wanted.filter, schema)
-                columns = list(dict.fromkeys([*names, *self._wanted.columns(schema)]))
+                is_deleting = [DELETED] if DELETED in schema.names else []
+                columns = list(dict.fromkeys([*names, *self._wanted.columns(schema), *is_deleting]))
                 tables = self._reader().tables(may_match, schema, columns)
-                found += (self._wanted.split(table)[0].select(names) for _, table in tables)
+                rows = (without_deletions(table, contents) for _, table in tables)
+                found += (self._wanted.split(each)[0].select(names) for each in rows)
         keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *found])
         if self._records.keys is not None:
             keys = pa.concat_tables([keys, self._records.keys])
@@ -295,6 +307,18 @@ class PartEraser:
         tables = [table for _, table in self._reader().tables([part], schema, [*schema.names, "_time", "_diff"])]
         kept = self._records.kept(pa.concat_tables(tables))
         return tuple(self._writer.stored_parts(self._collection, kept, schema, inline_bytes)) if len(kept) else ()
+
+
+def without_deletions(rows: pa.Table, contents: CollectionState) -> pa.Table:
+    """Return rows of a part without events that only delete: these are no records, and their NULLs no values."""
+    if DELETED not in rows.column_names or contents.keyed is None or contents.keyed.tombstone is not None:
+        return rows
+    return rows.filter(pc.invert(rows[DELETED]))
+
+
+def _ids_of(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    return tuple(ids[name] for name in sorted(columns) if name in ids)
 
 
 def _events_of(contents: CollectionState) -> CollectionSchema:

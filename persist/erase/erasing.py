@@ -94,7 +94,7 @@ def wanted_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRec
         if not schema.key_names:
             raise InvalidUsage(f"collection {handle.name!r} has no key columns: erase by a condition, where=")
         return ErasedRecords(wanted_keys(keys, schema), None)
-    return ErasedRecords(None, checked_filter(schema, where))
+    return ErasedRecords.matching(checked_filter(schema, where), schema)
 
 
 def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reason: str) -> ErasureReport:

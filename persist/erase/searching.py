@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from persist.blob import Blob, BlobEntry
 from persist.codecs import CollectionSchema, sort_indices
-from persist.compact import ErasedRecords
+from persist.compact import ErasedRecords, without_deletions
 from persist.engine import CollectionHandle
 from persist.erase.erasing import related, wanted_records
 from persist.errors import InvalidUsage
@@ -162,6 +162,9 @@ class _Search:
         self._records = {
             id_: None if records is None else records.of(each.schema) for id_, each in self._family.items()
         }
+        if records is not None:
+            for each in self._family.values():
+                records.check(each.schema, repr(each.name))
         self._erased_at = self._last_erasure()
         self._dropped = {key: dropped for dropped in self._state.control.dropped for key in dropped.blobs}
         self._gone = {dropped.collection: dropped for dropped in self._state.control.dropped if dropped.is_destroyed}
@@ -381,7 +384,7 @@ def _matching(table: pa.Table, records: ErasedRecords, contents: CollectionState
         return 0
     fields = pa.schema([contents.schema.arrow.field(name) for name in columns])
     try:
-        rows = table.select(columns).cast(fields)
+        rows = (table if records.where is None else without_deletions(table, contents)).select(columns).cast(fields)
     except pa.ArrowException:
         return 0
     if records.keys is not None:

@@ -145,7 +145,7 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     is_new = replayed.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
     replayed = _vouched_for(blob, state) if is_new else _replayed(blob, replayed, state, recent)
     assert replayed.commit is not None, "a record was applied"
-    levels = taken_over(levels, replayed.control.log_floor)
+    levels = taken_over(levels, replayed.control)
     before = levels[-1].directory if levels else EMPTY
     rebased: dict[str, CollectionEntry | None] = {}
     for id_, entry in replayed.entries.changes_since(before.entries).items():

@@ -14,6 +14,7 @@ directory is. All of a small location is in its checkpoint, one object.
 
 A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
 since. Nothing is taken over that is older than the log that is kept (`log_floor`), so it lives no longer than there.
+Nothing is taken over either that is older than the last erasure, because nothing else would ever replace it.
 
 Rejected: pages by ranges of ids, each rewritten when something in it changed. Sixteen records that touch sixteen of ten
 thousand collections would rewrite sixteen pages, hundreds of times as much as they changed.
@@ -45,7 +46,7 @@ from persist.log import (
     state_collection,
 )
 from persist.names import check_name, is_id
-from persist.state import CollectionEntry, CollectionState, FrozenMap
+from persist.state import CollectionEntry, CollectionState, FrozenMap, LocationState
 
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
@@ -154,9 +155,13 @@ class KnownLevels:
             return self._levels
 
 
-def taken_over(levels: tuple[Level, ...], log_floor: int) -> tuple[Level, ...]:
-    """Return the levels that a new checkpoint may name again: none if the oldest is older than the log that is kept."""
-    return () if levels and levels[0].seqno < log_floor else levels
+def taken_over(levels: tuple[Level, ...], control: LocationState) -> tuple[Level, ...]:
+    """Return the levels that a new checkpoint may name again.
+
+    These are none if the oldest is older than the log that is kept, or than the last erasure.
+    """
+    last_erasure = control.erasures[-1][0] if control.erasures else 0
+    return () if levels and levels[0].seqno < max(control.log_floor, last_erasure) else levels
 
 
 @dataclass(frozen=True, slots=True)

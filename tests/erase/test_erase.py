@@ -161,6 +161,18 @@ def test_a_condition_erases_whole_keys_of_a_keyed_collection(client: persist.Cli
         assert sorted(keyed.snapshot(time).rows()) == [(1, "bob")]
 
 
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_an_event_that_deletes_holds_no_nulls_that_a_condition_would_match(
+    client: persist.Client, resolve: Any
+) -> None:
+    keyed = client.create_or_load("users", key=KEY, value={"email": pa.string()}, keyed=persist.Keyed(resolve=resolve))
+    keyed.upsert([(3, ADA, 0), (1, "bob", 0), (2, "zoe", 0)], seal=1).result()
+    keyed.upsert([(3, None, 1)]).result()
+    assert keyed.erase(where=pc.field("email").is_null(), reason="request 17").seqno is None
+    assert keyed.traces(where=pc.field("email").is_null()).is_gone
+    assert sorted(keyed.snapshot(0).rows()) == [(1, "bob"), (2, "zoe"), (3, ADA)]
+
+
 def test_clones_and_what_they_were_cloned_from_lose_the_same(client: persist.Client) -> None:
     orders = filled(client)
     clone = client.clone("orders", "copy", as_of=4)
@@ -182,6 +194,19 @@ def test_a_clone_whose_columns_do_not_fit_is_named_before_anything_happens(clien
         orders.erase(where=f"email = '{ADA}'", reason="request 17")
     assert client.seqno == seqno
     assert orders.erase([3], reason="request 17").clones == ("copy",)
+
+
+def test_a_clone_whose_columns_exchanged_their_names_is_named_before_anything_happens(client: persist.Client) -> None:
+    value = {"email": pa.string(), "friend": pa.string()}
+    source = client.create_or_load("source", key=KEY, value=value)
+    source.write([(3, (ADA, "bob")), (1, ("bob", ADA))], time=0, seal=1).result()
+    client.clone("source", "copy").evolve(rename={"email": "first"})
+    client.load("copy").evolve(rename={"friend": "email"})
+    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy', .* or were renamed: erase by keys instead"):
+        source.erase(where=f"email = '{ADA}'", reason="request 17")
+    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy', .* or were renamed: erase by keys instead"):
+        source.traces(where=f"email = '{ADA}'")
+    assert len([*client.load("copy").snapshot().rows()]) == len([*source.snapshot().rows()]) == 2
 
 
 def test_key_columns_of_a_clone_may_have_other_names_and_types(client: persist.Client) -> None:
@@ -454,6 +479,20 @@ def test_traces_say_what_holds_it_until_when_and_give_a_receipt_when_nothing_doe
         assert ADA not in str(receipt)
         assert receipt["searched"]["objects"] == found.objects
         assert receipt_digest({**receipt, "seqno": 0}) != receipt["digest"]
+
+
+def test_what_a_directory_object_says_of_a_collection_goes_where_there_are_many(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        filled(client)
+        client.create_view("all", "SELECT email FROM orders").refresh()
+        for number in range(300):
+            client.create_or_load(f"other {number}", key=KEY, value=VALUE)
+        client.load("orders").erase([3], reason="request 17")
+        assert any(key.startswith("directory/") for key in mentions(dated, ADA))
+    collected(dated)
+    assert mentions(dated, ADA) == []
+    with opened(dated) as client:
+        assert client.load("orders").traces([3], texts=[ADA]).is_gone
 
 
 def test_a_reader_that_may_still_read_it_is_named(dated: DatedBlob) -> None:
