@@ -148,6 +148,7 @@ def copy(
     *,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
+    leave_out_damaged: bool = False,
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Copied:
@@ -156,8 +157,16 @@ def copy(
     Nothing can be written to the target before all has been copied and read again. A copy is the same location as the
     first one: only one of the two may be written to from then on. Arguments, costs and errors are those of `backup`;
     the target is empty, or a copy that was interrupted.
+
+    Args:
+        leave_out_damaged: copy all the rest although parts are damaged or lost, and name them in the result. Otherwise
+            nobody can open the target: mend them, and call again, or take another backup.
+
+    Raises:
+        CorruptBlob: a part is damaged or lost.
     """
-    return _run(location, target, storage_options, target_options, settings, clock, forgets=False)
+    is_whole = not leave_out_damaged
+    return _run(location, target, storage_options, target_options, settings, clock, forgets=False, is_whole=is_whole)
 
 
 def _run(
@@ -169,6 +178,7 @@ def _run(
     clock: Clock | None,
     *,
     forgets: bool,
+    is_whole: bool = False,
 ) -> Copied:
     settings, clock = settings or Settings(), clock or SystemClock()
     with ExitStack() as ends:
@@ -180,11 +190,12 @@ def _run(
         pool = Pool(COPIES_AT_ONCE, "persist-copy")
         ends.callback(pool.shutdown)
         done = ends.enter_context(task("copy", source.retried.url, unit="blobs"))
-        return _Copying(source.retried, there.retried, pool, clock, done).run(forgets=forgets)
+        return _Copying(source.retried, there.retried, pool, clock, done, is_whole=is_whole).run(forgets=forgets)
 
 
 class _Copying:
-    def __init__(self, source: Blob, target: Blob, pool: Pool, clock: Clock, done: Done) -> None:
+    def __init__(self, source: Blob, target: Blob, pool: Pool, clock: Clock, done: Done, *, is_whole: bool) -> None:
+        self._is_whole = is_whole  # Whether damage is an error.
         self._source = source
         self._target = target
         self._pool = pool
@@ -291,6 +302,12 @@ class _Copying:
         if missing:  # Either the newest state does not name them, or they will be missing again.
             self._gone |= missing
             raise MissingBlob(min(missing), "it has gone, or is lost", "restore it from a copy")
+        if self._is_whole and self._damaged:
+            first, count = min(self._damaged), counted(len(self._damaged), "blob")
+            advice = (
+                "Nothing can be opened there: mend them and go on, take another backup, or leave out what is damaged"
+            )
+            raise CorruptBlob(first, f"{count} of {self._source.url} cannot be copied", advice)
         self._check_alone()
         self._remember_damage()
         floor = state.control.log_floor

@@ -26,6 +26,10 @@ TargetFile = Annotated[
     typer.Option("--target-options-file", metavar="FILE", help="A JSON object of such options, as for LOCATION."),
 ]
 
+LeaveOut = Annotated[
+    bool, typer.Option("--leave-out-damaged", help="Copy all the rest although parts are damaged or lost; status 1.")
+]
+
 
 @command
 def backup(
@@ -43,17 +47,27 @@ def backup(
 
 
 @command
-def copy(at: Place, target: Target, target_option: TargetOptions = None, target_options_file: TargetFile = None) -> int:
+def copy(
+    at: Place,
+    target: Target,
+    leave_out_damaged: LeaveOut = False,
+    target_option: TargetOptions = None,
+    target_options_file: TargetFile = None,
+) -> int:
     """Copy a location to where nothing is yet, as to move it to another store; call it again if it is interrupted."""
-    return _copied(at, target, target_option, target_options_file)
+    return _copied(at, target, leave_out_damaged, target_option, target_options_file)
 
 
 @command
 def restore(
-    at: Place, target: Target, target_option: TargetOptions = None, target_options_file: TargetFile = None
+    at: Place,
+    target: Target,
+    leave_out_damaged: LeaveOut = False,
+    target_option: TargetOptions = None,
+    target_options_file: TargetFile = None,
 ) -> int:
     """Copy a backup, which is given first, to where nothing is yet; all is read again before anybody can write."""
-    return _copied(at, target, target_option, target_options_file)
+    return _copied(at, target, leave_out_damaged, target_option, target_options_file)
 
 
 @command
@@ -79,15 +93,19 @@ def verify(
     return OK if proof.is_whole else PROBLEMS
 
 
-def _copied(at: Place, target: str, option: list[str] | None, file: str | None) -> int:
+def _copied(at: Place, target: str, leave_out_damaged: bool, option: list[str] | None, file: str | None) -> int:
     from persist.backup import copy
 
     options = _target_options(at, target, option, file)
-    return _told(
-        at,
+    done = copy(
+        at.location,
         target,
-        copy(at.location, target, storage_options=at.options, target_options=options, settings=at.settings()),
+        storage_options=at.options,
+        target_options=options,
+        leave_out_damaged=leave_out_damaged,
+        settings=at.settings(),
     )
+    return _told(at, target, done)
 
 
 def _target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
