@@ -12,16 +12,27 @@ from persist.web import slider
 
 CLIENT_READS = {
     "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
-    "mode", "properties", "seqno", "serve", "sql", "url", "view",
+    "mode", "properties", "seqno", "serve", "snapshots", "sql", "url", "view",
 }  # fmt: skip
-CLIENT_WRITES = {"clone", "create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write", "write"}
+CLIENT_WRITES = {
+    "clone",
+    "create_view",
+    "describe",
+    "drop",
+    "rename",
+    "gc",
+    "maintain",
+    "multi_write",
+    "publish",
+    "write",
+}
 COLLECTION_READS = {
-    "about", "as_of_join", "changes", "columns", "comment", "diff", "get", "head", "history",
+    "about", "as_of_join", "changes", "columns", "comment", "diff", "erasures", "get", "head", "history",
     "holds", "indexes", "late_bound", "late_counts", "listen", "name", "needs", "properties", "published", "retention",
-    "since", "snapshot", "subscribe", "tags", "timeline", "to_pandas", "unsealed", "upper", "upserts",
+    "since", "snapshot", "subscribe", "tags", "timeline", "to_pandas", "traces", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
-    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "drop_index", "evolve",
+    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "drop_index", "erase", "evolve",
     "follow", "hold", "index", "overwrite", "publish", "rename", "restore",
     "retain", "seal", "seal_to", "unpublish", "tag", "transition", "untag", "upsert", "write",
 }  # fmt: skip
@@ -54,6 +65,7 @@ def read_everything(client: persist.Client) -> None:
     assert client.collections() == ["orders", "other"]
     assert client.seqno >= 0
     client.load("other")
+    assert [held.count() for held in client.snapshots({"orders": 3, "other": None}).values()][1] == 0
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     assert (orders.upper, orders.since) == (persist.Antichain(4), persist.Antichain(0))
     assert [hold.name for hold in orders.holds()] == ["consumer"]
