@@ -148,7 +148,7 @@ class _Found:
     made: tuple[Part, ...] | None
 
 
-_Known = tuple[str, str, int]
+_Known = tuple[str, str, int, int]
 
 
 class PartEraser:
@@ -327,5 +327,5 @@ def _events_of(contents: CollectionState) -> CollectionSchema:
 
 
 def _known(part: Part) -> _Known:
-    """Return what tells a part from others of its collection."""
-    return part.blob, part.checksum, part.time_min
+    """Return what tells a part from others of its collection: the same bytes may stand under two schemas."""
+    return part.blob, part.checksum, part.time_min, part.schema
