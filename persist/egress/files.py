@@ -1,22 +1,25 @@
-"""Files as a sink: each step of a collection is one file, which nobody writes twice.
+"""Files as a sink: each step of a collection is a file or several, which nobody writes twice.
 
-    COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the steps
+    COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection
     COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER
-    _persist/NAME/ID/N.json                    step N: where it begins and ends, and its file
+    COLLECTION/LOWER-UPPER-ROW.parquet         those of them from a row on, if they do not fit one file
+    _persist/NAME/ID/N.json                    file N: where its step begins and ends, and which rows of it are there
 
-A step is first promised, by its object N.json, which is made only if there is none: so of two processes, one decides
-where step N ends. Then its file is made, also only if there is none. Whoever finds a promise without its file makes
-the file: what lies between two times is definite, so it is the same, whoever reads it. Steps without rows are not
-promised, unless they end something; the next one begins where the last promise ended.
+A file is first promised, by its object N.json, which is made only if there is none: so of two processes, one decides
+where file N ends. Then the file is made, also only if there is none. Whoever finds a promise without its file makes
+the file: what lies between two times is definite, and in a definite order, so it is the same, whoever reads it. Whoever
+finds that the rows of a step go on goes on with the next one. Steps without rows are not promised, unless they end
+something; the next one begins where the last promise ended.
 
-A file is made in memory, compressed if it is Parquet.
+Memory: a file, compressed if it is Parquet, and a copy of it. Contents come in no definite order, so a step of them is
+one file, which the feed keeps small. Changes are cut where a file has `file_bytes`.
 """
 
 import io
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -32,6 +35,8 @@ from persist.ingest import without_secrets
 from persist.settings import open_storage
 
 SUFFIXES = {"parquet": "parquet", "csv": "csv", "json": "jsonl"}
+ROWS_MAX = 2**63  # More than any step has.
+CHUNK_BYTES = 8 << 20  # Decoded: so much is encoded at a time, which is a row group of Parquet.
 
 
 class FilesConfig(msgspec.Struct, kw_only=True):
@@ -44,7 +49,8 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         rows: "keys" for the new row of each key and what became of it, "multiset" for updates with `_diff`; else what a
             collection has.
         name: of the hold and of the positions; else it is made of the URL. Two sinks of a location need two names.
-        batch_rows: how many updates become one file, at most, if they are of several times.
+        batch_rows: how many updates become one step, at most, if they are of several times.
+        file_bytes: how large a file of changes is, about: a step that has more becomes several files.
         nan: what becomes of NaN and infinities in JSON.
         storage_options: for the store of the files.
     """
@@ -55,16 +61,24 @@ class FilesConfig(msgspec.Struct, kw_only=True):
     rows: Rows | None = None
     name: str | None = None
     batch_rows: int = 1_000_000
+    file_bytes: int = 64 << 20
     nan: Nan = "refuse"
     storage_options: dict[str, Any] = {}
 
 
-class _Step(msgspec.Struct):
-    """A promised step, as it is written: positions, and the key of its file, if it has one."""
+class _Step(msgspec.Struct, omit_defaults=True):
+    """A promise, as it is written: the positions of the step, and the key of the file, if it has one.
+
+    Attributes:
+        rows: which rows of the step the file has, `[first, end)`; None for all of them.
+        goes_on: whether the step has more rows, which the next promise is for.
+    """
 
     before: str | None
     after: str
     file: str | None
+    rows: tuple[int, int] | None = None
+    goes_on: bool = False
 
 
 class FilesSink:
@@ -78,10 +92,12 @@ class FilesSink:
         self.collections = config.collections
         self.rows = config.rows
         self.batch_rows = config.batch_rows
-        if config.batch_rows < 1:
-            raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
+        for option in ("batch_rows", "file_bytes"):
+            if (value := getattr(config, option)) < 1:
+                raise InvalidUsage(f"{option}={value} must be at least 1")
         self._storage = open_storage(config.sink, config.storage_options)
-        self._next: dict[str, int] = {}  # By collection: the number of the step that begins where it is.
+        self._next: dict[str, int] = {}  # By collection: the number of the file that begins where it is.
+        self._open: dict[str, tuple[_Step, bool]] = {}  # The last promise of a step that is not whole; is its file?
 
     @property
     def _blob(self) -> Blob:
@@ -90,6 +106,7 @@ class FilesSink:
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
         """Return where the last step of each collection ends, and what it lacks. Cost: log N requests for N steps."""
         found = {}
+        self._open.clear()
         with self._answering():
             for each in leaving:
                 last = self._last(each)
@@ -98,16 +115,18 @@ class FilesSink:
                 if step is None:
                     continue
                 after = Reached.of(step.after, self.name)
-                if step.file is None or self._is_there(step.file):
+                is_made = step.file is None or self._is_there(step.file)
+                if is_made and not step.goes_on:
                     found[each.id] = Standing(after)
                     continue
-                self._next[each.id] = last
+                self._next[each.id] = last + is_made
+                self._open[each.id] = step, is_made
                 assert step.before is not None, "what begins has no file"
                 found[each.id] = Standing(Reached.of(step.before, self.name), after)
         return found
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
-        """Promise and make the file of each piece that has rows."""
+        """Promise and make the files of each piece that has rows."""
         with self._answering():
             return [piece for piece in step if self._taken(piece)]
 
@@ -123,49 +142,84 @@ class FilesSink:
         self._storage.close()
 
     def _taken(self, piece: Piece) -> bool:
-        batches = iter(piece.read())
-        first = next(batches, None)
-        before, after = piece.before, piece.after
-        if before is None:
+        rows = _Rows(piece, min(CHUNK_BYTES, self.config.file_bytes))
+        if piece.before is None:
             self._check_empty(piece.leaving)
-        if first is None and not piece.is_turn:
-            return False
-        number = self._next[piece.leaving.id]
-        key = None if first is None else self._key(piece, number)
-        step = _Step(None if before is None else before.to_json(), after.to_json(), key)
-        self._promise(piece.leaving, number, msgspec.json.encode(step))
-        if key is not None:
-            assert first is not None
-            self._blob.create(key, self._made(piece, chain([first], batches)))
-        self._next[piece.leaving.id] = number + 1
+        if piece.leaving.id in self._open:
+            self._go_on(piece, rows)
+        elif rows.is_at_end():
+            if piece.is_turn:
+                self._promise(piece, None)
+            return piece.is_turn
+        while not rows.is_at_end():
+            first = rows.at
+            made = self._made(rows, None)
+            goes_on = not rows.is_at_end()
+            share = (first, rows.at) if first or goes_on else None
+            key = self._key(piece, share)
+            self._promise(piece, key, share, goes_on=goes_on)
+            self._create(piece, key, made)
         return True
 
-    def _promise(self, leaving: Leaving, number: int, promise: bytes) -> None:
-        key = self._promise_key(leaving, number)
+    def _go_on(self, piece: Piece, rows: "_Rows") -> None:
+        """Make the file that was promised, if it is not there, and pass over the rows that are."""
+        step, is_made = self._open.pop(piece.leaving.id)
+        first, end = step.rows or (0, None)
+        if is_made:
+            assert end is not None, "what goes on has rows"
+            rows.skip(end)
+        else:
+            assert step.file is not None, "what has no file is made"
+            rows.skip(first)
+            self._create(piece, step.file, self._made(rows, ROWS_MAX if end is None else end))
+        if (end is not None and rows.at != end) or rows.is_at_end() == step.goes_on:
+            raise InvalidUsage(
+                f"{self.name}: what {piece.leaving.name!r} has of this step is not what was promised with "
+                f"{step.file!r}: the collection was put back to an earlier state. Give the sink up by --drop, empty "
+                "its folder, and begin anew"
+            )
+        piece.count -= end if is_made and end is not None else first
+
+    def _create(self, piece: Piece, key: str, made: bytes) -> None:
+        self._blob.create(key, made)
+        self._next[piece.leaving.id] += 1
+
+    def _promise(
+        self, piece: Piece, file: str | None, rows: tuple[int, int] | None = None, *, goes_on: bool = False
+    ) -> None:
+        leaving, before = piece.leaving, piece.before
+        written = None if before is None else before.to_json()
+        promise = msgspec.json.encode(_Step(written, piece.after.to_json(), file, rows, goes_on))
+        key = self._promise_key(leaving, self._next[leaving.id])
         if not self._blob.create(key, promise) and self._blob.get(key) != promise:
             raise SinkMoved(
                 f"{self.name}: another process sends {leaving.name!r} as {self.hold!r}, and was first. Let one of them "
                 "run; if the other one is to go elsewhere, give it a name of its own"
             )
+        if file is None:
+            self._next[leaving.id] += 1
 
-    def _made(self, piece: Piece, batches: Iterator[pa.RecordBatch]) -> bytes:
+    def _made(self, rows: "_Rows", end: int | None) -> bytes:
+        """Return a file of the rows up to one of them; without that, as many as a file has."""
         out = io.BytesIO()
         writer = None
-        for batch in batches:
-            rows = _rows(batch, piece)
-            writer = writer or row_writer(rows.schema, self.config.format, out, nan=self.config.nan)
-            writer.write_batch(rows)
-        assert writer is not None
-        writer.close()
+        bytes_max = self.config.file_bytes if end is None and rows.is_definite else math.inf
+        while out.tell() < bytes_max and (batch := rows.next(ROWS_MAX if end is None else end)) is not None:
+            writer = writer or row_writer(batch.schema, self.config.format, out, nan=self.config.nan)
+            writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
         return out.getvalue()
 
-    def _key(self, piece: Piece, number: int) -> str:
+    def _key(self, piece: Piece, rows: tuple[int, int] | None) -> str:
         before, after = piece.before, piece.after
         assert before is not None
         if before.stage == "copying":
-            name = f"contents-{_digits(before.as_of)}-{number:06d}"
+            name = f"contents-{_digits(before.as_of)}-{self._next[piece.leaving.id]:06d}"
         else:
             name = f"{_digits(before.upper)}-{_digits(after.upper)}"
+        if rows is not None:
+            name += f"-{rows[0]:012d}"
         return f"{piece.leaving.name}/{name}.{SUFFIXES[self.config.format]}"
 
     def _check_empty(self, leaving: Leaving) -> None:
@@ -212,6 +266,51 @@ class FilesSink:
             yield
         except (Unavailable, Indeterminate) as error:
             raise TargetUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+
+
+class _Rows:
+    """The rows of a step as files have them, of which each file takes some.
+
+    Attributes:
+        at: how many were given out or passed over.
+        is_definite: whether they come in the same order, whoever reads them.
+    """
+
+    def __init__(self, piece: Piece, chunk_bytes: int) -> None:
+        """Take a step, and how many bytes of it are given out at a time."""
+        self.at = 0
+        self.is_definite = piece.before is not None and piece.before.stage == "following"
+        self._piece = piece
+        self._batches = iter(piece.read())
+        self._bytes = chunk_bytes
+        self._left: pa.RecordBatch | None = None
+
+    def is_at_end(self) -> bool:
+        """Return whether there are no more."""
+        if self._left is None or not self._left.num_rows:
+            self._left = next(self._batches, None)
+        return self._left is None
+
+    def next(self, end: int) -> pa.RecordBatch | None:
+        """Return some of the rows before one of them; None if there are none."""
+        batch = self._taken(end)
+        return None if batch is None else _rows(batch, self._piece)
+
+    def skip(self, end: int) -> None:
+        """Pass over the rows before one of them."""
+        while self._taken(end) is not None:
+            pass
+
+    def _taken(self, end: int) -> pa.RecordBatch | None:
+        if self.at >= end or self.is_at_end():
+            return None
+        left = self._left
+        assert left is not None
+        fits = max(1, left.num_rows * self._bytes // max(1, left.nbytes))
+        some = left.slice(0, min(fits, end - self.at))
+        self._left = left.slice(some.num_rows)
+        self.at += some.num_rows
+        return some
 
 
 def _digits(time: int | None) -> str:

@@ -165,6 +165,68 @@ def test_whenever_it_dies_no_update_is_written_twice_or_left_out(
     assert len(files(tmp_path)) == len(set(files(tmp_path)))
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_whenever_it_dies_within_a_step_of_several_files_it_goes_on_with_the_next_row(
+    client: persist.Client, tmp_path: Path, keyed: bool
+) -> None:
+    """Each time changes 30 rows, more than a file has; meanwhile history is stored elsewise."""
+    made = client.create_or_load("orders", **ORDERS if keyed else {"key": None, "value": {"id": int, "status": str}})
+    made.seal(1).result()
+    options = config(tmp_path, "orders", format="json", file_bytes=500)
+    persist.egress(client, options, once=True)
+    model: dict[tuple[int, str], int] = {}
+    deaths = 0
+    for time in range(1, 60):
+        for at in range(0, 30, 10):  # In several parts, which are merged.
+            new = [(key, f"{time}") for key in range(at + 9, at - 1, -1)]
+            old = [(key, f"{time - 1}") for key, _ in new if (key, f"{time - 1}") in model]
+            updates = [(row, 1) for row in new] + [(row, -1) for row in old]
+            made.write([(row if keyed else (None, row), time, diff) for row, diff in updates]).result()
+            for row, diff in updates:
+                model[row] = model.get(row, 0) + diff
+        made.seal(time + 1).result()
+        sink = Dying(FilesConfig(**options))
+        sink.left = time
+        try:
+            persist.egress(client, sink, once=True)
+            break
+        except TargetUnavailable:
+            deaths += 1
+        if time % 3 == 0:
+            made.compact()
+    assert deaths > 10
+    paths = sorted((tmp_path / "out" / "orders").iterdir())
+    assert sum(path.stem.count("-") == 2 for path in paths) > 10
+    assert max(path.stat().st_size for path in paths) < 1500
+    changes = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    assert [change["_time"] for change in changes] == sorted(change["_time"] for change in changes)
+    if keyed:
+        assert applied(changes) == {key: status for (key, status), diff in model.items() if diff}
+        return
+    found: dict[tuple[int, str], int] = {}
+    for change in changes:
+        row = (change["id"], change["status"])
+        found[row] = found.get(row, 0) + change["_diff"]
+    assert found == model
+
+
+def test_a_step_that_a_put_back_location_does_not_have_any_more_is_told(
+    client: persist.Client, orders: persist.Collection, tmp_path: Path
+) -> None:
+    sent(client, tmp_path, "orders", format="json")
+    orders.upsert([(key, "x") for key in range(30)], time=1, seal=2).result()
+    sink = Dying(FilesConfig(**config(tmp_path, "orders", format="json", file_bytes=500)))
+    sink.left = 4
+    with pytest.raises(TargetUnavailable):
+        persist.egress(client, sink, once=True)
+    promise = max((tmp_path / "out" / "_persist" / "files" / orders.id).iterdir())
+    written = json.loads(promise.read_text())
+    assert (written["rows"][0], written["goes_on"]) == (0, True)
+    promise.write_text(json.dumps({**written, "rows": [0, 99]}))
+    with pytest.raises(persist.InvalidUsage, match="of this step is not what was promised"):
+        sent(client, tmp_path, "orders", format="json")
+
+
 def test_of_two_that_write_one_folder_one_is_told(
     client: persist.Client, orders: persist.Collection, tmp_path: Path
 ) -> None:
