@@ -82,6 +82,16 @@ def test_a_row_that_moves_away_from_its_equals_changes_their_rank(always_ranked:
     assert always_ranked["changed"]
 
 
+def test_a_row_that_goes_from_its_equals_to_a_place_of_its_own_changes_the_dense_rank_of_all_behind(
+    always_ranked: Counter[str],
+) -> None:
+    rows = [(1, b, text, None, None, None) for b, text in ((5, "a"), (5, "b"), (7, "c"), (8, "d"), (9, "e"))]
+    moved = (1, 4, "z", None, None, None)
+    steps = [{"t": [(row, 1) for row in rows]}, {"t": [(rows[0], -1), (moved, 1)]}, {"t": [(moved, -1), (rows[0], 1)]}]
+    check(f"SELECT s, dense_rank() {OVER} AS r FROM t", steps)
+    assert always_ranked["changed"]
+
+
 def test_copies_of_a_row_are_as_many_rows_in_the_reach_of_a_function(always_ranked: Counter[str]) -> None:
     rows = [(1, b, "x", None, None, None) for b in (2, 2, 3, 4)]
     ahead = [(1, b, "y", None, None, None) for b in (0, 1)]

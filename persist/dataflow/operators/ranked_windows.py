@@ -318,6 +318,11 @@ class WindowedGroup(Group):
                 same = old.first is not None and new.first is not None
                 if reach.from_begin and not (same and bool((old.first[:-1] == new.first[:-1]).all())):  # type: ignore[index]
                     return True
+            elif reach.of == "peers":
+                # Whether the first of the stretch agree with what stands before them is a change of those behind, too.
+                ends = old.before(old.peers_end(first)), new.before(new.peers_end(other))
+                if ends[0].peers != ends[1].peers:
+                    return True
             elif reach.from_begin and _of(was, reach) != _of(now, reach):
                 return True
         if not any(reach.to_end for reach in self._window.reaches):
@@ -361,9 +366,7 @@ class WindowedGroup(Group):
 
 
 def _of(sum_: _Sum, reach: _Reach) -> Any:
-    if isinstance(reach.of, int):
-        return sum_.sums[reach.of]
-    return sum_.peers if reach.of == "peers" else sum_.rows
+    return sum_.sums[reach.of] if isinstance(reach.of, int) else sum_.rows
 
 
 def _changed_places(old: _Partition, new: _Partition) -> Iterator[Span]:
