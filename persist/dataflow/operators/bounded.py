@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from persist.dataflow.operators.join import JoinOperator, Step
 from persist.dataflow.operators.large_groups import CHANGE_ROWS, LARGE_ROWS
@@ -28,7 +29,7 @@ from persist.dataflow.state.ranked import Order, Ranked, has_rank
 from persist.dataflow.updates.batch import key_hashes
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL, Domain
-from persist.expression import Call, Col, Term, calls, columns_of, factored_conjuncts, type_of
+from persist.expression import SQL, Call, Col, Term, calls, columns_of, factored_conjuncts, type_of
 
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal")
 
@@ -52,9 +53,12 @@ def compared(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | No
             one, other = part.arguments
             if columns_of(one) <= right:
                 one, other = other, one
-            if not (
-                columns_of(one) <= left and columns_of(other) <= right and has_rank(type_of(one, schemas[0], "join"))
-            ):
+            if not (columns_of(one) <= left and columns_of(other) <= right):
+                return None
+            kind = type_of(one, schemas[0], "join")
+            # Words of two types do not compare; and where NaN is neither above nor below, it is in no order.
+            is_in_order = not pat.is_floating(kind) or part.function.startswith(SQL)
+            if not (has_rank(kind) and is_in_order and type_of(other, schemas[1], "join") == kind):
                 return None
             pairs.append((one, other))
     return None
