@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from persist.expression import Call, Lit, Place, Term, calls, factored_conjuncts
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.expression import Call, Lit, Place, Term, calls, evaluate, factored_conjuncts
 from persist.sql.algebra import Filter, Node, TopK, Window, WindowCall, replaced
 from persist.sql.prune import types_of
 
@@ -95,9 +98,13 @@ def _most(condition: Term, places: Sequence[Place]) -> float:
 
 
 def _is_place(term: Term, places: Sequence[Place]) -> bool:
-    while isinstance(term, Call) and calls(term, "cast"):
+    while isinstance(term, Call) and calls(term, "cast") and _is_number(term.options[0]):
         [term] = term.arguments
     return term in places
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
 
 
 def _floor(term: Term) -> float:
@@ -112,11 +119,14 @@ def _ceiling(term: Term) -> float:
 
 def _number(term: Term) -> float:
     """Return the number that a constant is, or infinity."""
-    while isinstance(term, Call) and calls(term, "cast"):
-        [term] = term.arguments
-    value: Any = term.value.as_py() if isinstance(term, Lit) else None
-    is_number = value is not None and not isinstance(value, bool | str | bytes)
-    try:
-        return float(value) if is_number and not math.isnan(value) else math.inf
-    except (TypeError, ValueError):
+    inner = term
+    while isinstance(inner, Call) and calls(inner, "cast"):
+        [inner] = inner.arguments
+    if not isinstance(inner, Lit):
         return math.inf
+    try:
+        value: Any = evaluate(term, {})  # A cast rounds.
+    except (ValueError, pa.ArrowException):
+        return math.inf  # It says so when it is asked of a row.
+    number = value.as_py() if _is_number(value.type) else None
+    return math.inf if number is None or math.isnan(number) else float(number)

@@ -17,6 +17,7 @@ FIRST = {
     f"SELECT * FROM ({NUMBER}) WHERE 3 > r AND r > 1": 2,
     f"SELECT * FROM ({NUMBER}) WHERE r < 2.5": 2,
     f"SELECT * FROM ({NUMBER}) WHERE r::INTEGER BETWEEN 2 AND 3": 3,
+    f"SELECT * FROM ({NUMBER}) WHERE r <= CAST(2.6 AS INTEGER)": 3,
     f"{NUMBER} QUALIFY r IN (1, 3)": 3,
     f"{NUMBER} QUALIFY r = 1 OR (r = 2 AND b > 1)": 2,
     f"SELECT a, b, m, s, lag(b, 2) OVER ({BY}) AS l FROM t QUALIFY row_number() OVER ({BY}) <= 2": 2,
@@ -30,6 +31,8 @@ FIRST = {
 WHOLE = [
     f"SELECT * FROM ({NUMBER}) WHERE r >= 2",
     f"SELECT * FROM ({NUMBER}) WHERE r <= b",
+    f"SELECT * FROM ({NUMBER}) WHERE r::BOOLEAN = CAST(1 AS BOOLEAN)",
+    f"SELECT * FROM ({NUMBER}) WHERE r::BOOLEAN::INTEGER <= 1",
     f"SELECT * FROM ({NUMBER}) WHERE r <= 1 OR b > 2",
     f"SELECT * FROM ({NUMBER}) WHERE r <= 5000",
     f"SELECT a, b, lead(b) OVER ({BY}) AS l FROM t QUALIFY row_number() OVER ({BY}) <= 2",
