@@ -112,6 +112,11 @@ def groups_prefix(view: str) -> str:
     return f"{GROUPS_PREFIX}{view}."
 
 
+def owner_of_groups(name: str) -> str | None:
+    """Return the id of the view whose groups a view of some name holds; None if it holds no groups."""
+    return name.removeprefix(GROUPS_PREFIX).partition(".")[0] if name.startswith(GROUPS_PREFIX) else None
+
+
 def is_id(text: str) -> bool:
     """Tell whether text is 32 hex digits, as ids are: they become parts of keys."""
     return _ID.fullmatch(text) is not None

@@ -6,8 +6,8 @@ are wrong at those times, and may hold what was erased. Their difference cannot 
 times. So one commit drops them all and creates them with the definitions that they had, and the next refresh computes
 them from the earliest time that their inputs can still tell. In between they hold nothing, and never what is gone.
 
-Comments, properties, retention and indexes come along. A tag, or a hold with a name, is of a time of the old history:
-who has one must decide what becomes of it before.
+Comments, properties, retention, indexes and kept groups come along. A tag, or a hold with a name, is of a time of the
+old history: who has one must decide what becomes of it before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,9 @@ from persist.errors import InvalidUsage
 from persist.index import indexes_of
 from persist.index import steps_to_drop as steps_to_drop_indexes
 from persist.log import Words, kinds
-from persist.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD
-from persist.sql.draft import Catalog, Draft, drafted, steps_to_drop
-from persist.sql.graph import definition_of
-from persist.sql.redefine import Dependent, dependents_of, in_order
+from persist.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD, owner_of_groups
+from persist.sql.draft import Catalog, Draft, drafted, has_groups, steps_to_drop
+from persist.sql.redefine import Dependent, dependent_of, dependents_of, in_order
 from persist.state import Publication
 from persist.write import Step
 
@@ -50,7 +49,7 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
         InvalidUsage: a view has a tag or a named hold, or its query means nothing any more; the message names it.
     """
     ids = {view.id: view for handle in collections for view in dependents_of(engine, handle)}
-    every = in_order([_dependent(view) for view in ids.values()])
+    every = in_order([dependent_of(view) for view in ids.values() if not owner_of_groups(view.name)])
     for each in every:
         _check_untied(each)
     catalog, steps, names = Catalog(engine), list[Step](), dict[str, str]()
@@ -65,20 +64,15 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
         names |= {id_: catalog.by_id(id_).name for id_ in each.definition.inputs}
     made: dict[str, Draft] = {}
     for each in every:
-        draft = drafted(catalog, each.name, each.definition.sql, each.definition.key, _start(catalog, each, made))
-        catalog.add(draft.made)
+        old, start = each.definition, _start(catalog, each, made)
+        draft = drafted(catalog, each.name, old.sql, old.key, start, keeps_groups=has_groups(old))
+        catalog.add(draft)
         made[each.id] = draft
         steps += [*draft.steps, *_also(each, draft)]
         names |= draft.names
     views = {each.name: each.contents.upper_times != (0,) for each in every}
     published = {each.name: each.contents.published for each in every if each.contents.published}
     return ViewsAnew(tuple(steps), names, views, indexed, published)
-
-
-def _dependent(view: CollectionHandle) -> Dependent:
-    definition = definition_of(view)
-    assert definition is not None, "what has a view's hold is a view"
-    return Dependent(view, view.contents(), definition)
 
 
 def _check_untied(each: Dependent) -> None:
@@ -95,8 +89,9 @@ def _check_untied(each: Dependent) -> None:
 def _start(catalog: Catalog, each: Dependent, made: Mapping[str, Draft]) -> int | None:
     """Return where a view begins: where it did, if its inputs can still tell that."""
     inputs = (made[id_].made if id_ in made else catalog.by_id(id_) for id_ in each.definition.inputs)
+    sinces = (readable.since for readable in inputs if not owner_of_groups(readable.name))  # Groups have no past.
     start = each.definition.start
-    return start if start > max((readable.since for readable in inputs), default=0) else None
+    return start if start > max(sinces, default=0) else None
 
 
 def _also(each: Dependent, draft: Draft) -> Sequence[Step]:

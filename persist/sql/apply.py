@@ -163,7 +163,7 @@ class _Planner:
         assert why is not None
         if view is not None:
             self._remove(name, view)
-        self._catalog.add(draft.made)
+        self._catalog.add(draft)
         self._drafts.append(draft)
         return Change(name, "create" if view is None else "replace", why)
 

@@ -36,6 +36,7 @@ class Draft:
 
     Attributes:
         bound: the plan of the query before its groups were cut off.
+        groups: the views that hold them.
     """
 
     made: Readable
@@ -43,6 +44,7 @@ class Draft:
     steps: tuple[Any, ...]
     names: Mapping[str, str]
     bound: Node
+    groups: tuple[Readable, ...] = ()
 
 
 class Catalog:
@@ -63,9 +65,10 @@ class Catalog:
         """Plan without a collection."""
         self._by_name[name] = None
 
-    def add(self, made: Readable) -> None:
-        """Plan with a collection more."""
-        self._by_name[made.name] = self._by_id[made.id] = made
+    def add(self, draft: Draft) -> None:
+        """Plan with a view more."""
+        self._by_name[draft.made.name] = draft.made
+        self._by_id |= {made.id: made for made in (*draft.groups, draft.made)}
 
     def named(self, name: str) -> Readable:
         """Return the collection of a name, which is among the names."""
@@ -132,6 +135,7 @@ def drafted(
     begin = start_of(start, [*every.values()], unit)
     id_ = uuid.uuid4().hex
     steps: list[Any] = []
+    made: list[Readable] = []
     bound = plan
     if keeps_groups:
         plan, every_groups = cut(rewritten(plan, catalog.sizes(reads)), groups_prefix(id_))
@@ -139,11 +143,12 @@ def drafted(
             held = _made(uuid.uuid4().hex, groups, f"the groups of view {name!r}", reads, every, begin, unit)
             reads = {**reads, groups.name: held.made}
             every = {**every, held.made.id: held.made}
+            made.append(held.made)
             steps += held.steps
     answer = Groups(name, plan, tuple(columns), keys)
     draft = _made(id_, answer, sql, reads, every, begin, unit)
     _check_together(catalog, name, draft.definition, every)
-    return replace(draft, steps=(*steps, *draft.steps), bound=bound)
+    return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(made))
 
 
 def _made(
@@ -259,6 +264,11 @@ def steps_to_drop_groups(view: CollectionHandle, definition: Definition) -> list
 def reads_of(definition: Definition) -> dict[str, str]:
     """Return the collections that the query of a view reads: name and id."""
     return {name: id_ for name, id_ in definition.reads.items() if not name.startswith(GROUPS_PREFIX)}
+
+
+def has_groups(definition: Definition) -> bool:
+    """Return whether a view keeps its groups."""
+    return len(reads_of(definition)) < len(definition.reads)
 
 
 def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from persist.codecs import TIME_MAX, CollectionSchema, evolved
 from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log import kinds
-from persist.names import VIEW_HOLD, view_hold
+from persist.names import VIEW_HOLD, owner_of_groups, view_hold
 from persist.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
 from persist.sql.draft import Catalog, Draft, column_ids, drafted, reads_of, steps_to_drop_groups
 from persist.sql.graph import definition_of, read_by
@@ -31,15 +31,16 @@ from persist.write import Step
 
 @dataclass(frozen=True, slots=True)
 class Dependent:
-    """A view that has to have a next definition, as it is now."""
+    """A view that has to have a next definition, as it is now.
+
+    Attributes:
+        name: in errors; of one that holds the groups of a view, the name of that one.
+    """
 
     handle: CollectionHandle
     contents: CollectionState
     definition: Definition
-
-    @property
-    def name(self) -> str:
-        return self.contents.name
+    name: str
 
     @property
     def id(self) -> str:
@@ -71,12 +72,14 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     Raises:
         InvalidUsage: the query is none that can be in the place of the view's own; the message says why.
     """
-    changed = _dependent(view)
+    changed = dependent_of(view)
     draft = drafted(Catalog(engine), changed.name, sql, changed.definition.key)
     _check_same_kind(changed, draft)
     if _means_the_same(changed.definition, draft.definition):
         return None
-    every = [changed, *map(_dependent, dependents_of(engine, view))]
+    dependents = dependents_of(engine, view)
+    names = {dependent.id: dependent.name for dependent in dependents}
+    every = [changed, *(dependent_of(each, names.get(owner_of_groups(each.name) or "")) for each in dependents)]
     if any(dependent.id in draft.definition.inputs for dependent in every):
         raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
     _check_together(every)
@@ -98,11 +101,12 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     return Redefinition(tuple(steps), names)
 
 
-def _dependent(view: CollectionHandle) -> Dependent:
+def dependent_of(view: CollectionHandle, name: str | None = None) -> Dependent:
+    """Return a view as it is now, which errors call by its own name unless another one is given."""
     definition = definition_of(view)
     if definition is None:
         raise InvalidUsage(f"collection {view.name!r} is no view: it is written by its users")
-    return Dependent(view, view.contents(), definition)
+    return Dependent(view, view.contents(), definition, name or view.name)
 
 
 def _means_the_same(old: Definition, new: Definition) -> bool:

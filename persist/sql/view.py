@@ -36,11 +36,11 @@ from persist.errors import (
     ViewRedefined,
 )
 from persist.index import create_index, refresh_indexes
-from persist.names import GROUPS_PREFIX, check_free_name
+from persist.names import check_free_name, owner_of_groups
 from persist.read import record_count
 from persist.sql.compile import asked_key
 from persist.sql.definition import Definition, InputBehind, Start, behind, given_start
-from persist.sql.draft import Catalog, drafted, steps_to_drop
+from persist.sql.draft import Catalog, drafted, has_groups, steps_to_drop
 from persist.sql.graph import ViewProgram, definition_of, sizes_of, views_for
 from persist.sql.reasons import UnboundedState, reasons, unbounded
 from persist.sql.redefine import dependents_of, redefinition
@@ -239,15 +239,15 @@ class LiveView:
     def _begin_anew(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
         view = self.handle
-        readers = dependents_of(self.engine, view)
+        readers = [reader.name for reader in dependents_of(self.engine, view) if not owner_of_groups(reader.name)]
         if readers:
             raise InvalidUsage(
-                f"view {view.name!r} cannot begin anew as long as {readers[0].known().name!r} reads it: drop that "
+                f"view {view.name!r} cannot begin anew as long as {readers[0]!r} reads it: drop that "
                 "first, or change both by plan_views or `persist apply`"
             )
         catalog = Catalog(self.engine)
         catalog.remove(view.name)
-        keeps_groups = any(name.startswith(GROUPS_PREFIX) for name in self.definition.reads)
+        keeps_groups = has_groups(self.definition)
         draft = drafted(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
         names = {**draft.names, view.id: view.name}
         names |= {id_: catalog.by_id(id_).name for id_ in self.definition.inputs}

@@ -65,7 +65,7 @@ from persist.log import (
     kinds,
     shared_folders,
 )
-from persist.names import GROUPS_PREFIX, INDEX_HOLD, VIEW_HOLD, check_name, is_id
+from persist.names import INDEX_HOLD, VIEW_HOLD, check_name, is_id, owner_of_groups
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
 from persist.state.location import (
@@ -372,9 +372,8 @@ class Changing:
     def _view_of(self, hold: str) -> CollectionEntry | None:
         """Return the view that a hold is of; of one that holds the groups of a view, that one."""
         entry = self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None
-        if entry is not None and entry.name.startswith(GROUPS_PREFIX):
-            return self.entries.now(entry.name.removeprefix(GROUPS_PREFIX).partition(".")[0])
-        return entry
+        owner = None if entry is None else owner_of_groups(entry.name)
+        return entry if owner is None else self.entries.now(owner)
 
     def _release_all(self, lease: str) -> None:
         """Release all holds that live by a lease."""

@@ -137,6 +137,34 @@ def test_errors_name_the_view_and_not_its_groups(client: persist.Client) -> None
     assert [name for name in client.collections() if name.startswith(".")] == []
 
 
+def test_errors_of_a_view_that_changes_name_its_readers_and_not_their_groups(client: persist.Client) -> None:
+    view = client.create_view("v", "SELECT k, v, v + 1 AS x FROM t", key=["k", "v"])
+    for name in ("w", "x", "y"):
+        client.create_view(name, "SELECT k, avg(x) AS mean FROM v GROUP BY k", indexes="auto")
+    view.refresh()
+    for query, start in (("SELECT k, v FROM t", None), ("SELECT k, v, 1 AS x FROM t", 0)):
+        with pytest.raises(persist.InvalidUsage, match=r"'[wxy]' reads") as refused:
+            view.redefine(query, start=start)
+        assert GROUPS_PREFIX not in str(refused.value)
+
+
+def test_groups_begin_anew_with_their_view_when_something_is_erased(client: persist.Client) -> None:
+    client.create_view("v", MEANS, indexes="auto").refresh()
+    client.create_view("w", "SELECT max(mean) AS most FROM v").refresh()
+    before = groups(client)
+    report = client.load("t").erase([("a", 1)], reason="request 17")
+    assert set(report.views) == {"v", "w"}
+    assert len(groups(client)) == 1
+    assert groups(client) != before
+    assert (rows(client.view("v")), rows(client.view("w"))) == ([("a", 4.0), ("b", 3.0)], [(4.0,)])
+    write(client, 1, ("a", 5, 3))
+    with steps_that_always_pay():
+        assert "of changes, and nothing of the past" in client.view("v").explain_refresh()
+    client.view("w").refresh()
+    assert rows(client.view("w")) == [(4.75,)]
+    assert client.fsck().problems == ()
+
+
 def test_groups_of_constants_are_complete_for_ever_and_a_step_leaves_them(client: persist.Client) -> None:
     sql = "SELECT k, v + (SELECT sum(x) FROM (VALUES (1), (2)) AS c(x)) AS w FROM t"
     view = client.create_view("v", sql, indexes="auto")
