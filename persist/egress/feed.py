@@ -1,11 +1,12 @@
 """One collection on its way out: what is read of it from where on, and the hold that keeps it until it was sent.
 
-Contents are sent in slices of keys. Where a slice ends is written down as a key, and not as a number of rows: rows come
-in no particular order, and slices are cut elsewhere after a compaction.
+Contents are sent in slices of keys, or, if there is no key, in shares by a hash of the rows. Where one ends is written
+down as a key or a hash, and not as a number of rows: rows come in no particular order, and slices are cut elsewhere
+after a compaction.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema, KeyRange
 from persist.collection import Collection
+from persist.egress.shares import HASHES, Shares, cuts
 from persist.egress.sink import SINK, Leaving, Piece, Reached, Rows, Standing
 from persist.engine import CollectionHandle, describe_step, take_hold
 from persist.errors import HoldNotFound, InvalidUsage, LeaseExpired
@@ -137,13 +139,11 @@ class Feed:
             yield Piece(self.leaving, at, replace(at, stage="copied"), schema, schema)
             return
         scan, schema, reading = self._contents_scan(at, None)
-        slices = scan.slices_within(SLICE_BYTES) or [scan]
-        for each in slices:
+        for below, rows in self._cut(scan, reading, at):
             before = self.reached
             assert before is not None
-            below = each.keys.upper
-            after = replace(before, stage="copied") if below is None else replace(before, below=tuple(below))
-            yield Piece(self.leaving, before, after, schema, schema, self._rows(each, reading))
+            after = replace(before, stage="copied") if below is None else replace(before, below=below)
+            yield Piece(self.leaving, before, after, schema, schema, rows)
 
     def promised(self) -> Piece | None:
         """Return the step that the target has begun, once; None if there is none."""
@@ -153,8 +153,13 @@ class Feed:
         self._promised = None
         if at.stage == "following":
             return replace(self.changes(after.upper, schema=after.schema), after=after)
-        scan, schema, reading = self._contents_scan(at, after.below)
-        return Piece(self.leaving, at, after, schema, schema, self._rows(scan, reading))
+        below = after.below if after.stage == "copying" else None  # Else they are the last of the contents.
+        scan, schema, reading = self._contents_scan(at, below)
+        rows = self._rows(scan, reading)
+        if not schema.key_names and (at.below or below):
+            bounds = [at.below[0] if at.below else 0, below[0] if below else HASHES]
+            rows = _closed(Shares(scan, reading, bounds))
+        return Piece(self.leaving, at, after, schema, schema, rows)
 
     def passed(self, after: Reached, *, is_taken: bool) -> None:
         """Take note that a piece was taken, or that it has no rows."""
@@ -172,10 +177,25 @@ class Feed:
         assert at.as_of is not None
         contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
         schema = self._handle.schema_in(contents, at.schema)
-        keys = KeyRange(*(None if each is None else [*each] for each in (at.below, below)))
+        bounds = (at.below, below) if schema.key_names else ()
+        keys = KeyRange(*(None if each is None else [*each] for each in bounds))
         scan = replace(snapshot_scan(contents, schema, at.as_of, None), keys=keys).pruned()
         scan.check_columns()
         return scan, schema, reading
+
+    def _cut(
+        self, scan: Scan, reading: ClaimedRead, at: Reached
+    ) -> Iterator[tuple[tuple[Any, ...] | None, Iterator[pa.RecordBatch]]]:
+        """Yield contents in pieces: below what each one is, None for the last one, and its rows."""
+        if scan.schema.key_names or not (at.below or scan.memory > 2 * SLICE_BYTES):
+            for each in scan.slices_within(SLICE_BYTES) or [scan]:
+                below = each.keys.upper
+                yield None if below is None else tuple(below), self._rows(each, reading)
+            return
+        bounds = cuts(at.below[0] if at.below else 0, scan.memory, SLICE_BYTES)
+        with closing(Shares(scan, reading, bounds)) as shares:
+            for share, upper in enumerate(bounds[1:]):
+                yield None if upper == HASHES else (upper,), shares.rows(share)
 
     def shown(self) -> Piece:
         """Return what makes contents that were copied seen."""
@@ -288,6 +308,12 @@ class Feed:
         if self._reading is not None:
             self._reading.close()
             self._reading = None
+
+
+def _closed(shares: Shares) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the first share, and close the file."""
+    with closing(shares):
+        yield from shares.rows(0)
 
 
 def schema_change(before: CollectionSchema, after: CollectionSchema) -> bool:

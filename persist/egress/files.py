@@ -165,20 +165,23 @@ class FilesSink:
         """Make the file that was promised, if it is not there, and pass over the rows that are."""
         step, is_made = self._open.pop(piece.leaving.id)
         first, end = step.rows or (0, None)
-        if is_made:
-            assert end is not None, "what goes on has rows"
-            rows.skip(end)
-        else:
+        rows.skip(first if end is None or not is_made else end)
+        piece.count -= rows.at
+        made = b"" if is_made else self._made(rows, ROWS_MAX if end is None else end)
+        if rows.at != end if end is not None else not made:
+            raise self._no_such_rows(piece, step)
+        if not is_made:
             assert step.file is not None, "what has no file is made"
-            rows.skip(first)
-            self._create(piece, step.file, self._made(rows, ROWS_MAX if end is None else end))
-        if (end is not None and rows.at != end) or rows.is_at_end() == step.goes_on:
-            raise InvalidUsage(
-                f"{self.name}: what {piece.leaving.name!r} has of this step is not what was promised with "
-                f"{step.file!r}: the collection was put back to an earlier state. Give the sink up by --drop, empty "
-                "its folder, and begin anew"
-            )
-        piece.count -= end if is_made and end is not None else first
+            self._create(piece, step.file, made)
+        if rows.is_at_end() == step.goes_on:
+            raise self._no_such_rows(piece, step)
+
+    def _no_such_rows(self, piece: Piece, step: _Step) -> InvalidUsage:
+        return InvalidUsage(
+            f"{self.name}: what {piece.leaving.name!r} has of this step is not what was promised with {step.file!r}: "
+            "the collection was put back to an earlier state. Give the sink up by --drop, empty its folder, and begin "
+            "anew"
+        )
 
     def _create(self, piece: Piece, key: str, made: bytes) -> None:
         self._blob.create(key, made)

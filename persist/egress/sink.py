@@ -2,7 +2,7 @@
 
 The target keeps, for each collection, a `Reached`. It goes through three stages:
 
-    copying     the contents as of a time are sent, in pieces by key; `below` says which keys are there
+    copying     the contents as of a time are sent, in pieces by key or hash; `below` says which rows are there
     copied      all of them are there, and nobody sees them yet
     following   whoever reads the target sees the contents as of `upper - 1`
 
@@ -46,7 +46,8 @@ class Reached:
     Attributes:
         as_of: the time of the contents that were sent first; None if nothing was sealed then.
         upper: what was sent, exclusive; None for all there will ever be.
-        below: while contents are copied, all keys below it are there; None for no key.
+        below: while contents are copied, all keys below it are there; None for no key. If the collection has no key,
+            it is one number: all rows are there whose hash is below it, see `persist.egress.shares`.
         schema: the version of the collection's schema that the target has.
     """
 

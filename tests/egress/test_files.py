@@ -1,7 +1,9 @@
 """Collections into files: each range of times is one file, which is never written twice, whoever dies when."""
 
+import io
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,72 @@ def test_whenever_it_dies_within_a_step_of_several_files_it_goes_on_with_the_nex
         row = (change["id"], change["status"])
         found[row] = found.get(row, 0) + change["_diff"]
     assert found == model
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_whenever_it_dies_while_contents_are_sent_each_row_is_sent_once(
+    client: persist.Client, tmp_path: Path, keyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile contents are stored elsewise, and other ones come."""
+    monkeypatch.setattr(import_module("persist.egress.feed"), "SLICE_BYTES", 3000)
+    monkeypatch.setattr(import_module("persist.egress.shares"), "CHUNK_BYTES", 5000)
+    value = {"n": pa.int32(), "x": pa.float64(), "status": pa.string()}
+    made = client.create_or_load(
+        "orders", key={"id": pa.int64()} if keyed else None, value=value if keyed else {"id": pa.int64(), **value}
+    )
+
+    def write(first: int, diff: int, time: int) -> None:
+        rows = [
+            (key, -key, float("nan") if key % 5 == 0 else key / 2, None if key % 7 == 0 else "é" * (key % 9))
+            for key in range(first, first + 60)
+        ]
+        made.write([((row[0], row[1:]) if keyed else (None, row), time, diff) for row in rows], seal=time + 1).result()
+
+    for time in range(8):
+        write(60 * time, 1, time)
+    write(0, -1, 8)
+    contents = dict.fromkeys(range(60, 480), 1)
+    options = config(tmp_path, "orders", format="json", nan="null")
+    deaths = 0
+    while not any((tmp_path / "out").glob("orders/0*")):
+        sink = Dying(FilesConfig(**options))
+        sink.left = 2 + (deaths % 5 == 4)  # After the promise of a file, and then after the file.
+        with pytest.raises(TargetUnavailable):
+            persist.egress(client, sink, once=True)
+        deaths += 1
+        write(600 + 60 * deaths, 1, 8 + deaths)
+        if deaths == 7:
+            made.evolve(widen={"n": pa.float64()})
+            made = client.load("orders")
+        if deaths % 4 == 1:
+            made.compact()
+    assert deaths > 10
+    paths = [path for path in (tmp_path / "out" / "orders").iterdir() if path.name.startswith("contents-")]
+    assert len(paths) > 5
+    lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    found: dict[int, int] = {}
+    for line in lines:
+        found[line["id"]] = found.get(line["id"], 0) + line.get("_diff", 1)
+        assert (line["n"], line["x"], line["status"]) == (
+            -line["id"],
+            None if line["id"] % 5 == 0 else line["id"] / 2,
+            None if line["id"] % 7 == 0 else "é" * (line["id"] % 9),
+        )
+    assert found == contents
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_disk_without_room_for_contents_without_a_key_is_told(
+    client: persist.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("persist.egress.feed"), "SLICE_BYTES", 3000)
+    lines = client.create_or_load("lines", key=None, value={"line": pa.string()})
+    lines.write([((None, f"{n:050}"), 0, 1) for n in range(1000)], seal=1).result()
+    with monkeypatch.context() as full:
+        full.setattr("tempfile.TemporaryFile", lambda **_: io.BufferedRandom(io.FileIO("/dev/full", "r+")))
+        with pytest.raises(persist.InvalidUsage, match=r"sorted in a temporary file.*No space left.*TMPDIR"):
+            sent(client, tmp_path, "lines")
+    assert sent(client, tmp_path, "lines").rows == 1000
 
 
 def test_a_step_that_a_put_back_location_does_not_have_any_more_is_told(

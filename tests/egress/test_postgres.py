@@ -217,6 +217,34 @@ def test_a_copy_goes_on_with_the_keys_that_are_not_there_yet(target: Target, mon
         assert target.rows("SELECT count(*), count(*) FILTER (WHERE status = 'changed') FROM orders") == [(1000, 1)]
 
 
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.thorough)])
+def test_wherever_a_copy_without_a_key_is_cut_off_no_row_is_lost_or_doubled(
+    target: Target, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    monkeypatch.setattr(import_module("persist.egress.feed"), "SLICE_BYTES", 3000)
+    with persist.open(target.location) as client:
+        lines = client.create_or_load("lines", key=None, value={"line": pa.string()})
+        for time in range(8):
+            lines.write([((None, f"{key:030}"), time, 1) for key in range(time, 60 * time)], seal=time + 1).result()
+        model = {f"{key:030}": sum(time <= key < 60 * time for time in range(8)) for key in range(1, 420)}
+        copies = set()
+        for statement in range(1, 200, every):
+            try:
+                persist.egress(client, target.cut_off(statement, "lines"), once=True)
+                break
+            except TargetUnavailable:
+                for (copy,) in target.rows(
+                    "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'persist_copy_%'"
+                ):
+                    copies.add(target.rows(f"SELECT count(*) FROM {copy}")[0][0])
+            lines.write([((None, f"{statement}"), 8 + statement, 1)], seal=9 + statement).result()
+            model[f"{statement}"] = 1
+            if statement % 2:
+                lines.compact()
+        assert len(copies) > 2
+        assert dict(target.rows("SELECT line, _count FROM lines")) == {line: n for line, n in model.items() if n}
+
+
 def test_history_waits_for_the_sink_until_it_is_dropped(target: Target) -> None:
     with persist.open(target.location) as client:
         orders = made(client)
