@@ -16,7 +16,7 @@ from persist.dataflow import DefinedAs, Program, Statistics, Stream, of_collecti
 from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.expression import Col
-from persist.names import GROUPS_PREFIX, view_hold
+from persist.names import owner_of_groups, view_hold
 from persist.sql.algebra import Node, Scan, every
 from persist.sql.definition import Definition
 from persist.sql.lower import Lowering
@@ -64,6 +64,7 @@ class ViewProgram(Program):
         self._views = views
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
+        names = {view.handle.id: view.handle.name for view in views}
         for view in views:
             name, definition = view.handle.name, view.definition
             sizes = sizes_of(engine, definition)
@@ -71,7 +72,8 @@ class ViewProgram(Program):
             columns: dict[str, Any] = {
                 column_name: Col(column(at)) for at, (column_name, _) in enumerate(definition.columns)
             }
-            answer = answer.map(**columns).named(f"view {name}")
+            owner = names.get(owner_of_groups(name) or "")
+            answer = answer.map(**columns).named(f"view {name}" if owner is None else f"groups of view {owner}")
             self._streams[view.handle.id] = answer
             if is_rehearsal:
                 answer.probe()
@@ -105,7 +107,7 @@ class ViewProgram(Program):
     def definition(self, collection: str) -> DefinedAs | None:
         definition = next(view.definition for view in self._views if view.handle.name == collection)
         return DefinedAs(
-            definition.number, definition.since, definition.start, has_past=not collection.startswith(GROUPS_PREFIX)
+            definition.number, definition.since, definition.start, has_past=owner_of_groups(collection) is None
         )
 
     def holders(self, collection: str) -> list[str]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.errors import CollectionNeeded, ColumnsNeeded
+from persist.errors import CollectionNeeded, ColumnsNeeded, OperatorFailed
 from persist.names import GROUPS_PREFIX
 from persist.sql import Wanted, plan_views
 from tests.sql.two_ways import QUIET, steps_that_always_pay
@@ -146,6 +146,15 @@ def test_errors_of_a_view_that_changes_name_its_readers_and_not_their_groups(cli
         with pytest.raises(persist.InvalidUsage, match=r"'[wxy]' reads") as refused:
             view.redefine(query, start=start)
         assert GROUPS_PREFIX not in str(refused.value)
+
+
+def test_what_fails_on_a_row_names_the_view_whose_groups_it_is_for(client: persist.Client) -> None:
+    client.create_view("v", "SELECT k, avg(9 // (v - 7)) AS mean FROM t GROUP BY k", indexes="auto").refresh()
+    client.rename("v", "shares").result()
+    write(client, 1, ("b", 7, 1))
+    with pytest.raises(OperatorFailed, match="groups of view shares failed on the record") as failed:
+        client.view("shares").refresh()
+    assert GROUPS_PREFIX not in str(failed.value)
 
 
 def test_groups_begin_anew_with_their_view_when_something_is_erased(client: persist.Client) -> None:
