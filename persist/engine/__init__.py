@@ -67,7 +67,6 @@ from persist.engine.telling import (
     about_location,
     allow_compaction,
     describe_step,
-    held_schema,
     hold_with_schema,
     list_holds,
     retained,

@@ -62,12 +62,6 @@ def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
     return sorted(found, key=lambda hold: hold.time)
 
 
-def held_schema(contents: CollectionState, name: str) -> int | None:
-    """Return the version of the schema that the owner of a named hold stays with; None if nobody has said so."""
-    held = contents.holds.get(name)
-    return None if held is None else held.schema
-
-
 def hold_with_schema(handle: CollectionHandle, name: str, schema: int) -> None:
     """Let the owner of a named hold, if there is one, stay with another version of the schema."""
     held = handle.contents().holds.get(name)

@@ -252,6 +252,27 @@ def test_a_column_that_views_read_is_not_dropped(client: persist.Client) -> None
     assert orders.handle.newest().schema.names == ("id",)
 
 
+def test_a_view_of_a_view_is_made_after_a_column_below_got_another_name(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    revenue.refresh()
+    before = client.create_view("before", "SELECT max(total) AS most FROM revenue")
+    orders.evolve(rename={"amount": "price"})
+    after = client.create_view("after", "SELECT max(total) AS most FROM revenue")
+    assert after.refresh() == persist.Antichain(2)
+    before.refresh()
+    assert rows_of(after) == rows_of(before)
+    before.redefine("SELECT min(total) AS most FROM revenue")
+    orders.seal(3).result()
+    assert before.refresh() == persist.Antichain(3)
+    [least] = client.sql("SELECT min(total) AS most FROM revenue").to_arrow()["most"].to_pylist()
+    assert rows_of(before) == [(least,)]
+
+
+def rows_of(view: persist.View) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in view.snapshot().to_arrow().to_pylist()]
+
+
 def test_a_view_of_a_column_that_was_dropped_meanwhile_is_not_made(tmp_path: Path) -> None:
     location = str(tmp_path / "location")
     with persist.open(location) as one, persist.open(location) as other:

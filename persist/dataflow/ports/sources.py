@@ -29,7 +29,6 @@ from persist.engine import (
     Engine,
     UnsealedUpdates,
     begun_listen,
-    held_schema,
     hold_with_schema,
     list_holds,
     loaded,
@@ -109,7 +108,10 @@ class SourceReader:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
         contents = self.handle.contents()
-        versions = sorted({v for name in self._holders if (v := held_schema(contents, name)) is not None})
+        held = [contents.holds[name] for name in self._holders if name in contents.holds]
+        # A view that only reads views of it began with any version.
+        own = [each for each in held if each.columns] or held
+        versions = sorted({each.schema for each in own if each.schema is not None})
         known = [version_of(contents, version) for version in versions]
         for earlier, later in pairwise(known):
             columns = [self._column(schema_version) for schema_version in (earlier, later)]
