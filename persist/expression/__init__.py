@@ -34,14 +34,14 @@ from persist.expression.term import (
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
-    from persist.expression.evaluation import as_array, evaluate, type_of
+    from persist.expression.evaluation import as_array, evaluate, together, type_of
     from persist.expression.filters import arrow_filter, equal_values, parse_where
     from persist.expression.sql_numbers import is_cast, of_unscaled, unscaled
 
 __getattr__ = late_names(
     __name__,
     {
-        "evaluation": ["as_array", "evaluate", "type_of"],
+        "evaluation": ["as_array", "evaluate", "together", "type_of"],
         "filters": ["arrow_filter", "equal_values", "parse_where"],
         "sql_numbers": ["is_cast", "of_unscaled", "unscaled"],
     },

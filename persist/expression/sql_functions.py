@@ -16,7 +16,8 @@ differ from one minor version to the next, so only the version that views are ma
 computed last stays bound to its columns. Cost: about 0.4 ms for each call, and less than 0.1 µs for each row.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from threading import get_ident
 from typing import Any
@@ -32,8 +33,12 @@ from persist.expression.sql_numbers import cast, ordered
 from persist.expression.term import DUCKDB
 
 VALUE_BYTES_MAX = 16 << 20
+_QUOTED = re.compile("""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
 EXPRESSIONS_KEPT = 64  # Of all threads together.
 _MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
+
+
+DuckDBCall = tuple[str, Sequence[Any], pa.DataType]  # Text, columns, type.
 
 
 def computed_by_duckdb(text: str, *arguments: Any) -> pa.Array:
@@ -44,15 +49,38 @@ def computed_by_duckdb(text: str, *arguments: Any) -> pa.Array:
         ValueError: DuckDB raises on a row.
     """
     *columns, kind = arguments
+    return computed_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Of constants there is one value.
+
+
+def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
+    """Return the values of several expressions over columns of one length; raises as `computed_by_duckdb`."""
     check_duckdb()
     import duckdb
 
-    given = columns or [pa.nulls(1, pa.int8())]  # Of constants alone there is one value.
-    table = pa.table({f"${number}": column for number, column in enumerate(given, 1)})
+    columns, numbers_of = [], {}
+    texts = []
+    for text, given, _ in calls:
+        for column in given:
+            if id(column) not in numbers_of:
+                columns.append(column)
+                numbers_of[id(column)] = len(columns)
+        texts.append(_renumbered(text, tuple(numbers_of[id(column)] for column in given)))
+    table = pa.table({f"${number}": column for number, column in enumerate(columns, 1)})
     try:
-        made = _bound(text, table.schema, get_ident()).of(table)
+        made = _bound(tuple(texts), table.schema, get_ident()).of(table)
     except duckdb.Error as error:
         raise ValueError(str(error).split("\n")[0]) from error
+    return [_checked(column, kind) for column, (_, _, kind) in zip(made.columns, calls, strict=True)]
+
+
+@lru_cache(1024)
+def _renumbered(text: str, numbers_: tuple[int, ...]) -> str:
+    """Return an expression whose columns `$1`, `$2` … have other numbers; what its constants say stays."""
+    names = {f'"${old}"': f'"${new}"' for old, new in enumerate(numbers_, 1)}
+    return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
+
+
+def _checked(made: Any, kind: pa.DataType) -> pa.Array:
     array = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -89,25 +117,26 @@ class _Given:
 
 
 class _Bound:
-    """An expression over columns of some types, which DuckDB has understood once: that takes longer than a few rows."""
+    """Expressions over columns of some types, which DuckDB has understood once: that takes longer than a few rows."""
 
-    def __init__(self, text: str, schema: pa.Schema) -> None:
+    def __init__(self, texts: Sequence[str], schema: pa.Schema) -> None:
         self._none = schema.empty_table()
         self._given = _Given(self._none)
-        self._values = _database().cursor().from_arrow(self._given).project(f"{text} AS x")
+        shown = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
+        self._values = _database().cursor().from_arrow(self._given).project(shown)
 
-    def of(self, table: pa.Table) -> Any:
+    def of(self, table: pa.Table) -> pa.Table:
         """Return the values for the rows of a table. Only one thread may ask at a time."""
         self._given.table = table
         try:
-            return self._values.to_arrow_table()["x"]
+            return self._values.to_arrow_table()
         finally:
-            self._given.table = self._none  # A kept expression keeps no rows.
+            self._given.table = self._none  # What is kept keeps no rows.
 
 
 @lru_cache(EXPRESSIONS_KEPT)
-def _bound(text: str, schema: pa.Schema, thread: int) -> _Bound:
-    return _Bound(text, schema)
+def _bound(texts: tuple[str, ...], schema: pa.Schema, thread: int) -> _Bound:
+    return _Bound(texts, schema)
 
 
 @cache

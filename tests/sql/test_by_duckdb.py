@@ -137,3 +137,26 @@ def test_a_constant_that_is_a_map_is_one_of_a_view(client: persist.Client) -> No
     view = client.create_view("v", "SELECT id, MAP {'d': DATE '2024-01-01', 'e': NULL} AS m FROM t")
     view.refresh()
     assert view.snapshot().to_arrow().to_pylist() == [{"id": 1, "m": [("d", date(2024, 1, 1)), ("e", None)]}]
+
+
+def test_functions_that_are_computed_together_keep_their_own_columns_and_constants(client: persist.Client) -> None:
+    table = client.create_or_load("t", key={"id": pa.int64()}, value={"a": pa.string(), "b": pa.string()})
+    table.write([((1, ("x", "yy")), 0, 1), ((2, ("it's", None)), 0, 1)], seal=1).result()
+    sql = """SELECT id, reverse(b) AS r, concat(b, '"$1"', a) AS c, a || '''"$2"' AS q, id + 1 AS n FROM t"""
+    view = client.create_view("v", sql)
+    for at in (1, 2):
+        view.refresh()
+        made = sorted(tuple(row.values())[:5] for row in view.snapshot().to_arrow().to_pylist())
+        expected = [(1, "yy"[::-1], 'yy"$1"x', 'x\'"$2"', 2), (2, None, '"$1"it\'s', "it's'\"$2\"", 3)]
+        assert made == expected + [(3, "c", 'c"$1"z', 'z\'"$2"', 4)] * (at == 2)
+        table.write([((3, ("z", "c")), 1, 1)] * (at == 1), seal=at + 1).result()
+
+
+def test_one_function_that_raises_is_told_with_its_record_though_others_are_computed_with_it(
+    client: persist.Client,
+) -> None:
+    table = client.create_or_load("t", key={"id": pa.int64()}, value={"a": pa.string()})
+    table.write([((1, "1"), 0, 1), ((2, "two"), 0, 1)], seal=1).result()
+    view = client.create_view("v", "SELECT id, reverse(a) AS r, CAST(a AS INTEGER) AS n FROM t")
+    with pytest.raises(OperatorFailed, match="two"):
+        view.refresh()

@@ -36,7 +36,7 @@ from persist.dataflow.updates.bulk import reordered
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain
 from persist.errors import OperatorFailed
-from persist.expression import Col, Lit, Term, as_array, conjuncts, evaluate
+from persist.expression import Col, Lit, Term, as_array, conjuncts, evaluate, together
 
 Shape = Callable[[Ints], Ints]
 
@@ -208,7 +208,7 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
     """
     match stage:
         case Map(outputs):
-            return frame.changed({name: _computed(expression, frame, operator) for name, expression in outputs})
+            return frame.changed(_computed_all(outputs, frame, operator))
         case Filter(condition):
             for part in conjuncts(condition):  # Each sees what is left: one may guard the next against what raises.
                 frame = frame.where(_true(part, frame, operator)) if len(frame) else frame
@@ -237,6 +237,16 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
         case FlatMap():
             return _flattened(stage, frame, operator)
     raise AssertionError(stage)
+
+
+def _computed_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> dict[str, Column]:
+    made = together([expression for _, expression in outputs], frame)
+    return {
+        name: Column(frame.domain, made[place].type, None, made[place])
+        if place in made
+        else _computed(expression, frame, operator)
+        for place, (name, expression) in enumerate(outputs)
+    }
 
 
 def _computed(expression: Term, frame: Frame, operator: str) -> Column:
