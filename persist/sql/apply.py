@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from persist.engine import Engine, OnEngine, engine_of, loaded, loaded_by_id
 from persist.errors import InvalidUsage
-from persist.names import VIEW_HOLD, check_free_name
+from persist.names import VIEW_HOLD, check_free_name, owner_of_groups
 from persist.sql.compile import mentioned
 from persist.sql.definition import Start, given_start
 from persist.sql.draft import Catalog, Draft, drafted, reads_of, steps_to_drop
@@ -180,6 +180,8 @@ class _Planner:
                 if not hold.startswith(VIEW_HOLD) or reader in going:
                     continue
                 other = loaded_by_id(self._engine, reader, reader).name
+                if owner_of_groups(other) is not None:
+                    continue  # It goes with its view, which depends on the same.
                 raise InvalidUsage(
                     f"the view {other!r} depends on {view.handle.name!r}, which has to go, and nothing says what "
                     f"{other!r} shall be: add its definition, or drop it"

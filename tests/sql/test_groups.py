@@ -126,6 +126,23 @@ def test_definitions_that_are_applied_leave_a_view_with_groups_as_it_is(client: 
     assert plan_views(client, {}, prune=True).commit() is not None
 
 
+def test_definitions_that_are_applied_replace_and_drop_views_that_read_each_other(client: persist.Client) -> None:
+    wanted = {"v": Wanted(MEANS), "w": Wanted("SELECT avg(mean::DECIMAL(9, 2)) AS mean FROM v")}
+    for name, view in wanted.items():
+        client.create_view(name, view.sql, indexes="auto").refresh()
+    other = Wanted("SELECT k, max(v)::DOUBLE AS mean FROM t GROUP BY k")
+    with pytest.raises(persist.InvalidUsage, match="the view 'w' depends on 'v'"):
+        plan_views(client, {"v": other})
+    plan_views(client, {**wanted, "v": other}).commit()
+    client.view("w").refresh()
+    assert rows(client.view("w")) == [(3.5,)]
+    client.drop("w").result()
+    client.create_view("w", wanted["w"].sql, indexes="auto").refresh()
+    plan_views(client, {}, prune=True).commit()
+    assert client.collections() == ["t"]
+    assert groups(client) == []
+
+
 def test_errors_name_the_view_and_not_its_groups(client: persist.Client) -> None:
     client.create_view("v", MEANS, indexes="auto").refresh()
     with pytest.raises(CollectionNeeded, match="the views 'v' read it"):
