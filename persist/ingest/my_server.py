@@ -240,11 +240,13 @@ class Server:
             kinds = {name: kind for name, kind in cursor.fetchall() if kind != "VIEW" and kind != "SEQUENCE"}
             cursor.execute(_COLUMNS, (self.schema,))
             columns: dict[str, list[Column]] = {}
+            no_key: dict[str, str] = {}  # A column of its key that is not taken in.
             for row in cursor.fetchall():
-                if f"{row[0]}.{row[1]}" not in self.config.exclude and "GENERATED" not in row[7].upper().replace(
-                    "DEFAULT_GENERATED", ""
-                ):
+                is_generated = "GENERATED" in row[7].upper().replace("DEFAULT_GENERATED", "")
+                if f"{row[0]}.{row[1]}" not in self.config.exclude and not is_generated:
                     columns.setdefault(row[0], []).append(_column(*row[1:], is_sql=self.is_mariadb))
+                elif row[6] == "PRI":
+                    no_key[row[0]] = row[1]
             cursor.execute(_CASCADES, (self.schema,))
             cascades = dict(cursor.fetchall())
         wanted = [*kinds] if self.config.tables is None else self.config.tables
@@ -254,6 +256,12 @@ class Server:
             if name not in kinds:
                 raise InvalidUsage(f"{self.name} has no table {name!r}; it has {', '.join(sorted(kinds)) or 'none'}")
             self._check_table(name, kinds[name], columns.get(name, []), cascades)
+            if name in no_key:
+                raise InvalidUsage(
+                    f"the column {name}.{no_key[name]} is of the table's key, and is excluded or computed by the "
+                    "server: rows could not be told apart without it. Name in tables those that are meant, without "
+                    f"{name}, or do not exclude the column"
+                )
         self._check_excluded(columns, wanted)
         return {name: columns[name] for name in sorted(wanted)}
 

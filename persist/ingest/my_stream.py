@@ -206,7 +206,7 @@ class MyStream:
             yield from self._rows(event, rows)
         elif kind == "XidEvent":
             yield from self._committed(event, file, offset)
-        elif kind == "QueryEvent":
+        elif kind in ("QueryEvent", "ExecuteLoadQueryEvent"):
             yield from self._query(event, file, offset)
         elif kind == "XAPrepareEvent":
             yield from self._committed(event, file, offset)
@@ -364,6 +364,11 @@ class MyStream:
         self._is_touched = True
         at = {column.name: place for place, column in enumerate(event.columns)}
         places = [at[name] for name in rows.names]
+        if not _is_logged(event, places):
+            raise InvalidUsage(
+                f"{self._server.name} has logged rows of {rows.table} without some of their columns, because "
+                f"binlog_row_image of a session is not FULL. {self._again()}"
+            )
         for old, new in decoded:
             flow.take(
                 rows,
@@ -400,6 +405,8 @@ def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event) -> No
             if event is None:
                 raise EOFError("the server ended the stream")
             rows = _decoded(event) if hasattr(event, "columns_present_bitmap") else None
+            if type(event).__name__ == "ExecuteLoadQueryEvent":
+                _with_statement(event)
             item = (event, rows, stream.log_file, stream.log_pos)
             while not ended.is_set():
                 with suppress(queue.Full):
@@ -427,6 +434,20 @@ def _decoded(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
         )
         for row in event.rows
     ]
+
+
+def _with_statement(event: Any) -> None:
+    """Give an event of LOAD DATA what the library leaves unread of it: in which schema it was said, and what."""
+    event.packet.advance(event.status_vars_length)
+    event.schema = event.packet.read(event.schema_length)
+    event.packet.advance(1)
+    event.query = event.packet.read(event.event_size - 27 - event.status_vars_length - event.schema_length)
+
+
+def _is_logged(event: Any, places: Sequence[int]) -> bool:
+    """Return whether rows have these columns, as they were and as they are: a session may say to log less."""
+    bitmaps = [event.columns_present_bitmap, getattr(event, "columns_present_bitmap2", None)]
+    return all(bits[at // 8] >> at % 8 & 1 for bits in bitmaps if bits is not None for at in places)
 
 
 def _signature(event: Any) -> Any:

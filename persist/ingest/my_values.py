@@ -14,6 +14,7 @@ import pyarrow as pa
 from persist.errors import InvalidUsage
 
 ZERO = datetime(1970, 1, 1)
+NO_TIME, SECOND = timedelta(), timedelta(seconds=1)
 BINARY = "binary"  # A character set.
 _DIGITS_MAX = 38
 _WHOLE = {
@@ -72,6 +73,8 @@ def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[
                 value = ""
         elif column.type == 248:
             value = ",".join(each for each in column.set_values if each in value)
+        elif column.type == 19 and value < NO_TIME:
+            value = _negative(value)
         elif column.type == 16:
             value = int(value, 2)
         elif column.type == 254 and isinstance(value, bytes):
@@ -84,6 +87,12 @@ def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[
             value = json.dumps(value, default=_decoded)
         row.append(value)
     return row
+
+
+def _negative(value: timedelta) -> timedelta:
+    """Return a negative time as it is: the library takes the fraction of a second from the wrong end of the second."""
+    fraction = -value % SECOND
+    return value + 2 * fraction - SECOND if fraction else value
 
 
 def _decoded(value: Any) -> Any:
@@ -100,7 +109,7 @@ def typed(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     """
     try:
         if pa.types.is_string(kind):
-            return pa.array([_text(value) for value in values], kind)
+            return pa.array([text_of(value) for value in values], kind)
         if pa.types.is_binary(kind):
             return pa.array([value.encode() if isinstance(value, str) else value for value in values], kind)
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
@@ -115,7 +124,8 @@ def typed(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
         ) from None
 
 
-def _text(value: Any) -> Any:
+def text_of(value: Any) -> Any:
+    """Return a value as text, if it is none yet; None stays."""
     if isinstance(value, timedelta):
         micros = value // timedelta(microseconds=1)
         sign, micros = ("-", -micros) if micros < 0 else ("", micros)

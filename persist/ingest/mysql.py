@@ -21,7 +21,7 @@ from persist.ingest.copied import Copied, Copy, Point
 from persist.ingest.my_gtids import STEP, gtids_of
 from persist.ingest.my_server import Column, MysqlConfig, Server
 from persist.ingest.my_stream import At, MyStream
-from persist.ingest.my_values import PADDED, typed
+from persist.ingest.my_values import PADDED, text_of, typed
 from persist.ingest.source import SOURCE, Batch, Run, Target
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ class MyCopy:
             cursor = server.library.cursors.Cursor(connection)
             isolation = "tx_isolation" if server.is_mariadb else "transaction_isolation"
             cursor.execute(
-                f"SET SESSION time_zone = '+00:00', net_write_timeout = 3600, {isolation} = 'REPEATABLE-READ'"
+                f"SET SESSION time_zone = '+00:00', net_write_timeout = 3600, sql_mode = '', "
+                f"{isolation} = 'REPEATABLE-READ'"
             )
             gtids = gtids_of(self._snapshot(cursor), is_mariadb=server.is_mariadb)
             if gtids.measure > MEASURE_MAX:
@@ -142,7 +143,7 @@ class MyCopy:
         """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
         name, columns = self._tables[table]
         connection = point.reading
-        key = ", ".join(map(_quoted, self.key(table)))
+        key = ", ".join(_ordered(column) for column in columns if column.is_key)
         query = f"SELECT {', '.join(map(_asked, columns))} FROM {_quoted(name)}"
         if after is not None:
             query += f" WHERE ({key}) > ({', '.join(after)})"
@@ -163,8 +164,16 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def _ordered(column: Column) -> str:
+    """Return a column of a key as what orders the copy; the server compares what is chosen from a list as text."""
+    name = _quoted(column.name)
+    return f"CONVERT({name} USING utf8mb4) COLLATE utf8mb4_bin" if column.kind in ("enum", "set") else name
+
+
 def _asked(column: Column) -> str:
     name = _quoted(column.name)
+    if column.kind == "float":
+        return f"{name} + 0e0"  # As a double, because a float is written with six digits.
     return f"CAST({name} AS BINARY)" if column.kind in PADDED - {"binary"} else name
 
 
@@ -172,7 +181,7 @@ def _literal(connection: Any, value: Any) -> str:
     if isinstance(value, bytes):
         return f"X'{value.hex()}'" if value else "''"
     if isinstance(value, (date, datetime, timedelta)):
-        return f"'{value}'"
+        return f"'{text_of(value)}'"
     return str(connection.escape(value))
 
 
