@@ -1,7 +1,5 @@
 """A refresh that is given up, by a limit or by Ctrl-C, leaves the view at its last time, and the next one goes on."""
 
-import signal
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -72,9 +70,8 @@ def test_ctrl_c_leaves_a_view_at_its_last_time(client: persist.Client, monkeypat
 
     def interrupted() -> None:
         monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt  # As Python does; a signal may come while an object is freed, where it is passed over.
 
-    assert threading.current_thread() is threading.main_thread()
     monkeypatch.setattr("persist.dataflow.running.graph.check_limits", interrupted)
     with pytest.raises(KeyboardInterrupt):
         view.refresh()
