@@ -8,7 +8,7 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -30,6 +30,7 @@ POSITION = "ingest.position"  # A property of the collection of moments.
 STATEMENT = "ingest.statement"  # A property of a collection: the time of the last statement that changed its columns.
 AHEAD = 64  # Events of the log, each at most 8 KiB or a row.
 SILENT_S = 30.0
+WAITED_US = 100_000  # Whoever waited so long for an event has it as it was sent; heartbeats come every second.
 ROWS = ("INSERT", "UPDATE", "DELETE", "REPLACE")
 PREPARED = 64  # A flag of a transaction of MariaDB.
 
@@ -90,7 +91,9 @@ class MyStream:
         events: queue.Queue[Any] = queue.Queue(AHEAD)
         stream = self._opened()
         ended = threading.Event()
-        reader = threading.Thread(target=_read, args=(stream, events, ended), name="persist-binlog", daemon=True)
+        reader = threading.Thread(
+            target=_read, args=(stream, events, ended, self._monotonic_us), name="persist-binlog", daemon=True
+        )
         reader.start()
         try:
             yield from self._taken(events, target)
@@ -171,9 +174,10 @@ class MyStream:
                 raise InvalidUsage(f"{problem}. {self._again()}") if "taken in" in str(problem) else problem
             yield from self._event(event)
             is_due = clock.monotonic_s() - last_s >= self._server.config.heartbeat_s
-            if type(event[0]).__name__ == "HeartbeatLogEvent" and is_due and not flow.is_inside:
+            sent_us = event[4]
+            if type(event[0]).__name__ == "HeartbeatLogEvent" and sent_us and is_due and not flow.is_inside:
                 last_s = clock.monotonic_s()
-                yield from self._nothing_more(self._monotonic_us() + self._ahead_us)
+                yield from self._nothing_more(sent_us + self._ahead_us)
 
     def _nothing_more(self, by_us: int | None) -> Iterator[Batch]:
         """Take it that the server has sent all by a moment, less a second: those of its log are seconds."""
@@ -189,7 +193,7 @@ class MyStream:
         return sum(left) + sum(max(0, size - self._at.offset) for file, size in self._logs if file == self._at.file)
 
     def _event(self, event: Any) -> Iterator[Batch]:
-        event, rows, file, offset = event
+        event, rows, file, offset, _ = event
         kind, flow = type(event).__name__, self._flow
         if kind in ("MariadbGtidEvent", "GtidEvent"):
             self._gtid = event.gtid
@@ -397,17 +401,23 @@ class MyStream:
 UNKNOWN = {34, 40, 41, *range(165, 172)}  # Without a GTID, compressed, or rows of older versions of the log.
 
 
-def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event) -> None:
-    """Put what the log has into a queue: events, decoded, and where they end; or what is wrong."""
+def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monotonic_us: Callable[[], int]) -> None:
+    """Put what the log has into a queue: events, decoded, where they end, and when they were sent; or what is wrong.
+
+    When an event was sent is known if it was waited for, and None if it may have lain there since some time.
+    """
     try:
         while not ended.is_set():
+            asked_us = monotonic_us()
             event = stream.fetchone()
+            came_us = monotonic_us()
             if event is None:
                 raise EOFError("the server ended the stream")
             rows = _decoded(event) if hasattr(event, "columns_present_bitmap") else None
             if type(event).__name__ == "ExecuteLoadQueryEvent":
                 _with_statement(event)
-            item = (event, rows, stream.log_file, stream.log_pos)
+            sent_us = came_us if came_us - asked_us >= WAITED_US else None
+            item = (event, rows, stream.log_file, stream.log_pos, sent_us)
             while not ended.is_set():
                 with suppress(queue.Full):
                     events.put(item, timeout=0.25)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import queue
 import random
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import persist
 from persist.blob import MemoryBlob
 from persist.ingest.my_gtids import gtids_of
 from persist.ingest.my_statements import effect_of
+from persist.ingest.my_stream import _read
 from tests.ingest import mariadb
 from tests.ingest.mariadb import MariaDb, mariadb_programs
 from tests.upsert.test_crash import SETTINGS, Died, MortalBlob
@@ -176,6 +178,23 @@ def test_a_file_that_was_loaded_as_a_statement_is_refused(shop: Shop, tmp_path: 
     shop.run(f"LOAD DATA INFILE '{tmp_path}/rows' INTO TABLE t")
     with pytest.raises(persist.InvalidUsage, match=r"it changes rows and is logged as a statement"):
         shop.ingest(tables=["t"])
+
+
+def test_what_lay_unread_does_not_say_that_nothing_came_since() -> None:
+    pytest.importorskip("pymysqlreplication")
+    events: queue.Queue[Any] = queue.Queue()
+    now_us, waits = 5_000_000, [1_000_000, 0, 30_000]
+
+    class Log:
+        log_file, log_pos = "binlog.1", 4
+
+        def fetchone(self) -> object:
+            nonlocal now_us
+            now_us += waits.pop(0)
+            return object()
+
+    _read(Log(), events, threading.Event(), lambda: now_us)
+    assert [events.get()[4] for _ in range(3)] == [6_000_000, None, None]
 
 
 @needs_server
