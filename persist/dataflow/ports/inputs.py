@@ -114,8 +114,7 @@ class InputHandle:
         table, times = self._conformed(updates)
         self._check_open(times)
         rows = [self._domain.encode(table[name]) for name in self._schema.names]
-        diffs = table["_diff"].combine_chunks().to_numpy()
-        words = np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, diffs[None]))
+        words = np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, [table["_diff"].to_numpy()]))
         if words.shape[1]:
             self._gate.add(words)
 
@@ -156,7 +155,7 @@ class InputHandle:
     def _conformed(self, updates: Any) -> tuple[pa.Table, Ints]:
         if self._dimensions == 1:
             table = to_updates(updates, self._schema)
-            return table, table["_time"].combine_chunks().to_numpy()[None]
+            return table, table["_time"].to_numpy()[None]
         if hasattr(updates, "__arrow_c_stream__"):
             return self._with_time_columns(pa.table(updates))
         return self._with_time_tuples(updates)

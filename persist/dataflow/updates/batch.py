@@ -121,12 +121,16 @@ def settled(batch: Ints, layout: Layout) -> Ints:
 
 def _order(hashes: Ints) -> Ints | None:
     """Return the order of hashes, or None if they are in order."""
+    if len(hashes) < 2:
+        return None
     descents = hashes[1:] < hashes[:-1]
     return order_of(hashes, descents) if descents.any() else None
 
 
 def _consolidated(batch: Ints, layout: Layout) -> Ints:
     """Consolidate a batch in the order of its hashes."""
+    if batch.shape[1] < 2:
+        return without_zeros(batch)
     hashes = batch[0]
     tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
     if len(tied):
