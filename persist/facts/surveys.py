@@ -14,7 +14,7 @@ import persist
 from persist.blob import MissingBlob
 from persist.facts.costs import GIB, LIST_PRICES
 from persist.log import BlobRef
-from persist.names import INDEX_HOLD, VIEW_HOLD
+from persist.names import INDEX_HOLD, VIEW_HOLD, owner_of_groups
 from persist.read import record_count
 from persist.replica import load_contents
 from persist.state import CollectionEntry, CollectionState, Unsealed, definition_number, last_sealed, unsealed
@@ -176,12 +176,13 @@ def names_by_id(client: "persist.Client") -> dict[str, str]:
 
 
 def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
-    """Return what a hold is called; that of a view or an index, which bears an id, by its name."""
+    """Return what a hold is called; that of a view, of its groups or of an index, which bears an id, by its name."""
     if hold is None:
         return "a lease"
     for prefix in (VIEW_HOLD, INDEX_HOLD):
         if hold.startswith(prefix):
-            return prefix + names.get(hold.removeprefix(prefix), "that is gone")
+            held = names.get(hold.removeprefix(prefix), "that is gone")
+            return prefix + names.get(owner_of_groups(held) or "", held)
     return hold
 
 

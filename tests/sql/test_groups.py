@@ -9,6 +9,7 @@ import pytest
 
 import persist
 from persist.errors import CollectionNeeded, ColumnsNeeded, OperatorFailed
+from persist.facts import hold_for_people, names_by_id
 from persist.names import GROUPS_PREFIX
 from persist.sql import Wanted, plan_views
 from tests.sql.two_ways import QUIET, steps_that_always_pay
@@ -152,6 +153,8 @@ def test_errors_name_the_view_and_not_its_groups(client: persist.Client) -> None
     with pytest.raises(ColumnsNeeded, match="read by the view 'w'"):
         facts.evolve(drop=["v"])
     assert [name for name in client.collections() if name.startswith(".")] == []
+    names, holds = names_by_id(client), [hold.name for hold in client.load("t").holds() if hold.name]
+    assert [hold_for_people(hold, names) for hold in holds] == ["view v", "view v"]
 
 
 def test_errors_of_a_view_that_changes_name_its_readers_and_not_their_groups(client: persist.Client) -> None:
