@@ -31,8 +31,7 @@ STATEMENT = "ingest.statement"  # A property of a collection: the time of the la
 AHEAD = 64  # Events of the log, each at most 8 KiB or a row.
 SILENT_S = 30.0
 WAITED_US = 100_000  # Whoever waited so long for an event has it as it was sent; heartbeats come every second.
-ROWS = ("INSERT", "UPDATE", "DELETE", "REPLACE")
-PREPARED = 64  # A flag of a transaction of MariaDB.
+PREPARED, ALONE = 64, 1  # Flags of a transaction of MariaDB.
 
 
 class At(msgspec.Struct, frozen=True):
@@ -82,7 +81,7 @@ class MyStream:
         self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
         self._links: list[Any] = []  # The library's connections.
         self._ahead_us = self._began_us = 0
-        self._is_prepared = self._is_alone = self._is_touched = False  # Of the transaction that comes.
+        self._is_prepared = self._is_begun = self._is_touched = False  # Of the transaction that comes.
 
     def batches(self) -> Iterator[Batch]:
         """Yield transactions as they come, some of them together."""
@@ -202,7 +201,7 @@ class MyStream:
             self._after = after
             self._is_touched = False
             self._is_prepared = bool(getattr(event, "flags", 0) & PREPARED)
-            self._is_alone = bool(getattr(event, "flags", 0) & 1)
+            self._is_begun = self._server.is_mariadb and not event.flags & ALONE
             yield from flow.begin(after.measure * STEP, event.timestamp * 1_000_000)
         elif kind == "TableMapEvent":
             yield from self._relation(event)
@@ -222,12 +221,7 @@ class MyStream:
 
     def _query(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
         statement, schema = _as_text(event.query), _as_text(event.schema)
-        word = statement.split(None, 1)[0].upper().rstrip(";") if statement.strip() else ""
-        if word in ("COMMIT",):
-            yield from self._committed(event, file, offset)
-            return
-        if word in ("BEGIN", "SAVEPOINT", "RELEASE", "XA", "START") and not (word == "XA" and self._ends(statement)):
-            return
+        self._is_begun, is_end = transaction_after(statement, self._is_begun)
         effect = effect_of(statement, schema, [*self._names])
         if effect.refused or (effect.is_gone and self._is_touched):
             raise InvalidUsage(
@@ -235,13 +229,8 @@ class MyStream:
                 f"{effect.refused or 'it undoes changes that are in the log'}: {statement[:100]!r}. {self._again()}"
             )
         yield from self._effect(effect)
-        is_whole = not self._server.is_mariadb or self._is_alone or word == "XA"
-        if is_whole and word not in ROWS and not statement.rstrip().upper().endswith("START TRANSACTION"):
+        if is_end:
             yield from self._committed(event, file, offset)
-
-    def _ends(self, statement: str) -> bool:
-        """Return whether a statement of XA is all of a transaction: it ends one that was prepared before."""
-        return statement.split(None, 2)[1].upper() in ("COMMIT", "ROLLBACK")
 
     def _effect(self, effect: Effect) -> Iterator[Batch]:
         flow = self._flow
@@ -399,6 +388,18 @@ class MyStream:
 
 
 UNKNOWN = {34, 40, 41, *range(165, 172)}  # Without a GTID, compressed, or rows of older versions of the log.
+
+
+def transaction_after(statement: str, is_begun: bool) -> tuple[bool, bool]:
+    """Return whether a transaction has begun after a statement of the log, and whether one ended with it."""
+    words = [word.rstrip(";") for word in statement.upper().split()] or [""]
+    if words[0] == "XA":
+        is_end = words[1] in ("COMMIT", "ROLLBACK")  # Of one that was prepared before: it is all of a transaction.
+        return not is_end, is_end
+    if words[0] == "BEGIN" or words[-2:] == ["START", "TRANSACTION"]:
+        return True, False
+    is_end = not is_begun or words[0] == "COMMIT" or (words[0] == "ROLLBACK" and "TO" not in words)
+    return not is_end, is_end
 
 
 def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monotonic_us: Callable[[], int]) -> None:

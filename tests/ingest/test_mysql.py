@@ -19,7 +19,7 @@ import persist
 from persist.blob import MemoryBlob
 from persist.ingest.my_gtids import gtids_of
 from persist.ingest.my_statements import effect_of
-from persist.ingest.my_stream import _read
+from persist.ingest.my_stream import _read, transaction_after
 from tests.ingest import mariadb
 from tests.ingest.mariadb import MariaDb, mariadb_programs
 from tests.upsert.test_crash import SETTINGS, Died, MortalBlob
@@ -178,6 +178,18 @@ def test_a_file_that_was_loaded_as_a_statement_is_refused(shop: Shop, tmp_path: 
     shop.run(f"LOAD DATA INFILE '{tmp_path}/rows' INTO TABLE t")
     with pytest.raises(persist.InvalidUsage, match=r"it changes rows and is logged as a statement"):
         shop.ingest(tables=["t"])
+
+
+def test_a_transaction_ends_with_its_last_statement() -> None:
+    whole = ["BEGIN", "SAVEPOINT `a`", "LOAD DATA INFILE 'x' INTO TABLE o", "/* so */ INSERT INTO o VALUES (1)"]
+    for end in ("COMMIT", "ROLLBACK", "COMMIT;"):
+        is_begun, ends = False, []
+        for statement in (*whole, "ROLLBACK TO `a`", end, "DROP TABLE o", "XA START X'78',X'',1", "XA END X'78',X'',1"):
+            is_begun, is_end = transaction_after(statement, is_begun)
+            ends.append(is_end)
+        assert ends == [False] * 5 + [True, True, False, False]
+    assert transaction_after("XA COMMIT X'78',X'',1", False) == (False, True)
+    assert transaction_after("CREATE TABLE `o` (a int) START TRANSACTION", False) == (True, False)
 
 
 def test_what_lay_unread_does_not_say_that_nothing_came_since() -> None:
