@@ -423,6 +423,8 @@ def may_raise(term: Term, kinds: Kinds) -> bool:
     if calls(term, "cast"):
         # Constants are computed once, before there are records.
         return not isinstance(term.arguments[0], Lit) and not _always_fits(_kind(term.arguments[0], kinds), term.kind)
+    if calls(term, "duckdb"):
+        return not all(isinstance(argument, Lit) for argument in term.arguments)  # As constants that are cast.
     return calls(term, *_MAY_RAISE)
 
 
