@@ -158,12 +158,13 @@ class CollectionHandle:
         timeout_s = 0.0 if as_of is None else timeout_s
         contents = self.engine.follower.wait_for(look, timeout_s)
         if contents is None:
-            known = self.known()
-            hidden = unsealed(known)
+            contents = self.known()  # Of a moment later: the seal may just have come.
+        if contents.upper.has_beyond(as_of or 0):
+            hidden = unsealed(contents)
             advice = hidden.advice if hidden else ""
             moved_ms = last_moved(self.engine.follower.recent()[1], self.id)
-            error = AsOfNotSealed(as_of, known.upper, timeout_s or 0.0, advice, until, moved_ms)
-            raise with_timeline(error, known.timeline)
+            error = AsOfNotSealed(as_of, contents.upper, timeout_s or 0.0, advice, until, moved_ms)
+            raise with_timeline(error, contents.timeline)
         time = last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
         return contents, time

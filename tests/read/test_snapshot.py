@@ -236,3 +236,19 @@ def test_what_is_read_unsummed_sums_up_to_the_contents_by_every_plan(
             found = pa.concat_tables([snapshot.scan.empty([*columns, "_diff"]), *snapshot.unsummed()])
             contents = c.snapshot(as_of, columns=columns, form="diff").to_arrow()
             assert consolidate(found, columns).equals(consolidate(contents, columns))
+
+
+def test_what_was_sealed_between_the_look_and_the_refusal_is_read(
+    client: persist.Client, blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = client.create_or_load("c", key={"k": int}, value=None)
+    follower = late.handle.engine.follower
+
+    def looked_too_early(look: Callable[[], object], timeout_s: float | None) -> None:
+        assert look() is None
+        with persist.open(blob) as other:
+            other.load("c").write([((1, None), 0, 1)], seal=1).result()
+        follower.refresh()
+
+    monkeypatch.setattr(follower, "wait_for", looked_too_early)
+    assert late.snapshot().count() == 1
