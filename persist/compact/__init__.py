@@ -5,6 +5,6 @@ work one finds that it came second, and throws its work away.
 """
 
 from persist.compact.compactor import CompactionReport, Compactor
-from persist.compact.eraser import ErasedRecords, PartEraser, without_deletions
+from persist.compact.eraser import ErasedRecords, PartEraser, events_of, without_deletions
 from persist.compact.planner import LEVEL_BYTES, must_destroy, next_work
 from persist.compact.rewriter import LocalPartMaker, MadeRun, PartMaker, Rewrite, RunPiece

@@ -212,7 +212,7 @@ class PartEraser:
             updates += found.rows if number in counted else 0
         events = len(parts)
         if contents.pending:
-            schema = _events_of(contents)
+            schema = events_of(contents)
             for number, part, found in self._each(contents.pending, schema, inline_bytes):
                 # Rows at times that are resolved do not count, and no part is pending for their sake.
                 is_waiting = [contents.resolved.has_beyond(made.time_max) for made in found.made or ()]
@@ -236,7 +236,7 @@ class PartEraser:
     def _find_keys(self, contents: CollectionState) -> None:
         """Let the records be those of all keys which have one for which the condition is true."""
         names, found = contents.schema.key_names, list[pa.Table]()
-        for parts, schema in ((contents.numbered, contents.schema), (contents.pending, _events_of(contents))):
+        for parts, schema in ((contents.numbered, contents.schema), (contents.pending, events_of(contents))):
             new = [part for part in parts.values() if _known(part) not in self._seen]
             self._seen.update(map(_known, new))
             if new and self._wanted.is_about(schema):
@@ -321,7 +321,8 @@ def _ids_of(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
     return tuple(ids[name] for name in sorted(columns) if name in ids)
 
 
-def _events_of(contents: CollectionState) -> CollectionSchema:
+def events_of(contents: CollectionState) -> CollectionSchema:
+    """Return the schema of the pending events of a keyed collection, under the newest version of its own."""
     assert contents.keyed is not None, "it has events"
     return events_schema(contents.schema, event_fields(contents.schema, contents.keyed))
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from persist.blob import Blob, BlobEntry
 from persist.codecs import CollectionSchema, sort_indices
-from persist.compact import ErasedRecords, without_deletions
+from persist.compact import ErasedRecords, events_of, without_deletions
 from persist.engine import CollectionHandle
 from persist.erase.erasing import related, wanted_records
 from persist.errors import InvalidUsage
@@ -54,7 +54,7 @@ from persist.log import (
 from persist.replica import STALE_AFTER_S
 from persist.shown import Shown, aligned, counted, plain
 from persist.state import CollectionState, Dropped, State, is_waited_for
-from persist.upsert import event_fields, events_schema
+from persist.upsert import DELETED
 
 BEYOND = (
     "backups and copies of the location, and versions that the store keeps by itself",
@@ -280,16 +280,16 @@ class _Search:
     def _rows_in(self, data: bytes) -> int:
         """Return how many rows of what was erased, or texts, are in an object that is no part."""
         found = sum(text.encode() in data or _escaped(text) in data for text in self._texts)
-        for collection, inline in _inline(data):
-            found += self._rows_of(inline, collection)
+        for inline in _inline(data):
+            found += self._rows_of(inline.data, inline.collection, inline)
         return found
 
-    def _rows_of(self, data: bytes, collection: str | None) -> int:
+    def _rows_of(self, data: bytes, collection: str | None, inline: "_Inline | None" = None) -> int:
         """Return how many rows of a part are of what was erased, or have one of the texts."""
         contents = self._family.get(collection or "")
         records = self._records.get(collection or "")
         rows = 0
-        for table in _tables(data, contents):
+        for table in _tables(data, contents, inline):
             if records is not None and contents is not None:
                 rows += _matching(table, records, contents)
             if self._texts:
@@ -320,26 +320,53 @@ def _escaped(text: str) -> bytes:
     return json.dumps(text, ensure_ascii=False)[1:-1].encode()
 
 
-def _inline(data: bytes) -> Iterator[tuple[str | None, bytes]]:
-    """Yield the parts inside of an object of JSON, with the collection that they are of."""
+@dataclass(frozen=True, slots=True)
+class _Inline:
+    """A part inside of an object.
+
+    Attributes:
+        collection: its id, if the object says it.
+        version: of the schema that it was written with.
+        is_of_events: whether it has events; None where only its rows tell that.
+    """
+
+    data: bytes
+    collection: str | None
+    version: int
+    is_of_events: bool | None
+
+
+def _inline(data: bytes) -> Iterator[_Inline]:
+    """Yield the parts inside of an object of JSON."""
     try:
         walked: Any = msgspec.json.decode(data) if data.startswith(b'{"persist"') else None
     except msgspec.DecodeError:
         return
-    waiting: list[tuple[str | None, Any]] = [(None, walked)]
+    is_list = isinstance(walked, dict) and walked["persist"] == "parts"
+    waiting: list[tuple[str | None, bool | None, Any]] = [(None, None if is_list else False, walked)]
     while waiting:
-        collection, value = waiting.pop()
+        collection, is_of_events, value = waiting.pop()
         if isinstance(value, list):
-            waiting += [(collection, inner) for inner in value]
+            waiting += [(collection, is_of_events, inner) for inner in value]
         elif isinstance(value, dict):
             named = value.get("collection", value.get("id"))
             collection = named if isinstance(named, str) else collection
             if isinstance(value.get("inline"), str) and value["inline"]:
-                yield collection, base64.b64decode(value["inline"])
-            waiting += [(collection, inner) for inner in value.values()]
+                yield _Inline(base64.b64decode(value["inline"]), collection, value.get("schema", 1), is_of_events)
+            waiting += [(collection, *inner) for name in value for inner in _members(value, name, is_of_events)]
 
 
-def _tables(data: bytes, contents: CollectionState | None) -> Iterator[pa.Table]:
+def _members(value: dict[str, Any], name: str, is_of_events: bool | None) -> list[tuple[bool | None, Any]]:
+    """Return a member of an object in pieces, each with whether the parts in it have events."""
+    inner = value[name]
+    if name == "pending" or (name == "parts" and value.get("kind") == "pend"):
+        return [(True, inner)]
+    if name == "parts" and value.get("kind") == "erase" and value.get("events"):
+        return [(False, inner[: -value["events"]]), (True, inner[-value["events"] :])]
+    return [(is_of_events, inner)]
+
+
+def _tables(data: bytes, contents: CollectionState | None, inline: _Inline | None) -> Iterator[pa.Table]:
     """Yield the rows of a part in pieces, its columns under the names that they have by now, if they are known."""
     if data.startswith(b"PAR1"):
         file = pq.ParquetFile(io.BytesIO(data))
@@ -347,21 +374,23 @@ def _tables(data: bytes, contents: CollectionState | None) -> Iterator[pa.Table]
         for group in range(file.num_row_groups):
             yield file.read_row_group(group).rename_columns(names)
         return
-    for schema in () if contents is None else _versions(contents):
+    for schema, newest in () if contents is None or inline is None else _schemas(contents, inline):
         stored = pa.schema([*(schema.arrow.field(name) for name in schema.names), *STORED])
         try:
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), stored)
             batch.validate(full=True)
         except (pa.ArrowException, OSError):
             continue
-        assert contents is not None
-        now = dict(zip(contents.schema.ids, contents.schema.names, strict=True))
+        now = dict(zip(newest.ids, newest.names, strict=True))
         renamed = [now.get(id_, f"{name} of old") for id_, name in zip(schema.ids, schema.names, strict=True)]
         yield pa.Table.from_batches([batch]).rename_columns([*renamed, "_time", "_diff"])
 
 
 def _names_now(schema: pa.Schema, contents: CollectionState | None) -> list[str]:
-    known = {} if contents is None else dict(zip(contents.schema.ids, contents.schema.names, strict=True))
+    known: dict[int, str] = {}
+    if contents is not None:
+        newest = events_of(contents) if contents.keyed is not None and DELETED in schema.names else contents.schema
+        known = dict(zip(newest.ids, newest.names, strict=True))
     names = []
     for field in schema:
         written = (field.metadata or {}).get(b"PARQUET:field_id")
@@ -369,13 +398,16 @@ def _names_now(schema: pa.Schema, contents: CollectionState | None) -> list[str]
     return names
 
 
-def _versions(contents: CollectionState) -> Iterator[CollectionSchema]:
-    """Yield the schemas that batches of a collection may have: those of updates, and of events."""
-    newest = contents.schema
-    yield from newest.known or (newest,)
-    if contents.keyed is not None:
-        events = events_schema(newest, event_fields(newest, contents.keyed))
-        yield from events.known or (events,)
+def _schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[CollectionSchema, CollectionSchema]]:
+    """Yield the schema that a batch was written with, and its newest version; of updates and events if it may be both.
+
+    The columns of events have ids of their own.
+    """
+    newest = [contents.schema] if not inline.is_of_events else []
+    if contents.keyed is not None and inline.is_of_events is not False:
+        newest.append(events_of(contents))
+    for schema in newest:
+        yield from ((each, schema) for each in schema.known or (schema,) if each.version == inline.version)
 
 
 def _matching(table: pa.Table, records: ErasedRecords, contents: CollectionState) -> int:

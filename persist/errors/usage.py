@@ -203,8 +203,8 @@ class CollectionNotFound(InvalidUsage):
     def __str__(self) -> str:
         if self.name in self.known:
             return (
-                f"the collection {self.name!r} at {self.url} that this handle stands for was dropped, and another "
-                "one has its name now. Load it again."
+                f"the collection {self.name!r} at {self.url} that this handle stands for is gone. It was dropped, or "
+                "it is a view that began anew because records were erased. Another one has its name now: load it again."
             )
         shown = ", ".join(map(repr, self.known[:8])) + (", …" if len(self.known) > 8 else "")
         has = f"it has {shown}." if self.known else "it has no collections at all: is the URL right?"

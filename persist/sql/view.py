@@ -25,6 +25,7 @@ from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import (
     AsOfCompacted,
     CollectionExists,
+    CollectionNotFound,
     HoldMoved,
     HoldNotFound,
     InvalidUsage,
@@ -104,7 +105,7 @@ class LiveView:
             for left in reversed(range(TRIES)):
                 try:
                     refreshed = self._refresh(policy, elsewhere, where)
-                except (ViewRedefined, HoldNotFound):
+                except (ViewRedefined, HoldNotFound, CollectionNotFound):
                     if not left or not self._has_moved_on():
                         raise
                 else:
@@ -132,12 +133,15 @@ class LiveView:
         """Bring the view up to date, and keep what the next refreshes need; see `View.open_state`."""
         self.engine.writer("open_state")
         with self._lock:
+            self._follow_anew()
             self._run()
 
     def explain_refresh(
         self, policy: Policy = "auto", *, elsewhere: Elsewhere | None = None, where: Where = "auto"
     ) -> str:
         """Return how `refresh` would go now, and why; see `View.explain_refresh`."""
+        with self._lock:
+            self._follow_anew()
         kept = self.is_open and where != "tasks"
         how = str(KEPT) if kept else self._stepping(self.program, policy, elsewhere, where).explained()
         reason = self._behind()
@@ -186,8 +190,27 @@ class LiveView:
         Raises:
             CollectionNotFound: one was dropped.
         """
+        if self._follow_anew():
+            return True
         follower = self.engine.follower
         return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
+
+    def _follow_anew(self) -> bool:
+        """Go on with the view that took the place of this one, if it began anew; return whether it did.
+
+        Raises:
+            CollectionNotFound: it was dropped, and what has its name now is no view with its query.
+        """
+        state, name = self.engine.follower.refresh(), self.handle.name
+        if self.handle.id in state.entries:
+            return False
+        new = loaded(self.engine, name) if name in state.ids else None
+        definition = None if new is None else definition_of(new)
+        if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
+            raise CollectionNotFound(name, self.engine.url, state.names())
+        self._stop()
+        self.handle, self.definition, self._numbers = new, definition, {}
+        return True
 
     def _adopt(self, definition: Definition) -> None:
         if definition.number != self.definition.number:

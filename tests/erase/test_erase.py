@@ -261,6 +261,26 @@ def test_views_begin_anew_with_the_same_definition_and_history(client: persist.C
     assert list(again.snapshot().rows()) == [(15.0, None)]
 
 
+def test_open_handles_of_views_go_on_after_an_erasure(dated: DatedBlob) -> None:
+    with opened(dated) as client, opened(dated) as beside:
+        orders = filled(client)
+        client.create_view("by email", "SELECT email, sum(amount) AS total FROM orders GROUP BY email").refresh()
+        client.create_view("all", 'SELECT sum(total) AS total FROM "by email"').refresh()
+        stepping, stateful, plain = beside.view("all"), beside.view("all"), beside.load("all")
+        stepping.refresh()
+        stateful.open_state()
+        orders.erase([3], reason="request 17")
+        with pytest.raises(persist.errors.CollectionNotFound, match=r"began anew because records were erased.*load it"):
+            plain.snapshot()
+        for view in (stepping, stateful):
+            view.refresh()
+            assert list(view.snapshot(7).rows()) == [(14.0, None)]
+        client.view("all").drop().result()
+        client.create_view("all", "SELECT count(*) AS total FROM orders")
+        with pytest.raises(persist.errors.CollectionNotFound, match=r"'all' .* is gone.*load it again"):
+            stepping.refresh()
+
+
 def test_a_view_with_a_tag_refuses_and_is_named(client: persist.Client) -> None:
     orders = filled(client)
     view = client.create_view("all", "SELECT sum(amount) AS total FROM orders")
@@ -524,6 +544,30 @@ def test_what_was_written_again_or_never_erased_is_found(client: persist.Client)
     assert not orders.traces([3]).is_gone
     assert orders.traces([99]).is_gone
     assert not orders.traces(texts=["bob@example.com"]).is_gone
+
+
+def test_a_batch_counts_under_its_own_schema_alone(client: persist.Client) -> None:
+    users = client.create_or_load("users", key=KEY, value={"old": pa.string()})
+    users.write([(1, ADA)], time=0, seal=1).result()
+    users.evolve(add={"new": pa.string()})
+    client.load("users").evolve(drop=["old"])
+    assert client.load("users").traces(where=f"new = '{ADA}'").is_gone, "that column never held it"
+    assert not client.load("users").traces([1]).is_gone
+    client.load("users").write([(2, ADA)], time=1, seal=2).result()
+    assert not client.load("users").traces(where=f"new = '{ADA}'").is_gone
+
+
+@pytest.mark.parametrize("name", ["bob", "bob" * 20_000])
+def test_pending_events_count_as_events_alone(client: persist.Client, name: str) -> None:
+    """Whether they are in the log, or in a part of their own."""
+    value = {"email": pa.string(), "deleted": pa.bool_()}
+    users = client.create_or_load("users", key=KEY, value=value, keyed=persist.Keyed(resolve="background"))
+    users.upsert([(1, (name, False), 0), (3, (ADA, True), 0)]).result()
+    assert not users.traces(where=f"email = '{ADA}'").is_gone
+    users.erase([3], reason="request 17")
+    users.upsert([(4, (ADA, True), 0)]).result()
+    (named,) = {each.rows for each in users.traces(where=f"email = '{ADA}'").found if each.rows}
+    assert named == 1
 
 
 def test_erased_bytes_leave_a_folder(tmp_path: Path) -> None:
