@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from persist.blob import Clock, SystemClock
 from persist.closing import close_after
-from persist.collection import Collection
+from persist.collection import Collection, keep_erasures_finished
 from persist.collection.describing import Described
 from persist.creating import Collections, CreatingCalls
 from persist.engine import (
@@ -129,6 +129,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
         if engine.mode != "read":
             keep_tables_current(engine)
             keep_indexes_current(engine)
+            keep_erasures_finished(engine)
         self._pid = os.getpid()
         self._ends: list[Callable[[], object]] = []  # What else must be closed.
         if notify is not None:

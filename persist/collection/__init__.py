@@ -6,7 +6,7 @@ own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
 
 from persist.collection.describing import DescribingCalls, IndexingCalls, PublishingCalls
-from persist.collection.erasing import ErasingCalls
+from persist.collection.erasing import ErasingCalls, keep_erasures_finished
 from persist.collection.reading import KeepingCalls, ReadingCalls
 from persist.collection.writing import WritingCalls
 

@@ -1,12 +1,15 @@
 """The part of `Collection` that takes records out of all times."""
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
 from persist.collection.describing import CollectionBase
-from persist.state import Erasure
+from persist.engine import Engine
+from persist.names import OWED_PREFIX
+from persist.state import CollectionState, Erasure
 
 if TYPE_CHECKING:
     from persist.erase import ErasureReport, Traces
@@ -77,3 +80,17 @@ class ErasingCalls(CollectionBase):
         from persist.erase import traces
 
         return traces(self.handle, keys, where, texts=texts)
+
+
+def keep_erasures_finished(engine: Engine) -> None:
+    """Let a client that writes do what erasures still owe whose processes have died."""
+    held = weakref.ref(engine)  # The thread that does so must not keep the client alive.
+
+    def look_after(contents: CollectionState) -> None:
+        alive = held() if contents.name.startswith(OWED_PREFIX) else None
+        if alive is not None:
+            from persist.erase import settle_old
+
+            settle_old(alive, contents)
+
+    engine.writer("erase").compaction.also.append(look_after)

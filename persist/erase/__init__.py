@@ -1,11 +1,13 @@
 """Erasing records from all times of a collection and of all that was made of it, and proof that they are gone.
 
 Promises: one record of the log erases everywhere at once, so no reader sees half of it; what is not erased reads the
-same as before; a process that dies leaves nothing half done, and calling again finishes; `traces` never calls gone what
-an object of the store still holds. What lies outside the store is not seen here, and said.
+same as before; a process that dies leaves nothing half done, and calling again finishes, or the upkeep of any client;
+`traces` never calls gone what an object of the store still holds. What lies outside the store is
+not seen here, and said.
 """
 
 from persist.erase.erasing import ErasureReport, erase
+from persist.erase.owed import settle_old
 from persist.erase.searching import Trace, Traces, receipt_digest, traces
 
 __all__ = ["ErasureReport", "Trace", "Traces", "receipt_digest"]

@@ -13,8 +13,8 @@ only what is new is looked at, and the record is made again. Writers do not hold
 looked at after the record, and another record erases from it if need be. So whatever was committed before the last
 record is erased, and what is committed after it is new data, which stays.
 
-The last steps can be done by whoever comes: indexes and views are filled by any refresh, and files of tables that were
-given up are deleted by the next call.
+The record also keeps what the last steps are (`persist.erase.owed`). If the process dies before it has done them, the
+next call does, or any client that looks after the location.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,17 @@ from typing import Any
 
 from persist.blob import MissingBlob
 from persist.compact import ErasedRecords, PartEraser
-from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
-from persist.errors import CollectionNotFound, InvalidUsage, NotConverging, OperatorFailed, Superseded, UploadExpired
-from persist.index import create_index, indexes_of, steps_to_empty
+from persist.engine import CollectionHandle, loaded_by_id
+from persist.erase.owed import Owed, OwedTable, settle_all, steps_to_owe
+from persist.errors import CollectionNotFound, InvalidUsage, Superseded, UploadExpired
+from persist.index import indexes_of, steps_to_empty
 from persist.log import kinds
 from persist.names import published_hold
-from persist.publish import delete_abandoned, format_of, publish
+from persist.publish import delete_abandoned
 from persist.read import checked_filter, wanted_keys
 from persist.replica import write_checkpoint
 from persist.shown import Shown, counted
-from persist.sql import ViewsTogether, live_view, views_anew
+from persist.sql import views_anew
 from persist.state import (
     CollectionState,
     ExpectDerived,
@@ -132,9 +133,10 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             done(1)
             work.committed(made)
             report = _added(report, made, seqno)
-            _follow(engine, made)
+            settle_all(engine)
         else:
             raise Superseded(f"others wrote to {handle.name!r} {ATTEMPTS} times meanwhile: try again")
+    settle_all(engine)
     for each in related(handle):
         delete_abandoned(each)
     if report.seqno is not None:  # From its age on, the collector reckons when what is from before may go.
@@ -202,9 +204,19 @@ class _Erasing:
             steps += emptied
             names |= named
             indexed[names[handle.id]] = [by for index in known if (by := index.columns_in(handle.known().schema))]
+        made = [step for step in views.steps if isinstance(step, kinds.Create)]
+        ids = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in made}
+        owing, owed_names = steps_to_owe(
+            Owed(
+                engine.clock.wall_ms(),
+                tuple(ids[name] for name, was_refreshed in views.views.items() if was_refreshed),
+                {ids[name]: tuple(columns) for name, columns in indexed.items() if columns},
+                {ids[name]: {t: _owed(known) for t, known in given.items()} for name, given in tables.items() if given},
+            )
+        )
         return _Made(
-            (*steps, *views.steps),
-            {**names, **views.names},
+            (*steps, *views.steps, *owing),
+            {**names, **views.names, **owed_names},
             self._handle.id,
             {contents.name: step for _, contents, step in concerned},
             tables,
@@ -262,24 +274,8 @@ def related(handle: CollectionHandle) -> list[CollectionHandle]:
     return found
 
 
-def _follow(engine: Engine, made: _Made) -> None:
-    """Fill what was emptied: indexes, views and tables."""
-    refreshed = [name for name, was_refreshed in made.views.items() if was_refreshed]
-    if refreshed:
-        # A query that fails on some rows says so with the next refresh.
-        with suppress(OperatorFailed, NotConverging), ViewsTogether([live_view(engine, n) for n in refreshed], {}) as t:
-            t.refresh()
-    for name, indexed in made.indexed.items():
-        for columns in indexed:
-            create_index(loaded(engine, name), columns)
-    for name, tables in made.tables.items():
-        handle = loaded(engine, name)
-        if tables:
-            delete_abandoned(handle)
-        for table, known in tables.items():
-            publish(
-                handle, format_of(handle, table, known.options), None, options=known.options, digest=bool(known.digest)
-            )
+def _owed(known: Publication) -> OwedTable:
+    return OwedTable({**known.options}, digest=bool(known.digest))
 
 
 def _added(report: ErasureReport, made: _Made, seqno: int) -> ErasureReport:

@@ -629,3 +629,64 @@ def test_under_writers_no_object_holds_it_that_traces_do_not_name(
         assert {each.key for each in left.found} >= {*mentions(client.engine.blob, ADA)}
         assert all(each.until is not None for each in left.found)
         assert not client.fsck().problems
+
+
+def owes(client: persist.Client) -> list[str]:
+    return [name for name in client.engine.names(".owed.") if name.startswith(".owed.")]
+
+
+class _DyingWithTheRecord(_Mortal):
+    """Lets the record of the erasure through, and nothing after it."""
+
+    def create(self, key: str, data: bytes) -> Any:
+        made = self._counted(self._inner.create)(key, data)
+        if b'"kind":"erase"' in data:
+            self._left = 0
+        return made
+
+
+def after_the_record(blob: DatedBlob) -> None:
+    """Erase, and die when the record is there."""
+    store: Any = _DyingWithTheRecord(blob, 10**9)
+    client = persist.open(store, clock=blob.clock, settings=tuned(background=False, hold_linger_s=0, retry_s=0.01))
+    with pytest.raises(persist.PersistError):
+        client.load("orders").erase([3], reason="request 17")
+    with suppress(persist.PersistError):
+        client.close()
+
+
+def test_a_maintainer_finishes_what_a_killed_erasure_still_owed() -> None:
+    blob = prepared()
+    with opened(blob) as client:
+        client.create_view("total", 'SELECT email, sum(amount) AS total FROM "all" GROUP BY email').refresh()
+        client.load("total").index("total")
+        client.view("total").publish("delta")
+    after_the_record(blob)
+    with opened(blob) as client:
+        assert client.load("orders").published() == []
+        assert owes(client)
+        assert client.load("total").upper.time == 0
+        client.maintain()
+        assert owes(client), "whoever made it may still be at work"
+    blob.clock.sleep(120)
+    with opened(blob) as client:
+        client.maintain()
+        assert not owes(client)
+        for name in ("orders", "total"):
+            (table,) = client.load(name).published()
+            assert (table.table, table.rows) == ("delta", 2)
+            assert [index.as_of for index in client.load(name).indexes()] == [7]
+        assert sorted(client.load("total").snapshot().rows()) == [("bob@example.com", 7.0), ("zoe@example.com", 7.0)]
+        assert not client.fsck().problems
+    collected(blob)
+    assert mentions(blob, ADA) == []
+
+
+def test_whoever_erases_again_finishes_it_at_once() -> None:
+    blob = prepared()
+    after_the_record(blob)
+    with opened(blob) as client:
+        assert owes(client)
+        assert client.load("orders").erase([3], reason="request 17").seqno is None
+        assert not owes(client)
+        assert [table.rows for table in client.load("orders").published()] == [2]
