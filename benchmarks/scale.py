@@ -26,11 +26,13 @@ import persist
 from benchmarks.harness import duration
 from persist.blob import MemoryBlob
 from persist.codecs import Part
-from persist.log import Keyframe, kinds
+from persist.log import Keyframe, kinds, pointer_to, state_prefix
 from persist.log.envelope import decode_framed, encode_framed
 from persist.read import Lookup, snapshot_scan
 from persist.read.scanning.merging import snapshot_slices
 from persist.replica import StateObject
+from persist.replica.checkpoint import STORED_PENDING_MAX
+from persist.replica.state_objects import StateLevel, new_levels
 from persist.state import CollectionState
 from persist.state.collection_rules import after_step
 
@@ -44,10 +46,11 @@ QUIET = persist.Settings(background=False)
 
 @dataclass
 class Curve:
-    """CPU seconds of an operation at each size; touches_all says that it looks at all there is."""
+    """CPU seconds of an operation at each size, or bytes; touches_all says that it looks at all there is."""
 
     name: str
     touches_all: bool = False
+    are_bytes: bool = False
     costs: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -58,7 +61,8 @@ class Curve:
 
     def row(self) -> str:
         """The line of the table."""
-        costs = "".join(f"{duration(cost):>12}" for cost in self.costs.values())
+        shown = (lambda cost: f"{cost:,.0f} B") if self.are_bytes else duration
+        costs = "".join(f"{shown(cost):>12}" for cost in self.costs.values())
         return f"{self.name + (' (all)' if self.touches_all else ''):<44}{costs}{self.exponent:>10.2f}"
 
 
@@ -119,7 +123,24 @@ def of_parts(sizes: Sequence[int]) -> Iterator[Curve]:
         for size in sizes:
             for name, (call, touches_all) in _on_parts(contents, location, size).items():
                 curves.setdefault(name, Curve(name, touches_all)).costs[size] = cpu_s(call)
+            name = "bytes of state objects for an append"
+            spent = state_bytes(made_up(contents, size), location)
+            curves.setdefault(name, Curve(name, are_bytes=True)).costs[size] = spent
     yield from curves.values()
+
+
+def state_bytes(state: CollectionState, location: str, rounds: int = 100) -> float:
+    """Return the bytes of state objects that checkpoints write for each append, if each is one part."""
+    (like,), spent = state.parts_of(state.history[-1]), 0
+    levels, _ = new_levels(location, 0, state, ())
+    for seqno in range(1, rounds + 1):
+        for number in range(STORED_PENDING_MAX):
+            blob = f"{like.blob.rpartition('/')[0]}/{seqno:020}-{number:032x}.parquet"
+            append = kinds.Append(state.id, (msgspec.structs.replace(like, blob=blob, time_min=2, time_max=2),))
+            state = after_step(state, append)
+        levels, data = new_levels(location, seqno, state, levels)
+        spent += len(data)
+    return spent / (rounds * STORED_PENDING_MAX)
 
 
 def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, tuple[Callable[[], object], bool]]:
@@ -129,6 +150,8 @@ def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, 
     append = kinds.Append(state.id, (msgspec.structs.replace(like, blob=blob, time_min=2, time_max=2),))
     stored = StateObject(location=location, collection=state)
     data, whole = encode_framed(stored), snapshot_scan(state, state.schema, 1, None)
+    base = StateLevel(pointer_to(state_prefix(state.id, 0), data), state)
+    after = after_step(state, append)
     by_key = pc.field("k") == 12_345
     return {
         "apply an append": (lambda: after_step(state, append), False),
@@ -137,7 +160,8 @@ def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, 
         "plan with a filter, by what is known": (lambda: snapshot_scan(state, state.schema, 1, None, by_key), True),
         "prepare a look-up by key": (lambda: Lookup(whole), True),
         "cut into slices": (lambda: snapshot_slices(whole, "rows", 50 << 20), True),
-        "write a state object": (lambda: encode_framed(stored), True),
+        "write what an append changed in the state": (lambda: new_levels(location, 1, after, (base,)), True),
+        "write a whole state object": (lambda: encode_framed(stored), True),
         "read it": (lambda: decode_framed(data, StateObject, "state"), True),
     }
 

@@ -13,7 +13,7 @@ from persist.codecs import Part
 from persist.codecs.types import arrow_types
 from persist.codecs.types.codec import BUILT_IN
 from persist.log import FORMAT, KINDS, BlobRef, Framed, KeyedForm, Keyframe, MachineForm, Record, commits
-from persist.replica import checkpoint, directory
+from persist.replica import StateObject, checkpoint, directory
 from persist.state import CollectionState, Dropped, LocationState, Publication, TakenOver
 from persist.state.contents import Held
 from persist.state.location import Lease
@@ -64,7 +64,7 @@ def members(kind: type[msgspec.Struct]) -> set[str]:
 
 def test_golden_files_hold_every_kind_of_object() -> None:
     kinds = {each["persist"] for each in objects(PRESENT) if "persist" in each}
-    known = (Record, checkpoint.Checkpoint, checkpoint.StateObject, directory.DirectoryObject, commits.PartList)
+    known = (Record, checkpoint.Checkpoint, StateObject, directory.DirectoryObject, commits.PartList)
     assert kinds == {kind.__struct_config__.tag for kind in known}, PROCEDURE
     assert kinds == {kind.__struct_config__.tag for kind in Framed.__subclasses__()}, PROCEDURE
     assert {entry.key.split("/")[0] for entry in FileBlob(PRESENT).list("")} >= {"part", "list", "state", "directory"}
@@ -136,6 +136,11 @@ def test_golden_files_hold_changes_of_a_directory_and_what_is_gone_from_it(kind:
     found = [each for each in objects(PRESENT) if each.get("persist") == kind]
     for member in ("collections", "gone", *(["directory"] if kind == "checkpoint" else [])):
         assert any(each[member] for each in found), f"{member} is always empty: {PROCEDURE}"
+
+
+def test_golden_files_hold_state_objects_that_say_what_changed() -> None:
+    gone = [each["gone"] for each in objects(PRESENT) if each.get("persist") == "state" and "gone" in each]
+    assert {name for each in gone for name in each} >= {"parts", "history", "keyframes"}, PROCEDURE
 
 
 def written_types(written: Any) -> Iterator[str]:

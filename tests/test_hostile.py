@@ -34,10 +34,10 @@ from persist.log import (
     decode_framed,
     encode_framed,
     kinds,
-    put_framed,
     record_key,
 )
 from persist.log.commits import PartList
+from persist.log.envelope import put_framed
 from persist.replica import Checkpoint, StateObject, write_checkpoint
 from persist.settings import Tuning
 from persist.state import Dropped

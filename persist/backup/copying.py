@@ -295,8 +295,8 @@ class _Copying:
         present = {what: self._present(prefix) for what, prefix in OBJECTS.items()}
         self._is_any_dropped = any((state_collection(key) or "") not in state.entries for key in present["states"])
         for id_, entry in state.entries.items():
-            base = entry.base.blob if isinstance(entry.base, BlobRef) else None
-            if base is None or base not in present["states"] or entry.pending or id_ in self._incomplete:
+            is_there = entry.stored and all(pointer.blob in present["states"] for pointer in entry.stored)
+            if not is_there or entry.pending or id_ in self._incomplete:
                 self._copy_collection(state, id_, entry)
         missing = self._missing - self._gone
         if missing:  # Either the newest state does not name them, or they will be missing again.

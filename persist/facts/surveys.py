@@ -13,7 +13,6 @@ from typing import Any
 import persist
 from persist.blob import MissingBlob
 from persist.facts.costs import GIB, LIST_PRICES
-from persist.log import BlobRef
 from persist.names import INDEX_HOLD, VIEW_HOLD, owner_of_groups
 from persist.read import record_count
 from persist.replica import load_contents
@@ -189,7 +188,7 @@ def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
 def _is_far(entry: CollectionEntry) -> bool:
     """Return whether reading an entry's contents takes a request."""
     return entry.contents is None and (
-        isinstance(entry.base, BlobRef) or any(getattr(each, "parts_in", None) is not None for each in entry.pending)
+        bool(entry.stored) or any(getattr(each, "parts_in", None) is not None for each in entry.pending)
     )
 
 

@@ -128,7 +128,7 @@ class Renewal:
             assert isinstance(contents, CollectionState), "all contents are known"
             stored = StateObject(location=state.location, collection=contents)
             pointer, data = encoded_object(state_prefix(entry.id, state.seqno), stored)
-            entries[entry.id] = replace(entry, base=pointer, pending=(), contents=None)
+            entries[entry.id] = replace(entry, base=pointer, levels=(), pending=(), contents=None)
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
         self._directory = new_directory(state.location, state.seqno, directory, ())
@@ -228,8 +228,7 @@ def _named_by_checkpoint(blob: Blob, seqno: int) -> Iterator[str]:
             return
         yield from (pointer.blob for pointer in checkpoint.directory)
         for entry in checkpoint_state(blob, checkpoint).entries.values():
-            if isinstance(entry.base, BlobRef):
-                yield entry.base.blob
+            yield from (pointer.blob for pointer in entry.stored)
             for mutation in entry.pending:
                 if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
                     yield mutation.parts_in.blob

@@ -101,7 +101,7 @@ class LogExamination:
         self._gaps: list[tuple[int, int]] = []
         self._missing_lists: list[tuple[int, MissingBlob]] = []
         self._levels = KnownLevels()
-        self._bases: dict[str, tuple[BlobRef, CollectionState | None]] = {}
+        self._bases: dict[str, tuple[tuple[BlobRef, ...], CollectionState | None]] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -287,12 +287,13 @@ class LogExamination:
             return
         for _, entry in checkpointed.entries.each():
             self._note(entry.pending)
-            if isinstance(entry.base, BlobRef):
-                self.named.add(entry.base.blob)
+            self.named.update(pointer.blob for pointer in entry.stored)
             contents = self._contents(checkpointed, entry)
             if contents is not None:
                 # Like a state that was replayed: so that records are applied to the contents, and checked.
-                checkpointed = checkpointed.with_entry(replace(entry, base=contents, pending=(), contents=contents))
+                checkpointed = checkpointed.with_entry(
+                    replace(entry, base=contents, levels=(), pending=(), contents=contents)
+                )
             else:
                 self.bad_checkpoints.add(key)
                 self._note_loose(entry.pending, None)
@@ -317,8 +318,8 @@ class LogExamination:
         key = checkpoint_key(checkpointed.seqno)
         try:
             base = None
-            if isinstance(entry.base, BlobRef):
-                base = self._base(checkpointed.location, entry, entry.base)
+            if entry.stored:
+                base = self._base(checkpointed.location, entry)
                 if base is None:
                     return None
             pending = tuple(as_read(self._blob, checkpointed.location, mutation) for mutation in entry.pending)
@@ -337,12 +338,12 @@ class LogExamination:
             return None
         return contents
 
-    def _base(self, location: str, entry: CollectionEntry, pointer: BlobRef) -> CollectionState | None:
+    def _base(self, location: str, entry: CollectionEntry) -> CollectionState | None:
         known = self._bases.get(entry.id)
-        if known is None or known[0] != pointer:
-            self._bases[entry.id] = (pointer, None)
-            base = load_base(self._blob, location, entry)
-            self._bases[entry.id] = (pointer, base)
+        if known is None or known[0] != entry.stored:
+            self._bases[entry.id] = (entry.stored, None)
+            base = load_base(self._blob, location, entry, self._levels)
+            self._bases[entry.id] = (entry.stored, base)
         return self._bases[entry.id][1]
 
     def _compare(self, checkpoint: Checkpoint, checkpointed: State) -> None:

@@ -27,10 +27,10 @@ from persist.log.envelope import (
     decoder_of,
     encode_framed,
     encoded_object,
+    fetched,
     get_framed,
     intact_kind,
     pointer_to,
-    put_framed,
 )
 from persist.log.keys import (
     CHECKPOINTS,

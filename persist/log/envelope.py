@@ -10,14 +10,16 @@ the same in every format version.
 """
 
 import threading
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
-from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob, get_checked
+from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob, Pool, get_checked, is_remote
 
-FORMAT = 6
+FORMAT = 7
+FETCHED_AT_ONCE_MAX = 8
 MADE_AGAIN = (
     "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "
     "if not; then restore it from a copy"
@@ -130,6 +132,17 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
         is_derived = kind.__struct_config__.tag in ("state", "directory")
         raise MissingBlob(ref.blob, reason, MADE_AGAIN) if is_derived else MissingBlob(ref.blob, reason)
     return value
+
+
+def fetched(blob: Blob, refs: Sequence[BlobRef], kind: type[F]) -> list[tuple[BlobRef, F]]:
+    """Return what several pointers lead to, fetched at once where requests take long; raises as `get_framed`."""
+    if len(refs) < 2 or not is_remote(blob):
+        return [(ref, get_framed(blob, ref, kind)) for ref in refs]
+    threads = Pool(min(len(refs), FETCHED_AT_ONCE_MAX), "persist-objects")
+    try:
+        return [*zip(refs, threads.map(lambda ref: get_framed(blob, ref, kind), refs), strict=True)]
+    finally:
+        threads.shutdown(wait=True)
 
 
 def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":

@@ -7,7 +7,6 @@ nothing that cannot be derived from the log before it.
 from persist.replica.checkpoint import (
     INTERVAL,
     Checkpoint,
-    StateObject,
     StoredCheckpoint,
     beyond_the_log,
     checkpoint_due,
@@ -24,3 +23,4 @@ from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.replica.log_queries import LAST, last_moved, log_table, say_whose
 from persist.replica.past import fate_of
 from persist.replica.pinned import PinnedFollower
+from persist.replica.state_objects import StateObject

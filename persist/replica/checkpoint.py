@@ -4,7 +4,7 @@
     state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json   frame "state"
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
-there are. Of each collection, the directory says the pointer to its last state object and the mutations since
+there are. Of each collection, the directory says the pointers to its state objects and the mutations since
 (`persist.state.state.CollectionEntry` without its contents). Only when those have grown past `STORED_PENDING_MAX` or
 `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the collections that changed
 lately, and points to where the rest is said (`persist.replica.directory`), so it costs one PUT and a fraction of one
@@ -44,6 +44,7 @@ from persist.log import (
     LOG,
     BlobRef,
     BringsParts,
+    CollectionMutation,
     Framed,
     Record,
     Seqno,
@@ -53,17 +54,14 @@ from persist.log import (
     checkpoint_seqno,
     decode_framed,
     encode_framed,
-    get_framed,
     is_upload,
     kinds,
     listed_checkpoints,
     listed_records,
     pointer_to,
-    put_framed,
     read_commit_id,
     read_record,
     record_key,
-    state_prefix,
 )
 from persist.names import is_id
 from persist.replica.directory import (
@@ -78,6 +76,7 @@ from persist.replica.directory import (
     new_directory,
     taken_over,
 )
+from persist.replica.state_objects import WHOLE_BYTES_MAX, new_levels
 from persist.state import (
     CollectionEntry,
     CollectionState,
@@ -112,13 +111,6 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     gone: tuple[str, ...] = ()
 
 
-class StateObject(Framed, frozen=True, kw_only=True, tag="state"):
-    """The contents of one collection at some seqno."""
-
-    location: str
-    collection: CollectionState
-
-
 def checkpoint_due(seqno: int) -> bool:
     """Return whether the client that created the record at seqno should make a checkpoint: every `INTERVAL` records."""
     return (seqno + 1) % INTERVAL == 0
@@ -151,7 +143,7 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     for id_, entry in replayed.entries.changes_since(before.entries).items():
         if entry is not None:
             entry = replace(entry, contents=state.entries[id_].contents)
-            rebased[id_] = _with_new_base(blob, location, entry, state.seqno, always=is_new)
+            rebased[id_] = _with_new_base(blob, location, entry, state.seqno, known, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
     new = new_directory(location, state.seqno, directory, levels)
     data = encode_framed(checkpoint_of(location, state.seqno, replayed.commit, replayed.control, new))
@@ -420,11 +412,15 @@ def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) 
     return state, levels
 
 
-def load_contents(blob: Blob, location: str, entry: CollectionEntry) -> CollectionEntry:
-    """Return entry with its contents. Cost: nothing if it has them, else a GET for its base and for each part list."""
+def load_contents(
+    blob: Blob, location: str, entry: CollectionEntry, known: KnownLevels | None = None
+) -> CollectionEntry:
+    """Return entry with its contents. Cost: nothing if it has them, else that of `load_base`, and a GET for each part
+    list.
+    """
     if entry.contents is not None:
         return entry
-    base = load_base(blob, location, entry)
+    base = load_base(blob, location, entry, known)
     pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
     for mutation in pending:
         if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
@@ -442,22 +438,22 @@ def load_contents(blob: Blob, location: str, entry: CollectionEntry) -> Collecti
     return loaded
 
 
-def load_base(blob: Blob, location: str, entry: CollectionEntry) -> CollectionState | None:
-    """Return what an entry's base points to, None if it points to none. Cost: a GET."""
-    if not isinstance(entry.base, BlobRef):
+def load_base(
+    blob: Blob, location: str, entry: CollectionEntry, known: KnownLevels | None = None
+) -> CollectionState | None:
+    """Return what an entry's base points to, None if it points to none. Cost: a GET for each state object, at once."""
+    if not entry.stored:
         return None
-    stored = get_framed(blob, entry.base, StateObject)
-    base = stored.collection
+    base = (known or KnownLevels()).contents.read(blob, location, entry)[-1].contents
     # What it was called before it was renamed, the entry does not say.
     is_renamed = any(isinstance(mutation, kinds.Rename) for mutation in entry.pending)
-    if (stored.location, base.id) != (location, entry.id) or (base.name != entry.name and not is_renamed):
-        raise CorruptBlob(entry.base.blob, "it belongs to another collection, so blobs were exchanged")
+    if base.name != entry.name and not is_renamed:
+        raise CorruptBlob(entry.stored[-1].blob, "it belongs to another collection, so blobs were exchanged")
     _check_contents(base, entry)
     return base
 
 
 def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
-    assert isinstance(entry.base, BlobRef)
     try:
         for times in (contents.since_times, contents.upper_times, contents.allowed_times):
             Antichain(*times)
@@ -469,12 +465,14 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
         check_parts(entry.id, contents.stored_parts, entry.folders)
         check_contents(contents)
     except ValueError as error:
-        raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error
+        raise CorruptBlob(entry.stored[-1].blob, f"it is not one that a writer would make: {error}") from error
 
 
-def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int, *, always: bool) -> CollectionEntry:
+def _with_new_base(
+    blob: Blob, location: str, entry: CollectionEntry, seqno: int, known: KnownLevels, *, always: bool
+) -> CollectionEntry:
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
-    # After a compaction, what it destroyed must not live on in what is pending.
+    # After a compaction, what it put elsewhere must not live on in what is pending.
     is_compacted = any(isinstance(m, kinds.Replace | kinds.Erase | kinds.Resolve) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
     if (
@@ -485,7 +483,17 @@ def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int
         and inline <= STORED_PENDING_BYTES_MAX
     ):
         return replace(entry, contents=None)
-    contents = load_contents(blob, location, entry).contents
+    contents = load_contents(blob, location, entry, known).contents
     assert contents is not None
-    base = put_framed(blob, state_prefix(entry.id, seqno), StateObject(location=location, collection=contents))
-    return replace(entry, base=base, pending=(), contents=None)
+    # And what was destroyed must not live on in objects that are taken over.
+    is_new = always or sum(p.bytes for p in entry.stored) <= WHOLE_BYTES_MAX or any(map(_destroys, entry.pending))
+    levels, data = new_levels(location, seqno, contents, () if is_new else known.contents.read(blob, location, entry))
+    blob.set(levels[-1].pointer.blob, data)
+    known.contents.keep(entry.id, levels)
+    base, *changes = (level.pointer for level in levels)
+    return replace(entry, base=base, levels=tuple(changes), pending=(), contents=None)
+
+
+def _destroys(mutation: CollectionMutation) -> bool:
+    is_forgetful = isinstance(mutation, kinds.Replace) and mutation.history_from is not None
+    return is_forgetful or isinstance(mutation, kinds.Erase)

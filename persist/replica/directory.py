@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from persist.blob import Blob, CorruptBlob, Pool, is_remote
+from persist.blob import Blob, CorruptBlob
 from persist.log import (
     AnyCollectionMutation,
     BlobRef,
@@ -40,18 +40,18 @@ from persist.log import (
     directory_prefix,
     directory_seqno,
     encoded_object,
-    get_framed,
+    fetched,
     kinds,
     shared_folders,
     state_collection,
 )
 from persist.names import check_name, is_id
+from persist.replica.state_objects import KnownContents
 from persist.state import CollectionEntry, CollectionState, FrozenMap, LocationState
 
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
 LEVELS_MAX = 64
-FETCHED_AT_ONCE_MAX = 8
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -63,6 +63,7 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     pending: tuple[AnyCollectionMutation, ...] = ()
     leased: tuple[tuple[str, str], ...] = ()
     folders: tuple[str, ...] = ()
+    levels: tuple[BlobRef, ...] = ()
 
 
 class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
@@ -89,7 +90,7 @@ class Directory:
             if each.id in entries:
                 raise ValueError(f"it speaks twice of collection {each.id}")
             entries[each.id] = CollectionEntry(
-                each.id, each.name, each.base, each.pending, None, each.leased, each.folders
+                each.id, each.name, each.base, each.pending, None, each.leased, each.folders, each.levels
             )
         for id_ in gone:
             if id_ in entries or id_ not in self.entries:
@@ -125,12 +126,15 @@ class Level:
 class KnownLevels:
     """The levels that a client saw last, so that it need not read them for each checkpoint that names them again.
 
+    In `contents` are the state objects that they point to.
+
     They are immutable, and known by the checksum of their bytes. Safe to use from many threads.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._levels: tuple[Level, ...] = ()
+        self.contents = KnownContents()
 
     def read(self, blob: Blob, location: str, pointers: Sequence[BlobRef]) -> tuple[Level, ...]:
         """Return the levels that a checkpoint points to. Cost: a GET for each that this client has not seen, at once.
@@ -143,7 +147,7 @@ class KnownLevels:
             if known.pointer != pointer:
                 break
             levels.append(known)
-        for pointer, stored in _fetched(blob, pointers[len(levels) :]):
+        for pointer, stored in fetched(blob, pointers[len(levels) :], DirectoryObject):
             before = levels[-1].directory if levels else EMPTY
             levels.append(Level(pointer, _directory(stored, location, pointer, before)))
         return self.keep(levels)
@@ -213,24 +217,11 @@ def _since(levels: tuple[Level, ...], directory: Directory) -> tuple[tuple[Direc
 def _stored(entry: CollectionEntry) -> DirectoryEntry:
     assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored before"
     pending = tuple(map(as_stored, entry.pending))
-    return DirectoryEntry(entry.id, entry.name, entry.base, pending, entry.leased, entry.folders)
+    return DirectoryEntry(entry.id, entry.name, entry.base, pending, entry.leased, entry.folders, entry.levels)
 
 
 def _size(collections: tuple[DirectoryEntry, ...]) -> int:
     return len(msgspec.json.encode(collections))
-
-
-def _fetched(blob: Blob, pointers: Sequence[BlobRef]) -> list[tuple[BlobRef, DirectoryObject]]:
-    def stored(pointer: BlobRef) -> DirectoryObject:
-        return get_framed(blob, pointer, DirectoryObject)
-
-    if len(pointers) < 2 or not is_remote(blob):
-        return [(pointer, stored(pointer)) for pointer in pointers]
-    threads = Pool(min(len(pointers), FETCHED_AT_ONCE_MAX), "persist-directory")
-    try:
-        return [*zip(pointers, threads.map(stored, pointers), strict=True)]
-    finally:
-        threads.shutdown(wait=True)
 
 
 def _directory(stored: DirectoryObject, location: str, pointer: BlobRef, before: Directory) -> Directory:
@@ -253,8 +244,11 @@ def _check_entry(each: DirectoryEntry) -> None:
     if not is_id(each.id):
         raise ValueError(f"{each.id[:200]!r} is not the id of a collection: 32 hex digits")
     check_name(each.name)
-    if each.base is not None and state_collection(each.base.blob) != each.id:
-        raise ValueError(f"{each.base.blob[:200]!r} is not the name of a state object of collection {each.id}")
+    for pointer in (each.base, *each.levels) if each.base is not None or each.levels else ():
+        if pointer is None or state_collection(pointer.blob) != each.id:
+            raise ValueError(f"{pointer!r:.200} does not name a state object of collection {each.id}")
+    if len(each.levels) >= LEVELS_MAX:
+        raise ValueError(f"collection {each.id} has {len(each.levels)} state objects after the first")
     renames = [mutation.name for mutation in each.pending if isinstance(mutation, kinds.Rename)]
     if renames and renames[-1] != each.name:
         raise ValueError(f"collection {each.id} was renamed to another name than it has")

@@ -512,7 +512,7 @@ class Follower:
         if entry is None or self._state.location is None:
             return None
         if entry.contents is None:
-            entry = load_contents(self._blob, self._state.location, entry)
+            entry = load_contents(self._blob, self._state.location, entry, self._levels)
             self._state = self._state.with_entry(entry)
         return entry.contents
 
@@ -526,7 +526,7 @@ class Follower:
         if len(entries) < 2 or (location := state.location) is None:
             return
         with suppress(MissingBlob):  # The lock is not kept meanwhile, because what the threads do now may wait for it.
-            loaded = each_of(lambda entry: load_contents(self._blob, location, entry), entries)
+            loaded = each_of(lambda entry: load_contents(self._blob, location, entry, self._levels), entries)
             for before, after in zip(entries, loaded, strict=True):
                 with self._lock:
                     if self._state.entries.get(before.id) is before:

@@ -4,7 +4,7 @@ No I/O happens here, and every rule about what a commit may do is checked here a
 writer validating its own commit and a reader replaying the log cannot disagree. All values are immutable; a reader
 keeps the `CollectionState` it started from for as long as it likes.
 
-A location may hold many collections of which a client uses few. A `CollectionEntry` is therefore a *base* (a pointer
+A location may hold many collections of which a client uses few. A `CollectionEntry` is therefore a *base* (pointers
 to a stored `CollectionState`; the `CollectionState` itself, when no checkpoint has stored it yet; or none for a
 collection that begins with its pending mutations) plus the mutations *pending* since then. The `contents` are the fold
 of the second over the first, and are present only when somebody needed them. Applying a record to an entry without
@@ -201,6 +201,7 @@ class CollectionEntry:
         leased: (hold, lease) of each hold that lives by a lease. It is kept here, and not with the leases, so that a
             client that reads thousands of collections has no list of them all in the location's own state.
         folders: the other collections, sorted, in whose folders parts may lie: it is a clone, or was made of one.
+        levels: pointers to what changed in the base since it was stored, oldest first.
     """
 
     id: str
@@ -210,6 +211,12 @@ class CollectionEntry:
     contents: CollectionState | None = None
     leased: tuple[tuple[str, str], ...] = ()
     folders: tuple[str, ...] = ()
+    levels: tuple[BlobRef, ...] = ()
+
+    @property
+    def stored(self) -> tuple[BlobRef, ...]:
+        """The pointers to the stored objects that the base consists of."""
+        return (self.base, *self.levels) if isinstance(self.base, BlobRef) else ()
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -217,11 +224,15 @@ class CollectionEntry:
         return tuple(dict.fromkeys(lease for _, lease in self.leased))
 
     def with_contents(self, base: CollectionState | None) -> "CollectionEntry":
-        """Return this entry with its contents, given what its base pointer leads to (None when it has none)."""
+        """Return this entry with its contents, given what its stored base is (None when it has none)."""
         contents = base
         for mutation in self.pending:
             contents = after_step(contents, mutation)
         return replace(self, contents=contents)
+
+    def replayed(self, contents: CollectionState) -> "CollectionEntry":
+        """Return this entry with its contents, which are known, as its base."""
+        return replace(self, base=contents, levels=(), pending=(), contents=contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,5 +462,5 @@ def _extended(entry: CollectionEntry, mutation: CollectionStep) -> CollectionEnt
     if contents is not None or isinstance(mutation, kinds.Makes):
         contents = after_step(contents, mutation)
     if contents is not None and len(entry.pending) >= PENDING_MAX:
-        return replace(entry, base=contents, pending=(), contents=contents)
+        return entry.replayed(contents)
     return replace(entry, pending=(*entry.pending, mutation), contents=contents)

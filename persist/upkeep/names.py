@@ -13,7 +13,6 @@ from persist.log import (
     LISTS,
     MADE_AGAIN,
     STATES,
-    BlobRef,
     BringsParts,
     checkpoint_key,
     collection_part,
@@ -144,4 +143,4 @@ def _named_by(entries: Iterable[CollectionEntry | None]) -> Iterator[str]:
     for entry in entries:
         if entry is not None:
             lists = (m.parts_in for m in entry.pending if isinstance(m, BringsParts))
-            yield from (pointer.blob for pointer in (entry.base, *lists) if isinstance(pointer, BlobRef))
+            yield from (pointer.blob for pointer in (*entry.stored, *lists) if pointer is not None)

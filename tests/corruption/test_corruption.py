@@ -107,10 +107,10 @@ def pointers() -> Iterator[BlobRef | Part]:
     for key in of_folder(ONE, "checkpoint"):
         checkpoint = decode_framed(ONE[key], Checkpoint, key)
         yield from checkpoint.directory
-        yield from (c.base for c in checkpoint.collections if c.base is not None)
+        yield from (each for c in checkpoint.collections if c.base is not None for each in (c.base, *c.levels))
     for key in of_folder(ONE, "directory"):
         stored = decode_framed(ONE[key], DirectoryObject, key)
-        yield from (c.base for c in stored.collections if c.base is not None)
+        yield from (each for c in stored.collections if c.base is not None for each in (c.base, *c.levels))
 
 
 def schemas() -> Iterator[tuple[str, CollectionSchema]]:

@@ -27,12 +27,12 @@ from persist.log import (
     checkpoint_seqno,
     commits,
     encode_framed,
-    put_framed,
     read_record,
     record_key,
     uploaded_seqno,
 )
 from persist.log import kinds as record_kinds
+from persist.log.envelope import put_framed
 from persist.replica import Checkpoint, Follower, StateObject, read_checkpoint
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.replica.directory import DirectoryEntry

@@ -20,7 +20,7 @@ import persist
 from persist.blob import FileBlob
 from persist.codecs import TIME_MAX, to_updates
 from persist.log import FORMAT, Record, commits, kinds
-from persist.replica import Checkpoint, StateObject, directory, write_checkpoint
+from persist.replica import Checkpoint, StateObject, checkpoint, directory, state_objects, write_checkpoint
 from persist.write import PartWriter, group_commit
 from tests.golden.kinds import (
     SETTINGS,
@@ -87,6 +87,7 @@ def main() -> None:
     folder = HERE / f"format-{FORMAT}"
     shutil.rmtree(folder, ignore_errors=True)
     commits.PARTS_INLINE_MAX = 1
+    vars(checkpoint)["WHOLE_BYTES_MAX"] = state_objects.LEAST_BYTES = state_objects.RATIO = 1
     write_every_kind(folder / "location")
     with persist.open(folder / "location", settings=SETTINGS) as client:
         every = client.create_or_load(
@@ -184,16 +185,16 @@ def write_directories(location: Path) -> None:
     with persist.open(location, settings=SETTINGS) as client:
         doomed = [client.create_or_load(f"gone from {n}", key=None, value=None) for n in range(2)]
 
-        def checkpoint(inline_bytes_max: int) -> None:
+        def write_one(inline_bytes_max: int) -> None:
             directory.INLINE_BYTES_MAX = inline_bytes_max
             assert write_checkpoint(FileBlob(location), *client.engine.follower.recent())
 
-        checkpoint(1)
+        write_one(1)
         doomed[0].drop().result()
-        checkpoint(1)
+        write_one(1)
         doomed[1].drop().result()
         with client.load("every type").hold(5), client.load("every type").follow("a consumer"):
-            checkpoint(1 << 20)
+            write_one(1 << 20)
 
 
 def digest(location: Path, name: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import pytest
 
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob, MissingBlob
 from persist.errors import LogReplaced
-from persist.log import checkpoint_key, kinds, put_framed, record_key, state_prefix
-from persist.replica import Follower, checkpoint, directory
+from persist.log import checkpoint_key, kinds, record_key, state_prefix
+from persist.log.envelope import put_framed
+from persist.replica import Follower, StateObject, checkpoint, directory
 from persist.replica.directory import EMPTY, DirectoryEntry, KnownLevels, check_leases
 from persist.replica.past import fate_of
 from persist.state.contents import CollectionState
@@ -91,7 +92,7 @@ def test_contents_are_those_of_the_collection_under_the_name_that_it_had() -> No
     blob = MemoryBlob()
 
     def loaded(*pending: kinds.CollectionMutation, name: str = "c", id_: str = ID) -> CollectionState | None:
-        stored = checkpoint.StateObject(location=LOCATION, collection=CollectionState(id_, "c", SCHEMA))
+        stored = StateObject(location=LOCATION, collection=CollectionState(id_, "c", SCHEMA))
         pointer = put_framed(blob, state_prefix(ID, 0), stored)
         return checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, name, pointer, pending)).contents
 
