@@ -15,9 +15,12 @@ NEVER = 2**63 - 2
 
 def with_assigned_times(events: Sequence[Event], commits: Sequence[Commit]) -> None:
     """Fill the times in; raise AssertionError if a future told another one."""
-    asked = {(e.args["c"], e.args["updates"][0][0]): e for e in events if e.op == "write" and "assigned" in e.args}
+    events = [event for event in events if event.op == "write" and "assigned" in event.args]
+    asked: dict[tuple[str, int], list[Event]] = {}  # A repetition with the same token has the same marker.
+    for event in sorted(events, key=lambda event: event.invoked):
+        asked.setdefault((event.args["c"], event.args["updates"][0][0]), []).append(event)
     times: dict[tuple[str, int], int] = {}
-    last: dict[tuple[str, int], Event] = {}  # Of each record, by collection.
+    last: dict[tuple[str, int], tuple[int, tuple[str, int]]] = {}  # Of each record, by collection.
     for commit in commits:
         for mutation in commit.mutations:
             for k, v, time, _ in mutation["updates"] if mutation["kind"] == "append" else []:
@@ -25,13 +28,14 @@ def with_assigned_times(events: Sequence[Event], commits: Sequence[Commit]) -> N
                 if v == "m" and call in asked:
                     times[call] = time
                     key = mutation["collection"], commit.seqno
-                    last[key] = max(last.get(key, asked[call]), asked[call], key=lambda event: event.invoked)
-    sealing = {event.id for event in last.values()}
-    for event in [e for e in events if e.op == "write" and "assigned" in e.args]:
+                    came = next((e.invoked for e in asked[call] if e.client == commit.client), 0)
+                    last[key] = max(last.get(key, (-1, call)), (came, call))
+    sealing = {call for _, call in last.values()}
+    for event in events:
         call = event.args["c"], event.args["updates"][0][0]
         time, told = times.get(call), event.args.pop("assigned")
         assert told in (None, time), f"the log has the time {time}, and the future told {told}: {event}"
         at = NEVER if time is None else time
         event.args["updates"] = [[k, v, at, diff] for k, v, _, diff in event.args["updates"]]
-        if time is not None and (event.id in sealing or event.args.get("token") is not None):
-            event.args["seal"] = time + 1
+        if call in sealing:
+            event.args["seal"] = at + 1
