@@ -67,7 +67,6 @@ from persist.log import (
     PARTS,
     LocationMutation,
     checkpoint_key,
-    checkpoint_seqno,
     collection_part,
     get_framed,
     is_shown,
@@ -457,12 +456,16 @@ class _Round:
             self._checkpoint()
 
     def _move_on(self) -> None:
-        """Let checkpoints be made of one that says nothing of what was destroyed before the log begins."""
+        """Let checkpoints be made of one that says nothing of what was destroyed before the log begins.
+
+        The one that is taken over stays for as long as it is, with all that it names. So this must be only what the log
+        could say, too: a directory object from before its floor may hold rows of collections that are gone since.
+        """
         control = self._follower.state.control
-        destroyed, taken = control.destroyed_before(control.log_floor), control.taken_over
-        if taken is not None and (checkpoint_seqno(taken.checkpoint.blob) or 0) < destroyed:
+        taken, floor = control.taken_over, control.log_floor
+        if taken is not None and self._names.oldest_in(taken.checkpoint.blob) < floor:
             newest = self._names.newest()
-            if newest is not None and newest.checkpoint.seqno >= destroyed:
+            if newest is not None and self._names.oldest_in(newest.pointer.blob) >= floor:
                 self._with_room(lambda: self._take_over(newest))
 
     def _floor_to_declare(self) -> int | None:
@@ -515,8 +518,10 @@ class _Round:
             age_s = self._now_s - mark.modified_s
             width_s = 60 if age_s < 3600 else 3600
             bucket = (width_s, int(mark.modified_s // width_s))
-            is_taken = taken is not None and taken.checkpoint.blob == checkpoint_key(mark.seqno)
-            if n < CHECKPOINTS_MIN or is_taken or (mark.seqno >= max(floor - 1, destroyed) and bucket not in buckets):
+            key = checkpoint_key(mark.seqno)
+            is_taken = taken is not None and taken.checkpoint.blob == key
+            is_due = mark.seqno >= floor - 1 and bucket not in buckets
+            if n < CHECKPOINTS_MIN or is_taken or (is_due and self._names.oldest_in(key) >= destroyed):
                 kept.append(mark)
             buckets.add(bucket)
         gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}

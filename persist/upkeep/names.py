@@ -40,6 +40,7 @@ class Names:
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
         self._levels = KnownLevels()
+        self._oldest: dict[str, int] = {}
 
     def newest(self) -> StoredCheckpoint | None:
         """Return the checkpoint that is the newest now, or was so after this was called; None if there is none."""
@@ -49,6 +50,15 @@ class Names:
         """Return the names of all directory objects, state objects and part lists that a checkpoint refers to."""
         entries = checkpoint_state(self._blob, checkpoint, self._levels).entries.values()
         return {pointer.blob for pointer in checkpoint.directory} | set(_named_by(entries))
+
+    def oldest_in(self, key: str) -> int:
+        """Return the least seqno of a checkpoint and the directory objects that it names; -1 if it is gone."""
+        if key not in self._oldest:
+            checkpoint = read_checkpoint(self._blob, key)
+            levels = () if checkpoint is None else checkpoint.directory
+            seqnos = [directory_seqno(pointer.blob) or 0 for pointer in levels]
+            self._oldest[key] = -1 if checkpoint is None else min([checkpoint.seqno, *seqnos])
+        return self._oldest[key]
 
     def named_by_others(
         self, seqnos: Iterable[int], newest: StoredCheckpoint, present: set[str]

@@ -1,5 +1,8 @@
 """Garbage collection and the length of the log: what goes, what stays, and who must notice."""
 
+import base64
+import json
+import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -12,8 +15,8 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.errors import LogReplaced
-from persist.log import BlobRef, record_key, uploaded_seqno
-from persist.replica import INTERVAL
+from persist.log import BlobRef, directory_seqno, record_key, uploaded_seqno
+from persist.replica import INTERVAL, directory
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.write import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
@@ -578,3 +581,49 @@ def test_a_restore_of_a_newer_backup_within_a_collection_of_garbage_loses_no_par
     assert {key for key in newer if key.startswith("part/")} <= set(keys(dated, "part/"))
     with opened(dated, **short) as client:
         assert client["c"].snapshot().count() == 20_000
+
+
+@pytest.mark.parametrize("how", ["dropped", "forgotten"])
+def test_what_is_gone_leaves_the_directory_objects_with_the_log(
+    dated: DatedBlob, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The checkpoint that others are made of stays, with all that it names, so it must be a newer one by then."""
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    with opened(dated, orphan_grace_s=HOUR, **SHORT) as client:
+        c = client.create_or_load("c", key={"k": pa.string()})
+        others = [client.create_or_load(f"other {n}", key=KEY) for n in range(20)]
+        c.write([(("the secret", None), 0, 1)], seal=1).result()
+        client.gc()
+        assert where_it_is(dated, "directory/")
+        if how == "forgotten":
+            c.write([(("the secret", None), 1, -1), (("x", None), 1, 1)], seal=3).result()
+        busy(others[0], dated.clock, 1)
+        dated.set(f"state/{c.id}/{0:020d}-{'0' * 32}.json", b"")
+        dated.clock.sleep(2 * HOUR)
+        client.gc()  # Something is garbage: from now on, checkpoints are made of this one.
+        assert client.engine.follower.state.control.taken_over is not None
+        if how == "forgotten":
+            c.allow_compaction(2).result()
+            c.compact()
+        else:
+            c.drop().result()
+        busy(others[0], dated.clock, 10, per_hour=10)
+        for _ in range(8):
+            dated.clock.sleep(HOUR)
+            client.gc()
+        control = client.engine.follower.refresh().control
+        assert control.taken_over is not None
+        basis = json.loads(dated.get(control.taken_over.checkpoint.blob) or b"")
+        assert min(directory_seqno(pointer["blob"]) or 0 for pointer in basis["directory"]) >= control.log_floor
+        if how == "forgotten":  # Checkpoints of the time of the log that is kept may say what was dropped since.
+            assert where_it_is(dated, "") == []
+
+
+def where_it_is(blob: MemoryBlob, prefix: str) -> list[str]:
+    """Return the objects in which there is the secret."""
+    found = []
+    for key in keys(blob, prefix):
+        data = blob.get(key) or b""
+        inline = re.findall(rb'"inline":"([^"]+)"', data)
+        found += [key] if any(b"the secret" in text for text in (data, *map(base64.b64decode, inline))) else []
+    return found
