@@ -10,7 +10,7 @@ from typing import Any
 
 from persist.blob import Blob, BlobEntry
 
-_CHECKPOINT = re.compile(r"checkpoint/[0-9]{20}-([0-9]{20})\.json")
+CHECKPOINT = re.compile(r"checkpoint/[0-9]{20}-([0-9]{20})\.json")
 _RECORD = re.compile(r"log/[0-9]{20}")
 _NAMED = re.compile(
     r"(?:part|list|state|directory)/[0-9a-f/]+-[0-9a-f]{32}\.(?:json|parquet)|part/[0-9a-f/]+/deletion_vector_[0-9a-f-]{36}\.bin"
@@ -38,11 +38,11 @@ def check_named(blob: Blob) -> None:
 
 
 def _newest(blob: Blob) -> str | None:
-    return next((entry.key for entry in blob.list("checkpoint/") if _CHECKPOINT.fullmatch(entry.key)), None)
+    return next((entry.key for entry in blob.list("checkpoint/") if CHECKPOINT.fullmatch(entry.key)), None)
 
 
 def _check(blob: Blob, newest: str | None) -> None:
-    found = None if newest is None else _CHECKPOINT.fullmatch(newest)
+    found = None if newest is None else CHECKPOINT.fullmatch(newest)
     seqno = -1 if found is None else int(found[1])
     entries: dict[str, Any] = {}
     if newest is not None:
@@ -70,13 +70,13 @@ def _apply(entries: dict[str, Any], changes: Any) -> None:
 
 def _check_collection(blob: Blob, entry: Any, mutations: Sequence[Any], newest: str | None) -> None:
     base = entry.get("base")
-    named = set() if base is None else {*_keys(_read(blob, base["blob"], newest)["collection"])}
+    named = set() if base is None else {*keys_in(_read(blob, base["blob"], newest)["collection"])}
     unused: set[str] = set()
     for mutation in mutations:
         if "parts_in" in mutation:
-            named.update(_keys(_read(blob, mutation["parts_in"]["blob"], newest)["parts"]))
+            named.update(keys_in(_read(blob, mutation["parts_in"]["blob"], newest)["parts"]))
         unused.update(mutation.get("unused", ()))
-        named.update(_keys([mutation.get("parts", ()), mutation.get("blobs", ())]))
+        named.update(keys_in([mutation.get("parts", ()), mutation.get("blobs", ())]))
     for key in sorted(named - unused):
         if blob.get(key, range=(0, 1)) is None:
             raise Dangling(f"{key} is missing, and collection {entry['name']!r} of {newest} is made of it")
@@ -89,16 +89,17 @@ def _read(blob: Blob, key: str, by: str | None) -> Any:
     return json.loads(data)
 
 
-def _keys(value: Any) -> Iterator[str]:
+def keys_in(value: Any) -> Iterator[str]:
+    """Yield the names of blobs anywhere in what JSON says."""
     if isinstance(value, str):
         if _NAMED.fullmatch(value):
             yield value
     elif isinstance(value, dict):
         for inner in value.values():
-            yield from _keys(inner)
+            yield from keys_in(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _keys(inner)
+            yield from keys_in(inner)
 
 
 class Guarded:

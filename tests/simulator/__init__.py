@@ -12,8 +12,9 @@ One judge        `judge.py` replays the log in the model of all suites (`tests/m
                  what they may be answered. It says what is wrong: something acknowledged is missing, something refused
                  is there, a doubtful call happened in part, a sealed time reads differently, a hold was passed, a blob
                  was deleted under a reader. It shares no code with the library.
-Invariants       After every request that can change it: what the newest checkpoint names exists
-                 (`tests/invariants.py`), and the log is one chain (`chain.py`).
+Invariants       After every call of the store (`standing.py`): what the newest checkpoint and the records after it name
+                 exists, the log is one chain (`chain.py`), a checkpoint names what the log says, what open claims
+                 read exists, and so do the records that were acknowledged.
 
 Schedulers differ in who decides what happens when:
 

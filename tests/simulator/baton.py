@@ -27,7 +27,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -164,20 +164,16 @@ class Baton:
     def _next(self) -> Task:
         """Return a task that can go on, when the time for one has come."""
         while True:
-            ready: list[Task] = []
-            soonest_s = FOREVER
-            for task in self._tasks:
-                wakes_s = task.wakes_s
-                if self.frozen:
-                    wakes_s = max(wakes_s, self.frozen.get(task.group, 0.0))
-                if wakes_s <= self.now_s:
-                    ready.append(task)
-                elif wakes_s < soonest_s:
-                    soonest_s = wakes_s
+            now_s = self.now_s
+            if self.frozen:
+                self.frozen = {group: until_s for group, until_s in self.frozen.items() if until_s > now_s}
+            tasks, frozen = self._tasks, self.frozen
+            ready = [task for task in tasks if task.wakes_s <= now_s and task.group not in frozen]
             if ready:
                 chosen = ready[0] if len(ready) == 1 else ready[self.chance.randrange(len(ready))]
                 chosen.waits_for, chosen.wakes_s = None, 0.0
                 return chosen
+            soonest_s = min(max(task.wakes_s, frozen.get(task.group, 0.0)) for task in tasks)
             if soonest_s == FOREVER:
                 self._is_stuck = True
                 return self._tasks[0]
@@ -378,5 +374,3 @@ def _patched(baton: Baton) -> Iterator[None]:
         random.setstate(state)
         if collected:
             gc.enable()
-        with suppress(Exception):
-            gc.collect()

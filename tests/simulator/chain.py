@@ -1,6 +1,6 @@
 """The log is one chain: each record names the commit of the one before it, and follows it without a gap."""
 
-import json
+from typing import Any
 
 
 class Broken(AssertionError):
@@ -21,13 +21,13 @@ class Chain:
         self._commits: dict[int, str] = {}
         self._floor = 0
 
-    def add(self, value: bytes) -> None:
-        """Take in a record that has just been created; raise Broken."""
-        record = json.loads(value)
+    def add(self, record: dict[str, Any]) -> bool:
+        """Take in a record that has just been created; return whether it is part of the log. Raises Broken."""
         seqno = record["seqno"]
         for mutation in record["mutations"]:
             if mutation["kind"] == "truncate":
                 self._floor = max(self._floor, mutation["floor"])
         if seqno < self._floor and seqno in self._commits:
-            return  # It was truncated before: whoever created this finds that out, and nobody reads it.
+            return False  # It was truncated before: whoever created this finds that out, and nobody reads it.
         follows(self._commits, seqno, record["commit"], record["previous"])
+        return True

@@ -46,6 +46,7 @@ from tests.simulator.world import BEGAN_MS, ClientClock, ClientStore, Nuisance, 
 from tests.tuned import tuned
 
 SLOW_S = 2.0
+PLACED = ("write", "upsert", "seal", "allow_compaction", "destroy")  # Their answer is a seqno.
 # Short, so that what takes days happens within the few hours that a run takes by the clock of its world.
 SETTINGS: dict[str, Any] = {
     "lease_s": 60.0,
@@ -90,6 +91,7 @@ class Run(Caller):
     store_type = ClientStore
     nuisance: Nuisance | None = None
     name = "c"
+    sees_all = True  # Whether all requests to the store pass the tap.
 
     def __init__(self, blob: Blob | None = None, baton: Baton | None = None) -> None:
         super().__init__(baton)
@@ -126,6 +128,15 @@ class Run(Caller):
             SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS},
             self.tap.deletions,
         )
+
+    def _ended(self, slot: Slot, event: Event, faults_before: int, answer: list[Any]) -> None:
+        if self.sees_all and answer[0] == "ok" and event.op in PLACED:
+            self.tap.check(f"#{event.id}", lambda: self.tap.standing.acknowledge(slot.name, answer[1]))
+        super()._ended(slot, event, faults_before, answer)
+
+    def _forget_claims(self, of: Callable[[int, str], bool]) -> None:
+        if self.sees_all:
+            self.tap.standing.release(of)
 
     def _finish(self) -> None:
         """Let what is under way come to its end."""
@@ -226,6 +237,7 @@ class Run(Caller):
             return
         slot.store.cut()
         slot.clock.die()
+        self._forget_claims(lambda _, client: client == slot.name)
         if not slot.is_closed:
             event = self._began(slot, "crash", {})
             event.outcome, event.returned = ["ok", None], self.moments.next()
@@ -292,6 +304,7 @@ class Run(Caller):
     def _close(self, slot: Slot, step: Step) -> None:
         for each in slot.pending:
             each.event.args.setdefault("looked", False)
+        self._forget_claims(lambda _, client: client == slot.name)
         self._call(slot, "close", {}, slot.client.close)
         self._await(slot.pending)
         slot.pending = []
@@ -433,8 +446,12 @@ class Run(Caller):
             return found[0].as_of
 
         found: list[persist.Snapshot] = []
+        before = self.tap.standing.seqno if self.sees_all else 0
         event = self._on_handle(slot, step, {"as_of": step["as_of"]}, call)
         if event is not None and event.ok:
+            # Who only reads relies on the grace period.
+            if self.sees_all and slot.client.mode != "read" and not slot.is_closed:
+                self.tap.standing.claim(event.id, slot.name, event.args["c"], before)
             slot.taken[step["id"]] = event, (found[0], step)
             if step["reads"]:
                 self._read(slot, {"of": step["id"], "count": False})
@@ -451,6 +468,7 @@ class Run(Caller):
     def _close_snapshot(self, slot: Slot, step: Step) -> None:
         if step["of"] in slot.taken:
             event, (snapshot, _) = slot.taken[step["of"]]
+            self._forget_claims(lambda of, _: of == event.id)
             self._call(slot, "close_snapshot", {"snapshot": event.id}, snapshot.close)
 
     def _changes(self, slot: Slot, step: Step) -> None:

@@ -28,7 +28,8 @@ from tests.simulator.history import Commit, Event, History
 from tests.simulator.language import SKEW_MAX_S, Step, generate
 from tests.simulator.log_reader import read_commit
 from tests.simulator.players import SETTINGS, Run, features
-from tests.simulator.world import BEGAN_MS, LOG, ClientStore, World
+from tests.simulator.standing import LOG
+from tests.simulator.world import BEGAN_MS, ClientStore, World
 
 TIMEOUT_S = 120.0
 LIVES_MAX = 60
@@ -138,6 +139,7 @@ class ProcessRun(Run):
     """A run of some steps on a location that others use, too."""
 
     store_type = MortalStore
+    sees_all = False
     slow_s = 0.02
 
     def __init__(self, plan: Plan, write: Callable[..., None] | None = None) -> None:

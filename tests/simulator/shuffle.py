@@ -4,6 +4,7 @@ Each slot has a driver, a thread that takes its steps one after the other. The w
 and mostly does not wait until one is done before it hands out the next.
 """
 
+import gc
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -119,6 +120,8 @@ def _warm_up() -> None:
     if not _is_warm:
         _is_warm = True
         shuffled(generate(0, 120, features()), 0, Manner())
+        gc.collect()
+        gc.freeze()  # What is there by now stays, so no collection between two runs has to look at it.
 
 
 def shuffled(steps: list[Step], seed: Any, manner: Manner, blob: Blob | None = None) -> tuple[History, ShuffledRun]:

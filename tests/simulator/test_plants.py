@@ -19,7 +19,7 @@ FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
     "since passes what readers hold": (Episode(8, 120), {"compaction", "hold", "since"}),
     "a token is not remembered": (Episode(1, 150), {"phantom", "once", "token"}),
     "a write at a sealed time is taken": (Episode(1, 150), {"late"}),
-    "a collector waits for nobody who reads": (Episode(6, 250, collects=True), {"deletion"}),
+    "a collector waits for nobody who reads": (Episode(1, 300, collects=True), {"deletion"}),
     "a collector asks no clone what it names": (Episode(0, 250, clones=True), {"deletion"}),
     "compaction gives up what a published table needs": (Episode(1, 250, publishes=True), {"published", "deletion"}),
     "a published table shows a row that has changed": (Episode(1, 400, is_keyed=True, publishes=True), {"published"}),
@@ -100,3 +100,11 @@ def test_a_collector_that_is_late_deletes_nothing_that_newer_checkpoints_name() 
     with planted(LATE):
         _, run = shuffled(two_collectors(), 1, calm)
     assert "is missing" in run.tap.broken[0]
+
+
+@pytest.mark.thorough
+def test_what_a_claim_may_read_is_missed_after_the_very_call_that_deletes_it() -> None:
+    with planted("a collector waits for nobody who reads"):
+        episode = Episode(1, 300, collects=True)
+        _, run = shuffled(episode.steps(), episode.seed, episode.manner)
+    assert "what c" in run.tap.broken[0]

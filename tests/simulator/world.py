@@ -14,16 +14,16 @@ the thread or all of its client there, for moments or for hours.
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from persist.blob import Blob, BlobEntry, Unavailable
-from tests.invariants import Dangling, check_named
+from tests.invariants import Dangling
 from tests.simulator.baton import Baton
-from tests.simulator.chain import Broken, Chain
+from tests.simulator.chain import Broken
 from tests.simulator.history import Deletion
+from tests.simulator.standing import LOG, Standing
 
-LOG, CHECKPOINTS = "log/", "checkpoint/"
 PARTS = "part/"
 BEGAN_MS = 1_700_000_000_000
 
@@ -145,7 +145,8 @@ class Tap:
         self.stored: dict[str, int] = {}
         self.requests = 0
         self.broken: list[str] = []
-        self._chain = Chain()
+        self.standing = Standing()
+        self._changing = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -158,33 +159,36 @@ class Tap:
     def set(self, client: str, key: str, value: bytes) -> None:
         self._stores(client, key)
         self.values[key] = bytes(value)
-        self.inner.set(key, value)
+        with self._changing:
+            self.inner.set(key, value)
+            self.check(f"{client} set {key}", lambda: self.standing.stored(client, key, value))
 
     def create(self, client: str, key: str, value: bytes) -> bool:
         self._stores(client, key)
-        created, at = self._moments.during(lambda: self.inner.create(key, value))
-        if created:
-            self.values[key] = bytes(value)
-            if key.startswith(LOG):
-                self.landed.append(Landed(key, bytes(value), at, client, self._now_s()))
-                self._check(f"{client} created {key}", lambda: self._chain.add(value))
-            elif key.startswith(CHECKPOINTS):
-                self._check(f"{client} created {key}", lambda: check_named(self.inner))
+        with self._changing:
+            created, at = self._moments.during(lambda: self.inner.create(key, value))
+            if created:
+                self.values[key] = bytes(value)
+                if key.startswith(LOG):
+                    self.landed.append(Landed(key, bytes(value), at, client, self._now_s()))
+                self.check(f"{client} created {key}", lambda: self.standing.stored(client, key, value))
         return bool(created)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         self.requests += 1
         for entry in self.inner.list(prefix, start_after):
-            yield replace(entry, modified_s=self._modified_s[entry.key])
+            yield BlobEntry(entry.key, entry.bytes, self._modified_s[entry.key])
 
     def delete(self, client: str, key: str) -> None:
         self._stores(client)
         if key.startswith(PARTS):
             self.deletions.append(Deletion(key, self._moments.next(), client, self._now_s()))
-        self.inner.delete(key)
-        self._check(f"{client} deleted {key}", lambda: check_named(self.inner))
+        with self._changing:
+            self.inner.delete(key)
+            self.check(f"{client} deleted {key}", lambda: self.standing.deleted(key))
 
-    def _check(self, deed: str, check: Callable[[], None]) -> None:
+    def check(self, deed: str, check: Callable[[], None]) -> None:
+        """Note what is broken after a deed."""
         try:
             check()
         except (Broken, Dangling) as broken:
