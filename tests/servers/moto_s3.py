@@ -1,7 +1,6 @@
 """A real S3 server on loopback for tests: moto over HTTP, in a process of its own.
 
-Run as `python -m tests.servers.moto_s3`; prints its port, and ends when its standard input does, so that it
-cannot outlive the tests that started it.
+`scripts/servers/moto` starts it.
 
 moto checks `If-None-Match` and stores in two steps, so that two writers can both win; and it closes the buffer of a
 value that is overwritten while somebody reads it, who then gets a 500. One lock around all that writes objects or reads
@@ -9,10 +8,9 @@ one makes it keep the promises that S3 makes.
 """
 
 import logging
-import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 _OF_OBJECTS = (
@@ -42,19 +40,24 @@ def _make_atomic() -> None:
         setattr(S3Response, name, _locked(getattr(S3Response, name), lock))
 
 
-def main() -> None:
-    """Serve on a free port of 127.0.0.1 until standard input ends."""
+def version() -> str:
+    """Return which moto it is."""
+    import moto
+
+    return f"moto {moto.__version__}"
+
+
+@contextmanager
+def running() -> Iterator[str]:
+    """Serve on a free port of 127.0.0.1; yields the endpoint."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     _make_atomic()
     server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
-    print(server.server_port, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    sys.stdin.read()
-    server.shutdown()
-
-
-if __name__ == "__main__":
-    main()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()

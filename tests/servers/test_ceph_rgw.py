@@ -9,8 +9,7 @@ import pyarrow as pa
 import persist
 from tests.blob.places import Place
 from tests.blob.test_race import racer_process
-from tests.servers.ceph_rgw import CephRgw
-from tests.servers.fixtures import make_bucket
+from tests.servers.fixtures import Served, make_bucket
 
 PROCESSES = 8
 KEYS = [f"log/{number:020d}" for number in range(40)]
@@ -18,7 +17,7 @@ WRITES = 40
 KILL_AFTER = 30  # Acknowledgements, of 4 * WRITES.
 
 
-def test_eight_processes_through_two_gateways_have_one_winner_for_each_key(rgw: CephRgw) -> None:
+def test_eight_processes_through_two_gateways_have_one_winner_for_each_key(rgw: Served) -> None:
     url = f"s3://{make_bucket(rgw.options('a'))}/race"
     places = [Place(url, rgw.options("ab"[n % 2]), is_shared=True) for n in range(PROCESSES)]
     with ExitStack() as stack:
@@ -29,7 +28,7 @@ def test_eight_processes_through_two_gateways_have_one_winner_for_each_key(rgw: 
     assert Counter(won) == dict.fromkeys(KEYS, 1)
 
 
-def test_nothing_that_was_acknowledged_is_lost_when_a_gateway_is_killed(rgw: CephRgw) -> None:
+def test_nothing_that_was_acknowledged_is_lost_when_a_gateway_is_killed(rgw: Served) -> None:
     url = f"s3://{make_bucket(rgw.options('a'))}/killed"
     acknowledged: list[int] = []
     due = threading.Event()

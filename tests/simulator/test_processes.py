@@ -1,10 +1,12 @@
 """Real processes on one location, of which some are killed and some stopped: nobody is lied to."""
 
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.blob.conftest import CLOUDS
 from tests.simulator.judge import judge
 from tests.simulator.processes import Fate, Race
 
@@ -45,3 +47,11 @@ def test_a_bucket_keeps_what_it_acknowledged_though_processes_are_killed(
     s3_location: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     innocent(Race(*s3_location, tmp_path / "journals"), seed=6, size=150, slots=4, fate=Fate(kills=3, stops=1))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_stores_of_other_clouds_keep_it_too(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    options = request.getfixturevalue(f"{kind}_options")
+    race = Race(f"{CLOUDS[kind]}/{uuid.uuid4().hex}", options, tmp_path / "journals")
+    innocent(race, seed=6, size=150, slots=4, fate=Fate(kills=3, stops=1))
