@@ -1,5 +1,7 @@
 """An S3 server that keeps to one lie: a conditional header that it loses or misreads, or a status that it swaps.
 
+It may also have a bad day, as `HostileS3.between` and `drips` say.
+
 Two endpoints serve the same objects: one tells the truth, the other lies, as a proxy in front of a sound store does.
 What a request does is decided before its answer is falsified, so a lie about an answer changes nothing of what is
 stored. A PUT checks its condition and stores under one lock.
@@ -8,8 +10,8 @@ It knows PUT with `If-None-Match` and `If-Match`, GET with a range, DELETE of on
 """
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +20,10 @@ from xml.etree import ElementTree
 
 from tests.servers.fake_s3 import CHECKSUM
 
+DRIP_S = 0.2
 Answer = tuple[int, bytes, dict[str, str]]
+Objects = dict[str, tuple[bytes, str]]
+Between = Callable[[str, str, Callable[[Objects | None], Answer]], Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +86,19 @@ class HostileS3:
         lie: what the lying endpoint does.
         objects: `/bucket/key`, unquoted, to bytes and their checksum.
         requests: the kind of each request that came in, and its path.
+        between: what the lying endpoint does with a request: it gets the kind, the path, and what applies the request
+            (to other objects, if they are given), as often as it likes, and returns the answer.
+        drips: how many of the next values that the lying endpoint is asked for it sends at five bytes a second.
+        is_stopping: set when what drips is to end.
         honest_url, lying_url: the endpoints.
     """
 
     lie: Lie = TRUTH
     objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    between: Between | None = None
+    drips: int = 0
+    is_stopping: threading.Event = field(default_factory=threading.Event)
     honest_url: str = ""
     lying_url: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -107,6 +119,12 @@ class HostileS3:
                 self.objects.pop(path, None)
                 return 204, b"", {}
             return self._get(path, headers)
+
+    def has_drip(self) -> bool:
+        """Return whether an answer drips, and count it."""
+        with self.lock:
+            self.drips -= 1
+            return self.drips >= 0
 
     def _put(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         exists = path in self.objects
@@ -163,6 +181,7 @@ def hostile_s3() -> Iterator[HostileS3]:
     try:
         yield state
     finally:
+        state.is_stopping.set()
         for server, thread in zip(servers, threads, strict=True):
             server.shutdown()
             server.server_close()
@@ -188,7 +207,14 @@ def _handler(state: HostileS3, *, lies: bool) -> type[BaseHTTPRequestHandler]:
             url = urlsplit(self.path)
             query = {name: values[-1] for name, values in parse_qs(url.query).items()}
             request = "LIST" if "list-type" in query else self.command
-            truth = state.apply(request, unquote(url.path), query, lie.heard(headers), body)
+            path = unquote(url.path)
+
+            def apply(objects: Objects | None = None) -> Answer:
+                state_then = state if objects is None else HostileS3(objects=objects)
+                return state_then.apply(request, path, query, lie.heard(headers), body)
+
+            between = state.between if lies else None
+            truth = apply() if between is None else between(request, path, apply)
             self._answer(*lie.answer(request, truth))
 
         def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
@@ -198,8 +224,16 @@ def _handler(state: HostileS3, *, lies: bool) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Connection", "close")
             self.end_headers()
-            if self.command != "HEAD":
+            if self.command == "HEAD":
+                return
+            if not (lies and self.command == "GET" and state.has_drip()):
                 self.wfile.write(body)
+                return
+            with suppress(OSError):  # Whoever waited has gone.
+                for place in range(len(body)):
+                    if state.is_stopping.wait(DRIP_S):
+                        return
+                    self.wfile.write(body[place : place + 1])
 
         do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = _serve
 
