@@ -212,6 +212,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("keyed", KEYED.values(), ids=KEYED)
 @settings(max_examples=25)
 @given(steps=st.lists(st.tuples(STEPS, st.integers(0, 1), st.none() | st.integers(0, 2)), max_size=8))

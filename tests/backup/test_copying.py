@@ -131,6 +131,7 @@ def check(target: MemoryBlob, held: Held, done: Copied) -> None:
     assert {leak.kind for leak in report.unreferenced} <= {"record"}
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     "seed", [1, 2, pytest.param(3, marks=pytest.mark.thorough), pytest.param(4, marks=pytest.mark.thorough)]
 )
@@ -344,6 +345,7 @@ class _Overtaken(MemoryBlob):
         super().delete(key)
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("request_", [1, 10, 22, 34, 46, 58])
 def test_a_backup_that_is_overtaken_deletes_nothing_of_the_other_one(request_: int) -> None:
     place = Place(DatedBlob(ImpatientClock()), request_)

@@ -93,7 +93,7 @@ def test_an_empty_value_is_a_value(blob: Blob) -> None:
     assert [(entry.key, entry.bytes) for entry in blob.list("")] == [("empty", 0)]
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough
 def test_values_of_64_mib_are_stored_whole(blob: Blob) -> None:
     value = random.Random(64).randbytes(64 << 20)
     assert blob.create("large", value)

@@ -70,7 +70,7 @@ def watch(blob: Blob, keys: list[str], is_over: threading.Event) -> int:
     return reads
 
 
-@pytest.mark.thorough(except_every=5)
+@pytest.mark.thorough(except_every=10)
 @pytest.mark.timeout(300)
 @pytest.mark.costly("it starts processes, each of which loads the client of its store")
 def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(place: Place, blob: Blob) -> None:

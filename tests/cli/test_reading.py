@@ -439,6 +439,7 @@ def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_is_like_one_that_leads_nowhere(place: str, closed: str) -> None:
     command = f'"$0" -m persist ls "$1" {closed}'

@@ -47,6 +47,7 @@ def test_a_listing_loads_no_table_engine_and_no_screen() -> None:
     assert set(done.stderr.split()) & {"pandas", "duckdb", "boto3", "rich", "starlette", "pyspark", "http"} == set()
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.skipif(sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="elsewhere, Arrow chooses")
 @pytest.mark.parametrize(("given", "used"), [(None, "jemalloc"), ("system", "system")])
 def test_a_command_lets_arrow_use_the_allocator_that_keeps_least_unless_told(given: str | None, used: str) -> None:
@@ -73,6 +74,7 @@ def test_completion_can_be_installed() -> None:
     assert "complete" in done.stdout
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("module", ["typer", "persist.client"])
 def test_ctrl_c_while_modules_are_loaded_ends_it_without_a_traceback(module: str, tmp_path: Path) -> None:
     code = f"""if True:

@@ -565,6 +565,7 @@ def test_what_stands_counts_for_half_of_a_slice_where_few_keys_are_touched() -> 
         assert np.array_equal(c.snapshot().to_arrow().sort_by("k")["k"].to_numpy(), expected)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(("part_bytes", "is_once"), [(64 << 20, True), (1 << 10, False)])
 def test_small_runs_that_piled_up_are_merged_once_as_far_as_they_make_one_part(part_bytes: int, is_once: bool) -> None:
     tuning = Tuning(part_bytes=part_bytes, merge_runs=3, inline_bytes=1 << 30, inline_runs=1000)

@@ -182,7 +182,7 @@ DEEDS: dict[str, Callable[[persist.Collection], Any]] = {
 }
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.parametrize(
     ("kind", "n", "how"),

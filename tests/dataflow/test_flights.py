@@ -22,6 +22,7 @@ def rows(client: persist.Client, name: str, time: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_the_views_hold_what_recomputing_gives_while_departures_arrive(tmp_path: Path) -> None:
     with persist.open(FileBlob(tmp_path, fsync=False)) as client:
         keep_up(client, DAYS)

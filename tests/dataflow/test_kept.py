@@ -90,6 +90,7 @@ def check(client: persist.Client, moves: Moves, which: str) -> None:
         assert contents_at(out, time) == expected(moves, which, time), time
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("which", MAKES)
 def test_a_program_that_tells_times_apart_goes_on_exactly_after_every_step(which: str, client: persist.Client) -> None:
     moves = Moves(client)

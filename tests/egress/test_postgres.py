@@ -127,6 +127,7 @@ class Bank:
             assert target.rows(f"SELECT sum({weight}) FROM transfers") == [(upper,)]
 
 
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("rows", ["keys", "multiset"])
 def test_wherever_the_target_is_cut_off_it_goes_on_from_there(target: Target, rows: str, every: int) -> None:
@@ -587,6 +588,7 @@ def test_the_command_sends_what_is_new_and_says_so(
     assert "no option 'colections' of this sink, did you mean 'collections'" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.costly("it starts and kills processes of the command line")
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.thorough)])
 def test_whoever_is_killed_a_reader_of_the_target_always_sees_the_whole_bank(target: Target, kills: int) -> None:

@@ -106,6 +106,7 @@ def test_the_first_contents_and_then_each_transaction_are_taken_in(shop: Shop) -
     assert shop.ingest().rows == 0
 
 
+@pytest.mark.thorough(except_every=4)
 @needs_server
 @pytest.mark.parametrize(
     ("key", "values"),
@@ -501,6 +502,7 @@ def test_moments_are_times_of_transactions_and_idle_ones_move(shop: Shop) -> Non
         )
 
 
+@pytest.mark.thorough
 @needs_server
 @pytest.mark.costly("it starts and kills processes of the command line")
 @pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.thorough)])

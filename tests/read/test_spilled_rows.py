@@ -95,6 +95,7 @@ def spilled_of(client: persist.Client) -> SpilledRows:
 CHOSEN = [5, 7, 77, 12_345, ROWS - 1, 20_000, 20_001]
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("kind", KEYS)
 def test_another_client_finds_from_files_what_the_first_has_decoded(tmp_path: Path, kind: str) -> None:
     store = MemoryBlob()
@@ -253,6 +254,7 @@ def test_a_folder_that_is_too_small_stays_within_its_room(tmp_path: Path) -> Non
         assert sum(path.stat().st_size for path in files(tmp_path)) <= room + room // 16 + (64 << 10)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_refuses_costs_only_the_files(tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")  # A file, where a folder would have to be.
     with persist.open(MemoryBlob(), settings=configured(tmp_path)) as client:
@@ -272,6 +274,7 @@ def test_what_was_removed_while_it_is_mapped_can_still_be_read(tmp_path: Path) -
             assert found(collection, numbers) == expected(numbers)
 
 
+@pytest.mark.thorough
 def test_two_processes_share_what_one_has_decoded(tmp_path: Path) -> None:
     script = """
 import sys, pyarrow, persist, persist.read.lookups.part_rows, persist.read.scanning.caches

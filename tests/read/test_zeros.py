@@ -35,6 +35,7 @@ def filled(client: persist.Client, kind: pa.DataType, rows: int) -> persist.Coll
     return c
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("rows", [3, 40_000], ids=["inline", "Parquet"])
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
 @pytest.mark.parametrize("values", SETS, ids=str)

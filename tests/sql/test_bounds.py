@@ -51,7 +51,7 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=9)
 @pytest.mark.parametrize("sql", BOUNDED)
 def test_what_lies_between_two_bounds_is_looked_up(sql: str, always_ranked: Counter[str]) -> None:
     for seed in range(5):

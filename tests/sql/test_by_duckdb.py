@@ -34,6 +34,7 @@ def client() -> Iterator[persist.Client]:
             opened.drop(name)
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_column_of_a_nested_type_comes_and_goes(client: persist.Client, column: str) -> None:
     kind, value = COLUMNS[column]

@@ -145,9 +145,8 @@ def test_every_function_operator_and_cast_that_views_accept_is_right_whatever_th
     assert not missing, f"no expression of {sorted(missing)} is in the table: give them values in tests/sql/values.py"
 
 
-@pytest.mark.costly("it computes thousands of cells, by DuckDB and by views")
-def test_a_quarter_of_the_table_is_right() -> None:
-    assert sum(_checked(_QUICK[::4], "memory://quarter").values()) >= CELLS_MIN // 8
+def test_a_part_of_the_table_is_right() -> None:
+    assert sum(_checked(_QUICK[::12], "memory://part").values()) >= CELLS_MIN // 24
 
 
 @pytest.mark.thorough

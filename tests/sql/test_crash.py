@@ -37,6 +37,7 @@ def copies() -> Iterator[Copies]:
     made.kill_all()
 
 
+@pytest.mark.thorough
 def test_refreshes_that_are_killed_again_and_again_lose_and_double_nothing(copies: Copies, tmp_path: Path) -> None:
     chance = random.Random(18)
     with persist.open(FileBlob(tmp_path, fsync=False)) as client:

@@ -48,7 +48,7 @@ def limits(sql: str) -> list[int | None]:
     return [node.limit for node in every(plan) if isinstance(node, TopK)]
 
 
-@pytest.mark.thorough(except_every=5)
+@pytest.mark.thorough(except_every=9)
 @pytest.mark.parametrize("sql", FIRST)
 def test_only_the_first_rows_of_partitions_are_looked_at(sql: str) -> None:
     assert limits(sql) == [FIRST[sql]]

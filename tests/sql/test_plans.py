@@ -92,6 +92,7 @@ def test_a_column_that_is_called_rowid_is_one(client: persist.Client) -> None:
     assert rows(view) == [(5, 6)]
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     ("sql", "same"),
     [

@@ -59,6 +59,7 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("sql", FIRST_ROWS)
 def test_first_rows_of_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
     for seed in range(3):
@@ -66,6 +67,7 @@ def test_first_rows_of_partitions_in_order(sql: str, always_ranked: Counter[str]
     assert always_ranked["changed"] > 20
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("sql", WINDOWS)
 def test_windows_over_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
     for seed in range(4):

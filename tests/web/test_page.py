@@ -54,6 +54,7 @@ def rows(page: Page, table: str) -> list[list[str]]:
     return found
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("width", [1400, 400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_is_wider_than_the_window_and_text_can_be_read(
@@ -148,6 +149,7 @@ def test_time_moves_by_slider_by_keyboard_and_by_number(page: Page, url: str) ->
     assert page.evaluate("document.getElementById('follow').checked") is False
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(("time", "says"), [("5", "before since"), ("500", "not before upper"), ("soon", "no time")])
 def test_a_time_that_cannot_be_read_is_explained_above_everything(page: Page, url: str, time: str, says: str) -> None:
     page.open(f"{url}#/orders?at=53")
@@ -158,6 +160,7 @@ def test_a_time_that_cannot_be_read_is_explained_above_everything(page: Page, ur
     page.problems[:] = [each for each in page.problems if "status of 400" not in each]
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(("time", "says"), [("5", "before since"), ("500", "not before upper"), ("abc", "no time")])
 def test_an_address_with_a_time_that_cannot_be_read_says_so_above_the_latest_contents(
     page: Page, url: str, time: str, says: str
@@ -372,6 +375,7 @@ def test_two_times_stand_side_by_side(page: Page, url: str) -> None:
     assert {(row[1], row[2], row[3], row[7]) for row in rows(page, "who")} == {("update", "status", "53", "day 5")}
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     ("unit", "time", "moment"),
     [
@@ -522,6 +526,7 @@ BEHIND = """((box) => {
 })"""
 
 
+@pytest.mark.thorough
 def test_no_edge_of_a_graph_runs_behind_a_node(page: Page, tmp_path: Path) -> None:
     fill(tmp_path)
     add_views(tmp_path)

@@ -237,6 +237,7 @@ with persist.open(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.costly("four processes, each of which starts the library")
 def test_of_several_processes_that_write_without_time_none_is_refused(tmp_path: Path) -> None:
     with persist.open(tmp_path / "data") as client:

@@ -152,7 +152,7 @@ def two_clients_write(blob: Blob) -> set[int]:
     return acknowledged
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=8)
 @names("lie", [*OVERWRITTEN, *REFUSED, *DOUBTFUL, *READS], ids=lambda lie: lie.name)
 def test_two_clients_are_never_told_of_a_write_that_is_lost(ways: Ways, lie: Lie) -> None:
     acknowledged = two_clients_write(ways.telling(lie).lying)
@@ -167,7 +167,7 @@ def test_rule_15_a_store_that_overwrites_is_refused_before_the_first_acknowledge
                 client.create_or_load("orders", key=KEY).seal(1).result()
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=8)
 @names("lie", [*UNDERSTOOD, *STORED], ids=lambda lie: lie.name)
 def test_an_odd_answer_is_settled_at_once_by_reading_the_slot(ways: Ways, lie: Lie) -> None:
     acknowledged = two_clients_write(ways.telling(lie).lying)

@@ -95,6 +95,7 @@ def test_an_error_that_nobody_looked_at_is_printed_and_fails_the_process(folder:
     assert Path(f"{folder}.txt").read_text() == "not yet"
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("look", ["f.exception()", "print(f.exception())", "client.close()"])
 def test_an_error_that_somebody_looked_at_is_not_printed_again(look: str, folder: Path) -> None:
     done = run(

@@ -86,6 +86,7 @@ def test_what_was_acknowledged_can_be_read_at_any_width_that_is_allowed(width: i
         assert found.equals(updates(value, [0], [1]).select(found.column_names))
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("shape", [flat, struct, deep])
 def test_a_schema_that_is_too_wide_is_refused_and_the_limit_is_named(shape: Any) -> None:
     with persist.open(MemoryBlob()) as client:

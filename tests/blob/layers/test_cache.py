@@ -613,6 +613,7 @@ def test_room_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
         CachedBlob(MemoryBlob(), is_immutable=is_immutable, **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_many_threads_and_little_room_give_right_answers(store: MeteredBlob, tmp_path: Path) -> None:
     cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=15_000, folder=tmp_path, folder_bytes=30_000)
 

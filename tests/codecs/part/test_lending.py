@@ -60,6 +60,7 @@ def test_a_read_gives_all_back() -> None:
     assert wait_for_returns(30)
 
 
+@pytest.mark.thorough
 @pytest.mark.costly("it starts several processes, and each imports Arrow")
 def test_processes_that_end_right_after_a_read_end_well() -> None:
     done = subprocess.run([sys.executable, "-c", CHILDREN], capture_output=True, text=True)

@@ -132,6 +132,7 @@ def check_stats(part: Part, decoded: pa.Table, schema: CollectionSchema) -> None
         assert json_order(greatest, kind) == (present[-1] if present else (1,))
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("key", [pa.int64(), pa.list_(pa.int64())])
 def test_parts_are_cut_between_keys_near_the_target(key: pa.DataType) -> None:
     schema = CollectionSchema.of({"k": key}, {"v": pa.int64()})
