@@ -11,10 +11,18 @@ from unicodedata import combining, east_asian_width
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
 
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@(?:[^\s?]*@)?")
+_WORD = re.compile(r"(?i)\b(password|sslpassword|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]+)")
+
 
 def plain(text: str) -> str:
     """Return a text without characters that a terminal would obey, but for the ends of lines."""
     return _CONTROL.sub(lambda control: control[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def without_secrets(text: str) -> str:
+    """Return a URL, or a message with URLs in it, without passwords."""
+    return _WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
 
 
 def counted(number: int, noun: str) -> str:

@@ -91,6 +91,9 @@ def print_health(health: "Health") -> None:
         lambda s: (s.source, len(s.collections), _ago(s.behind_s), _bytes(s.behind_bytes)),
         right=(1, 2, 3),
     )
+    failed = [(v.view, v.failed) for v in health.views if v.failed]
+    failed += [(s.source, s.failed) for s in health.sources if s.failed]
+    _section("failed", failed, ("last", "error"), lambda f: (f[0], f[1].at, f[1].error))
     _section(
         "sinks",
         health.sinks,

@@ -31,8 +31,8 @@ from persist.codecs import int64_array
 from persist.egress.row_files import Nan, row_writer
 from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
 from persist.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
-from persist.ingest import without_secrets
 from persist.settings import open_storage
+from persist.shown import without_secrets
 
 SUFFIXES = {"parquet": "parquet", "csv": "csv", "json": "jsonl"}
 ROWS_MAX = 2**63  # More than any step has.

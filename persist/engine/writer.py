@@ -73,6 +73,7 @@ class Writer:
         garbage: deletes what nobody needs.
         compactor: compacts by the policy of the settings, in this process.
         compaction: when it does so without being asked.
+        name: what people call this client.
         keyed: what is asked of keyed collections and resolves events, in call order.
         resolver: makes the updates that events amount to.
         upkeep: what happens without being asked: leases, compaction and garbage.
@@ -101,7 +102,7 @@ class Writer:
         self._pool = pool
         self._caches = caches
         self._settings = settings
-        name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.name = name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
         self.committer = committer = Committer(
             blob, follower, pool, clock, name, budget, deadline_s, settings.look_back

@@ -23,6 +23,7 @@ import persist
 from persist.codecs import TIME_MAX
 from persist.compact import must_destroy, next_work
 from persist.egress import SINK
+from persist.engine import failure_of
 from persist.facts.surveys import THREADS, Facts, KnownFacts, hold_for_people, names_by_id
 from persist.ingest import BEHIND, SOURCE
 from persist.log import collection_part, read_record, table_root
@@ -45,12 +46,22 @@ class Lag:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """The last failure of what fills a collection: when, by which process, and the error without values of rows."""
+
+    at: str
+    by: str
+    error: str
+
+
+@dataclass(frozen=True)
 class ViewLag:
     """How far a view has come, and the input that has come least far.
 
     Attributes:
         behind_s: how far it is behind that input; None if times are no moments, or nothing is sealed.
         is_due: a refresh would bring it further.
+        failed: why the last refresh brought it no further; None if it succeeded.
     """
 
     view: str
@@ -61,6 +72,7 @@ class ViewLag:
     input_upper_moment: str | None
     behind_s: float | None
     is_due: bool
+    failed: "Failed | None" = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +81,14 @@ class Filled:
 
     Attributes:
         behind_bytes: what was still to be read when it was read last; None if the source does not tell it.
+        failed: why it was not read any further; None if the last attempt succeeded.
     """
 
     source: str
     collections: tuple[str, ...]
     behind_s: float | None
     behind_bytes: int | None
+    failed: "Failed | None" = None
 
 
 @dataclass(frozen=True)
@@ -236,7 +250,13 @@ def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
         None if least is None else least.moment(least.upper),
         None if own_s is None or its_s is None else max(0.0, own_s - its_s),
         is_due,
+        _failed(facts),
     )
+
+
+def _failed(facts: Facts) -> Failed | None:
+    failure = failure_of(facts.contents)
+    return None if failure is None else Failed(_moment(failure.at_ms / 1000), failure.by, failure.error)
 
 
 def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float) -> tuple[Filled, ...]:
@@ -250,6 +270,7 @@ def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float)
             tuple(facts.name for facts in some),
             max((lag for facts in some if (lag := _source_lag_s(client, facts, now_s)) is not None), default=None),
             max((int(told) for each in some if (told := each.contents.about.properties.get(BEHIND))), default=None),
+            next(filter(None, map(_failed, some)), None),
         )
         for source, some in sorted(filled.items())
     )

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         schema_of,
         stored_batches,
     )
-    from persist.ingest.source import BEHIND, SOURCE, Batch, Change, Run, Source, SourceMoved, Target, without_secrets
+    from persist.ingest.source import BEHIND, SOURCE, Batch, Change, Run, Source, SourceMoved, Target
 
-_SOURCE = ("BEHIND", "SOURCE", "Batch", "Change", "Run", "Source", "SourceMoved", "Target", "without_secrets")
+_SOURCE = ("BEHIND", "SOURCE", "Batch", "Change", "Run", "Source", "SourceMoved", "Target")
 _PG_ADDRESS = ("PgAddress", "one_line")
 _FORMATS = ("BLOCK_BYTES", "BY_SUFFIX", "READ", "csv_batches", "format_by_name", "schema_of", "stored_batches")
 _OTHERS = ("Brokers", "Ingested", "brokers_at", "check_no_options", "checked", "described", "ingest")

@@ -21,8 +21,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import msgspec
 
 from persist.errors import InvalidUsage, Unavailable
-from persist.ingest.source import without_secrets
 from persist.read import required
+from persist.shown import without_secrets
 
 HEAD_BYTES = 5
 TIMEOUT_S = 10.0

@@ -8,7 +8,7 @@ that read one source, one commits and the other ends with `UpperMismatch`.
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
@@ -19,8 +19,8 @@ import msgspec
 from persist.antichain import Antichain
 from persist.client import Client, open
 from persist.collection import Collection
-from persist.engine import MOMENTS
-from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpperMismatch
+from persist.engine import MOMENTS, failures_told
+from persist.errors import InvalidUsage, Unavailable, UpdateNotBeyondUpper, UpperMismatch
 from persist.ingest.config import source_of
 from persist.ingest.moments import Moments, moments_target
 from persist.ingest.source import BEHIND, SOURCE, Batch, Run, Source, SourceMoved, SourceUnavailable, Target
@@ -133,22 +133,36 @@ def _follow(source: Source, run: Run) -> Ingested:
     rows = commits = 0
     moments = None if source.moments is None else Moments(run.collections[source.moments])
     run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
-    with task("ingest", source.name, streams=True) as done, closing(source.batches(run)) as batches:
+    with (
+        failures_told([run.first_handle]),
+        task("ingest", source.name, streams=True) as done,
+        closing(_read(source, run)) as batches,
+    ):
         for batch in batches:
             try:
                 _commit(source, run, batch, moments)
             except (SourceMoved, SourceUnavailable) as moved:
                 if run.once:
                     raise
-                logger.warning("%s", moved)
+                run.failed(moved) if isinstance(moved, SourceUnavailable) else logger.warning("%s", moved)
             else:
                 batch.is_durable = True
                 rows, commits = rows + batch.rows, commits + bool(batch.rows)
                 done(batch.rows)
+                run.tell(None)
             if run.stop.is_set():
                 break
     uppers = {name: collection.upper.time for name, collection in run.collections.items()}
     return Ingested(source.name, rows, commits, uppers)
+
+
+def _read(source: Source, run: Run) -> Generator[Batch]:
+    """Yield batches; if the source does not answer, a collection says so."""
+    try:
+        yield from source.batches(run)
+    except Unavailable as problem:
+        run.tell(problem)
+        raise
 
 
 def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:

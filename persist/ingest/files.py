@@ -24,7 +24,8 @@ from persist.codecs import arrow_type, did_you_mean
 from persist.collection import Collection
 from persist.errors import InvalidUsage, PersistError
 from persist.ingest.row_formats import BLOCK_BYTES, csv_batches, format_by_name, schema_of, stored_batches
-from persist.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target, without_secrets
+from persist.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
+from persist.shown import without_secrets
 from persist.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -126,9 +127,10 @@ class Files:
             except SourceUnavailable as problem:
                 if run.once:
                     raise
-                logger.warning("%s", problem)
+                run.failed(problem)
                 self._back_off(run)
                 continue
+            run.tell(None)
             for number, file in enumerate(listed):
                 if not self._is_new(file, known):
                     continue

@@ -91,7 +91,7 @@ class Kafka:
                 tries = tries or Backoff(clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
                 if run.once or not tries.wait():
                     raise
-                logger.warning("%s; it is tried again", problem)
+                run.failed(problem)
                 self._topics.close()
                 self._topics = Topics(self._brokers, self.config)
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import msgspec
 
 from persist.errors import InvalidUsage
-from persist.ingest.source import without_secrets
+from persist.shown import without_secrets
 
 PORT = 9092
 _NEAR = ("localhost", "127.0.0.1", "[::1]")

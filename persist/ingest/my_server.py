@@ -16,8 +16,8 @@ from persist.errors import InvalidUsage, Unavailable
 from persist.ingest.my_gtids import Gtids, gtids_of
 from persist.ingest.my_values import arrow_type_of
 from persist.ingest.pg_address import one_line
-from persist.ingest.source import without_secrets
 from persist.read import required
+from persist.shown import without_secrets
 
 _SETTINGS = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _QUERY = {"unix_socket", "ssl_mode", "ssl_ca"}

@@ -5,8 +5,8 @@ from typing import Any
 
 from persist.errors import InvalidUsage, Unavailable
 from persist.ingest.pg_types import SESSION
-from persist.ingest.source import without_secrets
 from persist.read import required
+from persist.shown import without_secrets
 
 
 class PgAddress:

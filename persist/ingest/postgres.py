@@ -83,7 +83,7 @@ class Postgres:
                 tries = tries or Backoff(run.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
                 if not tries.wait():
                     raise problem from None
-                logger.warning("%s; it is tried again", problem)
+                run.failed(problem)
 
     def close(self) -> None:
         """Do nothing: connections are closed where they are made."""

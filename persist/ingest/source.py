@@ -1,6 +1,6 @@
 """What a source of rows is to the loop that commits them."""
 
-import re
+import logging
 import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,15 +8,10 @@ from typing import Any, Protocol
 
 from persist.client import Client
 from persist.collection import Collection
+from persist.engine import CollectionHandle, tell_failure, tell_success
 from persist.errors import InvalidUsage, Unavailable
 
-_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@(?:[^\s?]*@)?")
-_WORD = re.compile(r"(?i)\b(password|sslpassword|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]+)")
-
-
-def without_secrets(text: str) -> str:
-    """Return a URL, or a message with URLs in it, without passwords."""
-    return _WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
+logger = logging.getLogger(__name__)
 
 
 class SourceMoved(InvalidUsage):
@@ -115,6 +110,21 @@ class Run:
             if upper is None:
                 raise InvalidUsage(f"the collection {name!r} is sealed for ever, so nothing can flow in: take another")
         self.uppers = {name: upper for name, upper in uppers.items() if upper is not None}
+
+    def failed(self, problem: Exception) -> None:
+        """Say what is wrong, in the log of this process and in the location, before it is tried again."""
+        logger.warning("%s; it is tried again", problem)
+        self.tell(problem)
+
+    def tell(self, problem: Exception | None) -> None:
+        """Let a collection say what is wrong, or that nothing is any more. Cost: nothing if it says that already."""
+        handles = [self.first_handle]
+        tell_success(handles) if problem is None else tell_failure(handles, problem)
+
+    @property
+    def first_handle(self) -> CollectionHandle:
+        """The collection that says what is wrong with the source."""
+        return self.collections[min(self.collections)].handle
 
     def wait(self, seconds: float) -> bool:
         """Wait, unless the loop is to stop; return whether it is."""

@@ -24,8 +24,9 @@ from persist.client import Client
 from persist.codecs import int64_array
 from persist.collection import Collection
 from persist.errors import InvalidUsage, PersistError
-from persist.ingest.source import Batch, Change, Run, Target, without_secrets
+from persist.ingest.source import Batch, Change, Run, Target
 from persist.read import required
+from persist.shown import without_secrets
 from persist.timeline import Timeline
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from persist.dataflow import (
     Where,
     wanted_indexes,
 )
-from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
+from persist.engine import CollectionHandle, Engine, failures_told, loaded, loaded_by_id
 from persist.errors import (
     AsOfCompacted,
     CollectionExists,
@@ -101,7 +101,7 @@ class LiveView:
             elsewhere: where steps may run, besides here.
         """
         self.engine.writer("refresh")
-        with self._lock, limited(timeout_s, memory_limit):
+        with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
             for left in reversed(range(TRIES)):
                 try:
                     refreshed = self._refresh(policy, elsewhere, where)
@@ -369,7 +369,7 @@ class ViewsTogether(Closes):
         """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
         engine = self._views[0].engine
         engine.writer("refresh")
-        with engine.follower.one_look():
+        with engine.follower.one_look(), failures_told([view.handle for view in self._views]):
             self._refresh(engine)
             refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
 

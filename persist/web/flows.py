@@ -2,8 +2,8 @@
 
 Nodes are collections, the sources that fill them, the views that are made of them, and the followers. A follower is
 a sink, a consumer or a report: it has a permanent hold, which stands at the time up to which it has taken all. Nodes
-and edges come from states alone (`KnownFacts`), and what a refresh wrote from the newest records. If a process fails,
-only its own log says so: the location tells how far each has come, and not why it came no further.
+and edges come from states alone (`KnownFacts`), and what a refresh wrote from the newest records. Why a view or a
+source came no further is told by its last failure, which it keeps until it succeeds again.
 """
 
 import threading

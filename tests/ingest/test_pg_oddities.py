@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import persist
-from persist.ingest import without_secrets
+from persist.shown import without_secrets
 from tests.ingest.servers import Server, postgres_programs
 from tests.ingest.test_postgres import Database, database, server
 

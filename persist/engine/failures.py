@@ -1,0 +1,124 @@
+"""Why a collection came no further: the last failure of what fills it, kept in what the collection says of itself.
+
+A refresh or a source that fails writes one record with the property `failed` of the collections that it fills: when, in
+which process, and what the error was. The next success takes it back. So nothing is written or asked while all goes
+well, and whoever opens the location can see why a process that is gone came no further.
+
+- The same failure is told again after `RETOLD_S` at the earliest: a process that is started again and again does not
+  fill the log.
+- Nothing is told of conflicts with others, nor of the store of the location itself, which could not take it.
+- The text is short. Passwords, what is in quotation marks, and the numbers that a function or another library speaks
+  of, are left out of it, because they may be values of rows. Names of collections and columns stay.
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from persist.engine.collection_handle import CollectionHandle
+from persist.engine.telling import describe_step
+from persist.errors import (
+    ClientClosed,
+    CollectionNotFound,
+    Conflict,
+    Indeterminate,
+    OperatorFailed,
+    PersistError,
+    ReadOnly,
+    Unavailable,
+)
+from persist.shown import plain, without_secrets
+from persist.state import CollectionState
+
+logger = logging.getLogger(__name__)
+FAILED = "failed"  # A property of collections.
+RETOLD_S = 300.0
+TEXT_MAX = 400
+NOT_TOLD = (Conflict, Unavailable, Indeterminate, ClientClosed, CollectionNotFound, ReadOnly)
+_QUOTED = re.compile(r"(?<!\w)(['\"])(.*?)(?:\1(?!\w)|$)")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\w.,:+-]*")
+_ASKED = re.compile(r"(\w+://[^\s?'\"]+)\?[^\s'\"]*")
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The last failure: when, by the clock of the process that failed, which one that was, and what the error was."""
+
+    at_ms: int
+    by: str
+    error: str
+
+
+def failure_of(contents: CollectionState) -> Failure | None:
+    """Return the last failure of what fills a collection; None if it has succeeded since."""
+    told = contents.about.properties.get(FAILED)
+    try:
+        return None if told is None else msgspec.json.decode(told, type=Failure)
+    except msgspec.MsgspecError:
+        return None  # A user's own property of that name.
+
+
+@contextmanager
+def failures_told(handles: Sequence[CollectionHandle]) -> Iterator[None]:
+    """Let collections tell of the failure of what is done in the block, or that it succeeds again."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, NOT_TOLD):
+            tell_failure(handles, error)
+        raise
+    tell_success(handles)
+
+
+def tell_failure(handles: Sequence[CollectionHandle], error: Exception) -> None:
+    """Let collections tell of a failure. If that fails, too, it is logged, and no error."""
+    if not handles:
+        return
+    engine = handles[0].engine
+    now_ms = engine.clock.wall_ms()
+    try:
+        columns = {name for each in handles for name in each.schema.names}
+        told = _text_of(error, {*engine.follower.state.names(), *columns})
+        failure = Failure(now_ms, engine.writer("tell_failure").name, told)
+        stale = [each for each in handles if _is_news(failure_of(each.known()), failure)]
+        _say(stale, msgspec.json.encode(failure).decode())
+    except PersistError as problem:
+        logger.warning("the location could not be told of a failure: %s", problem)
+
+
+def tell_success(handles: Sequence[CollectionHandle]) -> None:
+    """Take back that what fills collections failed, where they say so. Cost: nothing if they do not."""
+    try:
+        _say([each for each in handles if failure_of(each.known()) is not None], None)
+    except PersistError as problem:
+        logger.warning("the location could not be told of a success: %s", problem)
+
+
+def _is_news(before: Failure | None, now: Failure) -> bool:
+    return before is None or before.error != now.error or now.at_ms - before.at_ms >= RETOLD_S * 1000
+
+
+def _say(handles: Sequence[CollectionHandle], text: str | None) -> None:
+    if handles:
+        steps = [describe_step(each, None, {FAILED: text}, None, None) for each in handles]
+        handles[0].engine.submit("failed", steps, {each.id: each.name for each in handles}).result()
+
+
+def _text_of(error: Exception, names: set[str]) -> str:
+    """Return an error as a text that may be kept: one line, without what may be a secret or the value of a row."""
+    if isinstance(error, OperatorFailed):
+        text, is_ours = f"operator {error.operator} failed: {error.problem}", False
+    else:
+        text, is_ours = str(error), isinstance(error, PersistError)
+    text = _ASKED.sub(r"\1?…", without_secrets(" ".join(plain(text).split())))
+
+    def kept(quoted: re.Match[str]) -> str:
+        return quoted[0] if quoted[2] in names else f"{quoted[1]}…{quoted[1]}"
+
+    text = _QUOTED.sub(kept, text)
+    if not is_ours:
+        text = _NUMBER.sub("…", text)
+    text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
