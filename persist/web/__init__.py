@@ -10,9 +10,9 @@ from persist.late_names import late_names
 
 if TYPE_CHECKING:
     from persist.web.app import MEMORY_BUDGET, served
-    from persist.web.shown import slider
+    from persist.web.shown import load_ipython_extension, slider
 
-__all__ = ["slider"]
+__all__ = ["load_ipython_extension", "slider"]
 
 # Each needs a package of its own: the slider anywidget, and the page uvicorn.
-__getattr__ = late_names(__name__, {"shown": ["slider"], "app": ["MEMORY_BUDGET", "served"]})
+__getattr__ = late_names(__name__, {"shown": ["load_ipython_extension", "slider"], "app": ["MEMORY_BUDGET", "served"]})

@@ -14,7 +14,8 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -279,12 +280,14 @@ def served(
         InvalidUsage: the address cannot be listened at.
     """
     token = token or secrets.token_urlsafe(16)
-    with listening(host, port) as listener:
+    explorer = Explorer(client)
+    with listening(host, port) as listener, ThreadPoolExecutor(1, "persist-first-list") as thread:
+        thread.submit(_try, explorer.collections)  # What it reads is there when a browser asks for the first list.
         listener.setblocking(False)
         shown_host = f"[{host}]" if ":" in host else host
         server = uvicorn.Server(
             uvicorn.Config(
-                make_app(Explorer(client), token, names_of(host, allow_hosts)),
+                make_app(explorer, token, names_of(host, allow_hosts)),
                 http=BoundedConnection,
                 ws="none",
                 h11_max_incomplete_event_size=HEADER_BYTES_MAX,
@@ -301,6 +304,11 @@ def served(
 
         url = f"http://{shown_host}:{listener.getsockname()[1]}/{token}/"
         yield Served(url, lambda: server.run(sockets=[listener]), stop)
+
+
+def _try(look: Callable[[], object]) -> None:
+    with suppress(persist.PersistError):  # Whoever asks next is told.
+        look()
 
 
 def names_of(host: str, allowed: Sequence[str]) -> Names:

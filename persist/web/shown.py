@@ -208,6 +208,7 @@ def key_of(text: str, schema: Any) -> pa.Table:
 
 ROWS = 50
 EVERY_S_MIN = 0.2
+SHOWN_EVERY_S = 2.0
 
 
 def slider(collection: "Collection", as_of: int | str | None = None, *, every_s: float | None = None) -> Any:
@@ -230,6 +231,21 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
     if as_of is not None:
         widget.at = str(as_of)
     return widget
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Let a notebook show collections and views by a slider that looks again: what `%load_ext persist.web` calls.
+
+    Raises:
+        InvalidUsage: anywidget is not installed. Collections then show themselves as tables.
+    """
+    _widget()
+    shown_as, formatter = ipython.display_formatter.format, ipython.display_formatter.mimebundle_formatter
+
+    def show(collection: "Collection", **asked: Any) -> Any:
+        return shown_as(slider(collection, every_s=SHOWN_EVERY_S), **asked)
+
+    formatter.for_type_by_name("persist.collection", "Collection", show)
 
 
 @cache

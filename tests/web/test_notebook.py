@@ -67,6 +67,26 @@ def test_a_slider_of_what_nobody_can_read_yet_is_empty(client: persist.Client) -
     assert slider(client.load("empty")).shown == {}
 
 
+def test_a_collection_of_a_notebook_with_the_extension_is_a_slider_that_looks_again(tmp_path: Path) -> None:
+    code = (
+        "import json, persist\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "with persist.open('memory://x') as client:\n"
+        "    client.write('orders', [{'k': 1}], key=['k'])\n"
+        "    view = client.create_view('all', 'SELECT k FROM orders')\n"
+        "    before = shell.display_formatter.format(client.load('orders'))[0]\n"
+        "    shell.run_line_magic('load_ext', 'persist.web')\n"
+        "    found = [shell.display_formatter.format(each)[0] for each in (client.load('orders'), view)]\n"
+        "    print(json.dumps([sorted(each) for each in (before, *found)]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, *found = json.loads(done.stdout)
+    assert before == ["text/html", "text/plain"]
+    assert found == [["application/vnd.jupyter.widget-view+json", *before]] * 2
+
+
 def test_without_the_package_the_extra_is_named(client: persist.Client) -> None:
     code = (
         "import sys; sys.modules['anywidget'] = None\n"
