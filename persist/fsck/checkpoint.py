@@ -131,9 +131,9 @@ class Renewal:
             entries[entry.id] = replace(entry, base=pointer, levels=(), pending=(), contents=None)
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
-        self._directory = new_directory(state.location, state.seqno, directory, ())
-        if self._directory.made is not None:
-            yield self._directory.made
+        made: list[tuple[BlobRef, bytes]] = []
+        self._directory = new_directory(state.location, state.seqno, directory, (), lambda *each: made.append(each))
+        yield from made
 
     def _made(self, key: str, is_there: bool) -> Repair:
         return Repair("replace" if is_there else "create", key, f"what the log says up to seqno {self._state.seqno}")

@@ -89,7 +89,7 @@ from persist.state import (
 )
 
 INTERVAL = 16
-CHECKPOINT_BYTES_MAX = 1 << 30  # With its directory objects. Of those larger none is made, and none is read.
+CHECKPOINT_BYTES_MAX = 1 << 30  # Or a directory object. Of those larger none is made, and none is read.
 STORED_PENDING_MAX = 32  # Mutations, and bytes of parts inside them, that a checkpoint keeps beside a base.
 STORED_PENDING_BYTES_MAX = 64 * 1024
 
@@ -145,13 +145,10 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
             entry = replace(entry, contents=state.entries[id_].contents)
             rebased[id_] = _with_new_base(blob, location, entry, state.seqno, known, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
-    new = new_directory(location, state.seqno, directory, levels)
+    new = new_directory(location, state.seqno, directory, levels, lambda pointer, data: blob.set(pointer.blob, data))
     data = encode_framed(checkpoint_of(location, state.seqno, replayed.commit, replayed.control, new))
-    size = len(data) + sum(level.pointer.bytes for level in new.levels)
-    if size > CHECKPOINT_BYTES_MAX:
-        raise InvalidUsage(f"a checkpoint would have {size:,} bytes, and at most {CHECKPOINT_BYTES_MAX:,} are read")
-    if new.made is not None:
-        blob.set(new.made[0].blob, new.made[1])
+    if len(data) > CHECKPOINT_BYTES_MAX:
+        raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
     if not blob.create(checkpoint_key(state.seqno), data):
         return False
     known.keep(new.levels)
@@ -369,8 +366,8 @@ def _check(checkpoint: Checkpoint) -> None:
     if not is_id(checkpoint.commit):
         raise ValueError(f"the commit {checkpoint.commit[:200]!r} is not 32 hex digits")
     check_pointers(checkpoint.directory, seqno)
-    if sum(pointer.bytes for pointer in checkpoint.directory) > CHECKPOINT_BYTES_MAX:
-        raise ValueError("its directory objects are larger than any writer makes them")
+    if any(pointer.bytes > CHECKPOINT_BYTES_MAX for pointer in checkpoint.directory):
+        raise ValueError("a directory object of it is larger than any writer makes it")
     for dropped in control.dropped:
         if not is_id(dropped.collection) or dropped.seqno > seqno:
             raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one")

@@ -12,6 +12,9 @@ are merged with. So each object is at least `RATIO` times as large as the next: 
 `log2(n / INLINE_BYTES_MAX)` objects at most, and what changes is written again about as often, however large the
 directory is. All of a small location is in its checkpoint, one object.
 
+No object is made larger than `OBJECT_BYTES_MAX`: those of a very large location are not merged any more. When there are
+almost `LEVELS_MAX` of them, all is written anew, in pieces of that size, of which none speaks of what another says.
+
 A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
 since. Nothing is taken over that is older than the log that is kept (`log_floor`), so it lives no longer than there.
 Nothing is taken over either that is older than the last erasure, because nothing else would ever replace it.
@@ -21,12 +24,12 @@ thousand collections would rewrite sixteen pages, hundreds of times as much as t
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from persist.blob import Blob, CorruptBlob
+from persist.blob import Blob, CorruptBlob, InvalidUsage
 from persist.log import (
     AnyCollectionMutation,
     BlobRef,
@@ -52,6 +55,8 @@ from persist.state import CollectionEntry, CollectionState, FrozenMap, LocationS
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
 LEVELS_MAX = 64
+SPARE_LEVELS = 8  # Fewer than these are left before all is written anew.
+OBJECT_BYTES_MAX = 256 << 20  # No more is written into one object, so the directory may have some 14 GiB.
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -174,35 +179,61 @@ class NewDirectory:
 
     Attributes:
         levels: the directory objects that it points to, oldest first.
-        made: the one among them that must be stored first, and its bytes.
         collections, gone: what has changed since.
     """
 
     levels: tuple[Level, ...]
-    made: tuple[BlobRef, bytes] | None
-    collections: tuple[DirectoryEntry, ...]
-    gone: tuple[str, ...]
+    collections: tuple[DirectoryEntry, ...] = ()
+    gone: tuple[str, ...] = ()
 
 
-def new_directory(location: str, seqno: int, directory: Directory, levels: tuple[Level, ...]) -> NewDirectory:
+def new_directory(
+    location: str,
+    seqno: int,
+    directory: Directory,
+    levels: tuple[Level, ...],
+    store: Callable[[BlobRef, bytes], object],
+) -> NewDirectory:
     """Return how a checkpoint at seqno says that the directory is this one, given the levels that it takes over.
 
-    All bases of entries that differ from the levels are stored. Cost: O(what differs), and that is encoded.
+    All bases of entries that differ from the levels are stored. What it points to beyond the levels is given to store
+    first, one object at a time. Cost: O(what differs), and that is encoded.
+
+    Raises:
+        InvalidUsage: the collections are so many that no checkpoint can point to all of what is to be said of them.
     """
     collections, gone = _since(levels, directory)
     if (size := _size(collections)) <= INLINE_BYTES_MAX:
-        return NewDirectory(levels, None, collections, gone)
-    while levels and levels[-1].pointer.bytes < RATIO * size:
+        return NewDirectory(levels, collections, gone)
+    while levels and levels[-1].pointer.bytes < RATIO * size and size + levels[-1].pointer.bytes <= OBJECT_BYTES_MAX:
         size += levels[-1].pointer.bytes
         levels = levels[:-1]
+    if size > OBJECT_BYTES_MAX or len(levels) + SPARE_LEVELS >= LEVELS_MAX:
+        levels = ()  # Only what is whole is cut: names that two collections exchange belong into one object.
     collections, gone = _since(levels, directory)
     if not levels and _size(collections) <= INLINE_BYTES_MAX:
-        return NewDirectory((), None, collections, gone)
-    pointer, data = encoded_object(
-        directory_prefix(seqno),
-        DirectoryObject(location=location, seqno=seqno, collections=collections, gone=gone),
-    )
-    return NewDirectory((*levels, Level(pointer, directory)), (pointer, data), (), ())
+        return NewDirectory((), collections, gone)
+    for some in [collections] if levels else _cut(collections):
+        stored = DirectoryObject(location=location, seqno=seqno, collections=some, gone=gone)
+        pointer, data = encoded_object(directory_prefix(seqno), stored)
+        store(pointer, data)
+        before = levels[-1].directory if levels else EMPTY
+        levels = (*levels, Level(pointer, directory if some is collections else before.with_changes(some, gone)))
+    if len(levels) > LEVELS_MAX:
+        raise InvalidUsage(f"{len(directory.ids):,} collections take {len(levels)} objects, and {LEVELS_MAX} are read")
+    return NewDirectory(levels)
+
+
+def _cut(collections: tuple[DirectoryEntry, ...]) -> Iterator[tuple[DirectoryEntry, ...]]:
+    """Yield the entries in pieces of at most `OBJECT_BYTES_MAX`; those of one piece are what was given."""
+    first = size = 0
+    for at, entry in enumerate(collections):
+        bytes_ = _size((entry,))
+        if size + bytes_ > OBJECT_BYTES_MAX and at > first:
+            yield collections[first:at]
+            first, size = at, 0
+        size += bytes_
+    yield collections[first:]
 
 
 def _since(levels: tuple[Level, ...], directory: Directory) -> tuple[tuple[DirectoryEntry, ...], tuple[str, ...]]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 import persist
-from persist.blob import CorruptBlob, MemoryBlob, MissingBlob, SystemClock
+from persist.blob import CorruptBlob, InvalidUsage, MemoryBlob, MissingBlob, SystemClock
 from persist.log import Mutation, Record, create_record, directory_seqno, encode_framed, kinds, read_record
 from persist.replica import Follower, checkpoint, directory
 from persist.state import State, apply
@@ -264,3 +264,31 @@ def test_a_directory_that_was_collected_between_two_gets_is_passed_over(monkeypa
     opened = Follower(blob, ImpatientClock()).state
     assert len(opened.entries) == 120
     assert blob.get(newest) is None
+
+
+def test_a_directory_of_any_size_is_cut_into_objects_that_are_written_anew_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    monkeypatch.setattr(directory, "OBJECT_BYTES_MAX", 2500)
+    monkeypatch.setattr(directory, "LEVELS_MAX", 25)
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    counts = []
+    for _ in range(20):
+        writer.create(3)
+        one, other = writer.ids[0], writer.ids[-1]
+        names = {id_: name for name, id_ in writer.follower.state.ids.items()}
+        writer.commit(kinds.Rename(one, "between"), kinds.Rename(other, names[one]), kinds.Rename(one, names[other]))
+        writer.destroy(1)
+        writer.seal_in_turn(30)
+        found = next(checkpoint.stored_checkpoints(blob)).checkpoint.directory
+        assert max((pointer.bytes for pointer in found), default=0) < 3500
+        counts.append(len(found))
+        assert_opens_as_the_log_says(blob)
+    assert max(counts) <= 25
+    pieces = Counter(directory_seqno(entry.key) for entry in blob.list("directory/"))
+    assert max(pieces.values()) > 5, "all was written anew, in pieces"
+    monkeypatch.setattr(directory, "LEVELS_MAX", 5)
+    with pytest.raises(InvalidUsage, match=r"collections take .* objects, and 5 are read"):
+        writer.seal_in_turn(400)
