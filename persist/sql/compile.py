@@ -10,6 +10,7 @@ from persist.expression import Call, Place, Term
 from persist.sql.adapt import Adapter
 from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of
 from persist.sql.duck import Columns, bound, names_column, place, tables_of
+from persist.sql.lower_join import with_constants
 from persist.sql.prune import types_of
 from persist.sql.temporal import MARK
 from persist.sql.types import Unreadable, of_arrow
@@ -84,7 +85,7 @@ def _planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, l
     units = {schema.timeline for schema in schemas.values()}
     unit = units.pop() if len(units) == 1 else None
     bound_query = bound(sql, tables, f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})")
-    plan = Adapter(sql, tables, unit).adapted(bound_query.plan)
+    plan = with_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
     if _levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
     columns = bound_query.columns(types_of(plan))

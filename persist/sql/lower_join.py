@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from persist.dataflow import Stream
 from persist.expression import Call, Col, Lit, Place, Term, conjuncts, evaluate, moved, shifted, sql_call
-from persist.sql.algebra import Join
+from persist.sql.algebra import Join, Node, replaced, with_terms
 from persist.sql.prune import by_side, has_one_partner
 
 
@@ -54,6 +55,26 @@ def lowered(term: Term) -> Term:
     except (pa.ArrowException, ValueError, TypeError):
         return call  # It raises when it is evaluated, if it ever is.
     return Lit(value if isinstance(value, pa.Scalar) else value[0])
+
+
+def with_constants(plan: Node) -> Node:
+    """Return a plan in which what is made of constants only is computed: a refresh then begins without DuckDB.
+
+    A value of a type that definitions do not spell exactly, such as a float or a list, is left as it is.
+    """
+
+    def computed(term: Term) -> Term:
+        if not isinstance(term, Call):
+            return term
+        call = Call(term.function, tuple(map(computed, term.arguments)), term.options)
+        made = lowered(call) if all(isinstance(argument, Lit) for argument in call.arguments) else call
+        return made if isinstance(made, Lit) and _is_spelled(made.value.type) else call
+
+    return with_terms(replaced(plan, with_constants), computed)
+
+
+def _is_spelled(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date32(kind) or pat.is_timestamp(kind))
 
 
 class _OneRow(dict[str, Any]):

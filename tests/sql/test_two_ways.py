@@ -15,7 +15,7 @@ from tests.dataflow.step.emulated import stepped
 from tests.index.always import indexes_that_always_pay
 from tests.sql.grammar import Grammar
 from tests.sql.oracle import changes
-from tests.sql.two_ways import QUIET, check_in_turns, steps_that_always_pay
+from tests.sql.two_ways import QUIET, chain, check_in_turns, steps_that_always_pay
 
 KINDS = {
     "sums and counts": "SELECT a, count(*) AS n, sum(b) AS s, count(b) AS c FROM t GROUP BY a",
@@ -59,6 +59,12 @@ KINDS = {
 def test_steps_and_open_handles_in_turns_have_the_answers_of_duckdb(kind: str) -> None:
     ways = check_in_turns(KINDS[kind], changes(len(kind), steps=6, size=5), seed=len(kind))
     assert ("step" in ways) == (kind != "recursion")
+
+
+@pytest.mark.thorough(except_every=10)
+@pytest.mark.parametrize("seed", range(20))
+def test_keys_that_one_table_of_a_chain_gives_are_passed_on_to_the_next(seed: int) -> None:
+    assert "step" in check_in_turns(chain(seed), changes(seed, steps=5, size=6), seed)
 
 
 @pytest.mark.thorough

@@ -19,9 +19,11 @@ QUIET = persist.Settings(background=False)
 
 @contextmanager
 def steps_that_always_pay() -> Iterator[None]:
-    """Let a handle without state take steps whatever they read: the tables of tests are small."""
+    """Let a handle without state take steps whatever they read, and look for all keys: tables of tests are small."""
     with pytest.MonkeyPatch.context() as constants:
         constants.setattr("persist.dataflow.step.choosing.OPEN_S", 1e12)
+        constants.setattr("persist.dataflow.step.planning.WORTH", 1 << 40)
+        constants.setattr("persist.dataflow.step.planning.SMALL_BYTES", 0)
         yield
 
 
@@ -70,6 +72,36 @@ def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
         duck.close()
         assert client.fsck().problems == ()
     return ways
+
+
+def chain(seed: int) -> str:
+    """Return a query that joins three to five tables, each with one of those before it by some of their columns."""
+    chance, columns = random.Random(seed), {"t": ["a", "b", "s"], "u": ["a", "b", "s"], "w": ["a"]}
+    names = [chance.choice("ttuuw") for _ in range(chance.randint(3, 5))]
+    joins = [f"{names[0]} x0"]
+    for at, name in enumerate(names[1:], 1):
+        conditions = []
+        for _ in range(chance.choice([1, 1, 2])):
+            before = chance.randrange(at)
+            column = chance.choice(columns[name])
+            kinds = ["s"] if column == "s" else ["a", "b"]
+            others = [other for other in columns[names[before]] if other in kinds]
+            if others:
+                conditions.append(f"x{at}.{column} = x{before}.{chance.choice(others)}")
+        on = " AND ".join(conditions) or f"x{at}.a = x{at - 1}.a"
+        joins.append(f"{chance.choice(['JOIN', 'JOIN', 'JOIN', 'LEFT JOIN'])} {name} x{at} ON {on}")
+    if chance.random() < 0.3:
+        at = chance.randrange(len(names))
+        inner = f"SELECT 1 FROM u y WHERE y.a = x{at}.a"
+        where = f" WHERE {chance.choice(['', 'NOT '])}EXISTS ({inner})"
+    else:
+        where = chance.choice(["", f" WHERE x{chance.randrange(len(names))}.a > 0"])
+    source = f"FROM {' '.join(joins)}{where}"
+    at, other = chance.randrange(len(names)), chance.randrange(len(names))
+    if chance.random() < 0.3:
+        return f"SELECT DISTINCT x{at}.a AS one, x{other}.a AS other {source}"
+    value = chance.choice(["count(*)", f"sum(x{other}.a)", f"count(x{other}.a)", f"min(x{other}.a)"])
+    return f"SELECT x{at}.{chance.choice(columns[names[at]])} AS k, {value} AS v, count(*) AS n {source} GROUP BY 1"
 
 
 def index_at_random(table: persist.Collection, chance: random.Random) -> None:

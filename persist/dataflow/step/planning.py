@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -25,14 +26,16 @@ from persist.dataflow.step.standing import Doubts, Standing, is_of_groups, sourc
 from persist.dataflow.step.tasks import Asked, StageTask, Stored, Written
 from persist.dataflow.step.touched import (
     NOTHING,
+    Brought,
     Condition,
+    Known,
     Need,
     TouchedKeys,
+    asked_of,
     before,
     brought_to,
     demands_of,
     known_only,
-    levels_of,
     needs_of,
     sources_of,
 )
@@ -43,6 +46,7 @@ from persist.sink import Target
 from persist.source import CollectionAddress
 
 FEW_KEYS = 20  # If so many times as many updates have changed as keys are touched, all keys are taken to be.
+SMALL_BYTES = 256 << 10  # Decoded: sources that are smaller are read whole where keys would have to be passed on.
 WORTH = 2  # Touched keys are looked for if what they tell a part of is more than what is new, divided by this.
 
 
@@ -88,6 +92,7 @@ class StepPlan:
             stage.doubts.update({node.number: doubts[node.number] for node in stage.nodes if node.number in doubts})
         self._open = ExitStack()
         self._readings: dict[int, Reading] = {}  # By stage.
+        self._before: dict[Brought, frozenset[Brought]] = {}
 
     def __enter__(self) -> "StepPlan":
         try:
@@ -161,8 +166,8 @@ class StepPlan:
             if need is None:
                 return f"{_named(demanding[stage.source.number])} needs all of {stage.source.title}"
             for term in need:
-                if not term.columns and term.exchange not in unchanged:
-                    return f"{_named(self._fed_by(term.exchange))} needs all of {stage.source.title}"
+                if not term.columns and term.keys not in unchanged:
+                    return f"{_named(self._fed_by(term.keys.exchange))} needs all of {stage.source.title}"
         return None
 
     def _is_own(self, stage: StagePlan) -> bool:
@@ -180,7 +185,7 @@ class StepPlan:
         }.values()
         return node
 
-    def reads(self, known: Mapping[int, TouchedKeys] | None) -> list[str]:
+    def reads(self, known: Known | None) -> list[str]:
         """Return what is read of each source, as text, if these touched keys are known; None for everything."""
         needs = needs_of(self.stages, self.quiet)
         return [
@@ -193,7 +198,7 @@ class StepPlan:
             if stage.source is not None
         ]
 
-    def missing(self, known: Mapping[int, TouchedKeys] | None) -> list[str]:
+    def missing(self, known: Known | None) -> list[str]:
         """Return the indexes that would make a step cheaper if these touched keys are known, as text."""
         needs = needs_of(self.stages, self.quiet)
         return [
@@ -205,18 +210,45 @@ class StepPlan:
             )
         ]
 
-    def levels(self) -> list[tuple[int, list[int]]]:
-        """Return the exchanges whose touched keys are of use, by how many changes of key lie before them, and itself.
+    def levels(self) -> list[tuple[int, list[Brought]]]:
+        """Return the keys that are of use, by how many others have to be known before them, one after the other.
 
-        Those of a level are found together, by a `wave`, when those of the levels before are known.
+        Those of a level are found by a `wave` when those of the levels before are known: together, where that can be.
         """
-        levels, wanted = levels_of(self.stages), self._wanted()
-        waves: dict[int, list[int]] = {}
-        for stage in self.stages:
-            for exchange in stage.gives:
-                if exchange.keys and exchange.number in wanted:
-                    waves.setdefault(levels[stage.number] + 1, []).append(exchange.number)
-        return sorted(waves.items())
+        depths: dict[Brought, int] = {}
+
+        def depth(keys: Brought) -> int:
+            if keys not in depths:
+                depths[keys] = 1 + max(map(depth, self._asked_before(keys)), default=0)
+            return depths[keys]
+
+        for keys in self._wanted:
+            depth(keys)
+        waves: dict[tuple[int, int], list[Brought]] = {}
+        keyed = {exchange.number for stage in self.stages for exchange in stage.gives if exchange.keys}
+        for keys, level in sorted(depths.items(), key=lambda item: (item[1], item[0].exchange, repr(item[0].of))):
+            if keys.exchange not in keyed:
+                continue
+            turn = next(at for at in count() if self._fits(keys, waves.get((level, at), ())))
+            waves.setdefault((level, turn), []).append(keys)
+        return [(level, wanted) for (level, _), wanted in sorted(waves.items())]
+
+    def _fits(self, keys: Brought, wave: Sequence[Brought]) -> bool:
+        """Whether keys can be found together with others: no exchange is asked that gives its records to another."""
+        own = self._read_for(keys)
+        return all(keys.exchange not in self._read_for(one) and one.exchange not in own for one in wave)
+
+    def _read_for(self, keys: Brought) -> set[int]:
+        stages = before(self.stages, {keys.exchange})
+        return {keys.exchange, *(exchange.number for stage in stages for exchange in stage.reads)}
+
+    def _asked_before(self, keys: Brought) -> frozenset[Brought]:
+        """Return the keys that tell what has to be read to find some others."""
+        if keys not in self._before:
+            stages = before(self.stages, {keys.exchange})
+            asked = asked_of(needs_of(stages, self.quiet, [keys]), stages)
+            self._before[keys] = asked | {term.keys for term in keys.of}
+        return self._before[keys]
 
     @cached_property
     def quiet(self) -> frozenset[int]:
@@ -227,11 +259,11 @@ class StepPlan:
             if sources is not None and not any(self._readings[source].changed for source in sources)
         )
 
-    def untouched(self) -> dict[int, TouchedKeys]:
+    def untouched(self) -> dict[Brought, TouchedKeys]:
         """Return the touched keys that are known without reading: none, of an exchange that brings nothing new."""
-        return {number: TouchedKeys(()) for number in self.quiet}
+        return {Brought(number): TouchedKeys(()) for number in self.quiet}
 
-    def bounded(self, wanted: Sequence[int], known: Mapping[int, TouchedKeys]) -> dict[int, TouchedKeys]:
+    def bounded(self, wanted: Sequence[Brought], known: Known) -> dict[Brought, TouchedKeys]:
         """Return of exchanges whose keys are not known what these are among, where that is known.
 
         A stage that is shared out by the keys of an exchange gives nothing new of other keys than it is given.
@@ -239,57 +271,79 @@ class StepPlan:
         bounds = {}
         for stage in self.stages:
             for exchange in stage.gives:
-                if exchange.number not in wanted or exchange.number in known or not stage.is_keyed:
+                touched = Brought(exchange.number)
+                if touched not in wanted or touched in known or not stage.is_keyed:
                     continue
                 [node] = [node for node in stage.nodes if node.number == exchange.node]
                 if stage.keyed[node.number] == exchange.keys:
-                    given = set[int]().union(*(brought_to(stage, node, at) for at in range(len(node.inputs))))
-                    if given <= known.keys():
-                        tables = (table for number in sorted(given) for table in known[number].tables)
+                    numbers = set[int]().union(*(brought_to(stage, node, at) for at in range(len(node.inputs))))
+                    given = [Brought(number) for number in sorted(numbers)]
+                    if {*given} <= known.keys():
+                        tables = (table for one in given for table in known[one].tables)
                         names = [*(exchange.keys or ())]
-                        bounds[exchange.number] = TouchedKeys(tuple(table.rename_columns(names) for table in tables))
+                        bounds[touched] = TouchedKeys(tuple(table.rename_columns(names) for table in tables))
         return bounds
 
-    def wave(
-        self, wanted: Sequence[int], known: Mapping[int, TouchedKeys], partitions: int
-    ) -> tuple[list[StageTask], int]:
-        """Return what tasks do to find the touched keys of some exchanges, and about how many bytes they read, decoded.
+    def wave(self, wanted: Sequence[Brought], known: Known, partitions: int) -> tuple[list[StageTask], int]:
+        """Return what tasks do to find keys, each of another exchange, and about how many bytes they read, decoded.
 
-        The blocks that are asked for are these keys: of exchanges of which they are not known, and may save about as
-        much reading as they take.
+        The blocks that are asked for are these keys: of those that are not known, and may save about as much reading as
+        they take.
         """
         sources = sources_of(self.stages)
-        asked = frozenset(
-            number
-            for number in wanted
-            if number not in known and WORTH * self.told_bytes({number}) > self._changed_bytes(sources[number])
-        )
-        tasks, size = self._tasks(before(self.stages, asked), partitions, known, {})
-        return [replace(task, asked=asked) for task in tasks], size
+        asked = [
+            keys
+            for keys in wanted
+            if keys not in known
+            and all(term.keys in known for term in keys.of)
+            and WORTH * self.told_bytes({keys}) > self._changed_bytes(sources[keys.exchange])
+            and not (keys.of and self.told_bytes({keys}) < SMALL_BYTES)
+        ]
+        of = {
+            keys.exchange: condition
+            for keys in asked
+            if keys.of and (condition := Condition.of(keys.of, known)) is not None
+        }
+        numbers = frozenset(keys.exchange for keys in asked)
+        tasks, size = self._tasks(before(self.stages, numbers), partitions, known, {}, asked)
+        return [replace(task, asked=numbers, asked_of=of) for task in tasks], size
 
-    def told_bytes(self, exchanges: Set[int]) -> int:
-        """Return how many bytes, decoded, the sources hold of which the touched keys of some exchanges tell a part."""
-        needs = needs_of(self.stages, self.quiet)
+    def told_bytes(self, wanted: Set[Brought]) -> int:
+        """Return how many bytes, decoded, the sources hold of which some keys, or what these tell, tell a part."""
         return sum(
             self._readings[stage.number].contents_bytes
             for stage in self.stages
-            if stage.source is not None
-            and any(term.exchange in exchanges for term in needs.get(stage.source.number, NOTHING) or ())
+            if stage.source is not None and not wanted.isdisjoint(self._telling.get(stage.source.number, ()))
         )
+
+    @cached_property
+    def _telling(self) -> dict[int, frozenset[Brought]]:
+        """By source the keys that tell which part of it is read, by a step or by what finds other keys."""
+        parts: list[tuple[Sequence[StagePlan], tuple[Brought, ...]]] = [(self.stages, ())]
+        parts += [(before(self.stages, {keys.exchange}), (keys,)) for _, wanted in self.levels() for keys in wanted]
+        telling: dict[int, frozenset[Brought]] = {}
+        for stages, asked in parts:
+            needs = needs_of(stages, self.quiet, asked)
+            for stage in stages:
+                if stage.source is not None:
+                    number = stage.source.number
+                    terms = needs.get(number, NOTHING) or ()
+                    telling[number] = telling.get(number, frozenset()) | {term.keys for term in terms}
+        return telling
 
     def _changed_bytes(self, sources: set[int] | None) -> int:
         return sum(self._readings[source].changes_bytes for source in sources or ())
 
     @staticmethod
-    def touched(tasks: Sequence[StageTask], keys: Asked) -> dict[int, TouchedKeys]:
-        """Return the touched keys of the exchanges that the tasks of a wave were asked for, of what they gave."""
+    def touched(wanted: Sequence[Brought], tasks: Sequence[StageTask], keys: Asked) -> dict[Brought, TouchedKeys]:
+        """Return the keys that the tasks of a wave were asked for, of what they gave."""
         asked = frozenset[int]().union(*(task.asked for task in tasks))
         tables: dict[int, list[pa.Table]] = {number: [] for number in asked}
         for exchange, table in keys:
             tables[exchange].append(table)
-        return {number: TouchedKeys(tuple(key_tables)) for number, key_tables in tables.items()}
+        return {one: TouchedKeys(tuple(tables[one.exchange])) for one in wanted if one.exchange in asked}
 
-    def tasks(self, partitions: int, known: Mapping[int, TouchedKeys] | None = None) -> list[StageTask]:
+    def tasks(self, partitions: int, known: Known | None = None) -> list[StageTask]:
         """Return what the tasks of each stage do.
 
         Args:
@@ -302,7 +356,7 @@ class StepPlan:
         }
         return self._tasks(self.stages, partitions, known, written)[0]
 
-    def needed_bytes(self, known: Mapping[int, TouchedKeys]) -> tuple[int, int]:
+    def needed_bytes(self, known: Known) -> tuple[int, int]:
         """Return about what a step reads, decoded, if these touched keys are known; and what of that it needs whole."""
         needs = needs_of(self.stages, self.quiet)
         whole = [
@@ -313,16 +367,16 @@ class StepPlan:
         ]
         return self._tasks(self.stages, 1, known, {})[1], sum(whole)
 
-    def _is_whole(self, need: Need, known: Mapping[int, TouchedKeys]) -> bool:
+    def _is_whole(self, need: Need, known: Known) -> bool:
         """Return whether about all is needed: also where few keys come of much that changed, so most records have one
         of them."""
         if need is None:
             return True
         sources = sources_of(self.stages)
         for term in need:
-            keys = sum(map(len, known[term.exchange].tables))
-            changed = sum(self._readings[source].changed for source in sources[term.exchange] or ())
-            if term.columns and 0 < FEW_KEYS * keys < changed:
+            keys = sum(map(len, known[term.keys].tables))
+            changed = sum(self._readings[source].changed for source in sources[term.keys.exchange] or ())
+            if term.columns and not term.keys.of and 0 < FEW_KEYS * keys < changed:
                 return True
         return False
 
@@ -330,10 +384,11 @@ class StepPlan:
         self,
         stages: Sequence[StagePlan],
         partitions: int,
-        known: Mapping[int, TouchedKeys] | None,
+        known: Known | None,
         written: Mapping[str, Written],
+        asked: Sequence[Brought] = (),
     ) -> tuple[list[StageTask], int]:
-        needs = {} if known is None else needs_of(stages, self.quiet)
+        needs = {} if known is None else needs_of(stages, self.quiet, asked)
         tasks, size = [], 0
         for stage in stages:
             slices = None
@@ -351,15 +406,10 @@ class StepPlan:
             tasks.append(StageTask(stage, partitions, written, slices, self.as_of, needed))
         return tasks, size
 
-    def _wanted(self) -> set[int]:
-        """Return the exchanges whose touched keys say which part of some source is needed."""
-        needs = needs_of(self.stages, self.quiet)
-        wanted = set[int]()
-        for number in self._readings:
-            [source] = [stage.source for stage in self.stages if stage.number == number]
-            need = needs.get(source.number, NOTHING) if source is not None else None
-            wanted |= {term.exchange for term in need or ()}
-        return wanted
+    @cached_property
+    def _wanted(self) -> frozenset[Brought]:
+        """The keys that say which part of some source is needed."""
+        return asked_of(needs_of(self.stages, self.quiet), self.stages)
 
     def commit(self, stored: Stored) -> int | None:
         """Commit what came of the tasks as one record, and return its seqno; delete what they stored if it is refused.

@@ -6,17 +6,18 @@ collection are scanned, of the parts that may have such records, and what is not
 index of the collection has the columns that say what is needed, the records are looked up there, if that reads less.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 
-from persist.codecs import TIME_MAX, Part, decode_part
+from persist.codecs import TIME_MAX, Part, decode_part, row_hashes
 from persist.dataflow.step.stages import Keys
 from persist.dataflow.step.tasks import Slice, SourceSlices
-from persist.dataflow.step.touched import Condition, Need, TouchedKeys, filter_of
+from persist.dataflow.step.touched import Condition, Known, Need, filter_of, keys_for
 from persist.engine import CollectionHandle, changes, snapshot
 from persist.index import PAYS, Path, own_path
 from persist.read import Lookup, Scan, Wanted, narrowed_scan
@@ -62,7 +63,7 @@ class Reading:
         """At most how many updates there are after the contents."""
         return 0 if self.changes is None else sum(part.rows for part in self.changes.all_parts)
 
-    def sliced(self, need: Need, known: Mapping[int, TouchedKeys], parallel: int) -> tuple[SourceSlices, int]:
+    def sliced(self, need: Need, known: Known, parallel: int) -> tuple[SourceSlices, int]:
         """Return what tasks read if that is needed of the contents, and about how many bytes that is, decoded."""
         size, slices = self._needed(need, known, parallel)
         if self.changes is not None:
@@ -71,7 +72,7 @@ class Reading:
         size += self.changes_bytes
         return SourceSlices(self.address, slices, size, self.as_of, self.columns, condition), size
 
-    def told(self, need: Need, known: Mapping[int, TouchedKeys], title: str) -> str:
+    def told(self, need: Need, known: Known, title: str) -> str:
         """Return as text what is read if that is needed of the contents."""
         size, _ = self._needed(need, known, 1)
         if not size:
@@ -83,7 +84,7 @@ class Reading:
             of_past = f"of the past what touched keys hold, by {by}, {size:,} of {self.contents_bytes:,} bytes"
         return f"{title}: {self.changes_bytes:,} bytes of changes, and {of_past}"
 
-    def missing(self, need: Need, known: Mapping[int, TouchedKeys]) -> list[str]:
+    def missing(self, need: Need, known: Known) -> list[str]:
         """Return as text the indexes that would save most of reading the contents, with what they would save."""
         size, _ = self._needed(need, known, 1)
         lines = []
@@ -96,16 +97,16 @@ class Reading:
                 lines.append(f"an index would save about {size - least:,} bytes: {self.handle.name}.index({by})")
         return lines
 
-    def _wanted_keys(self, need: Need, known: Mapping[int, TouchedKeys]) -> list[tuple[Keys, pa.Table]]:
+    def _wanted_keys(self, need: Need, known: Known) -> list[tuple[Keys, pa.Table]]:
         """Return the keys of which records are needed, by the columns that have them; none if these do not say it."""
-        need = None if need is None else frozenset(term for term in need if len(known[term.exchange].hashes))
+        need = None if need is None else frozenset(term for term in need if len(known[term.keys].hashes))
         if need is None or any(not term.columns for term in need):
             return []
         tables: dict[Keys, list[pa.Table]] = {}
         for term in sorted(need, key=repr):
             kinds = self.contents.given.arrow
             schema = pa.schema([(name, kinds.field(name).type) for name in term.columns])
-            keys = known[term.exchange].as_keys(schema, nulls=True)
+            keys = keys_for(term, known).as_keys(schema, nulls=True)
             if keys is None:
                 return []
             tables.setdefault(term.columns, []).append(keys)
@@ -122,7 +123,7 @@ class Reading:
         fits = [path for path in (*own, *self.paths) if {*path.columns} <= {*columns}]
         return max(fits, key=lambda path: len(path.columns), default=None)
 
-    def _found(self, need: Need, known: Mapping[int, TouchedKeys]) -> tuple[int, list[Slice]] | None:
+    def _found(self, need: Need, known: Known) -> tuple[int, list[Slice]] | None:
         """Return what finds the records that are needed by indexes, and about how many bytes that reads.
 
         None if an index is missing. A record that is found in several ways is given by the first of them.
@@ -134,15 +135,16 @@ class Reading:
             if path is None:
                 return None
             keys = keys.select([columns.index(name) for name in path.columns])  # One may be there twice.
+            keys = _distinct(keys)
             own, _ = path.bytes_of(keys)
             size += own
             slices.append(Slice(self.contents, keys=keys, path=path, without=tuple(before)))
             before.append(keys)
         return (size, slices) if slices else None
 
-    def _needed(self, need: Need, known: Mapping[int, TouchedKeys], parallel: int) -> tuple[int, list[Slice]]:
+    def _needed(self, need: Need, known: Known, parallel: int) -> tuple[int, list[Slice]]:
         if need is not None:
-            need = frozenset(term for term in need if len(known[term.exchange].hashes))
+            need = frozenset(term for term in need if len(known[term.keys].hashes))
             if not need:
                 return 0, []
         keys = self._keys(need, known)
@@ -169,18 +171,24 @@ class Reading:
         is_own = all(piece.path is not None and piece.path.contents.base == self.contents.base for piece in slices)
         return is_own and size <= self.contents_bytes and SPARSE * keys <= rows
 
-    def _keys(self, need: Need, known: Mapping[int, TouchedKeys]) -> pa.Table | None:
+    def _keys(self, need: Need, known: Known) -> pa.Table | None:
         """Return the keys to look up, in order, if whole keys say what is needed."""
         names = self.contents.schema.key_names
         if not need or not names or any(term.columns != names for term in need):
             return None
         schema = pa.schema([self.contents.schema.arrow.field(name) for name in names])
         schema = pa.schema([pa.field(field.name, field.type) for field in schema])
-        tables = [known[term.exchange].as_keys(schema) for term in need]
+        tables = [keys_for(term, known).as_keys(schema) for term in need]
         if any(table is None for table in tables):
             return None
         wanted = Lookup(self.contents).wanted(pa.concat_tables([table for table in tables if table is not None]))
         return schema.empty_table() if wanted.keys is None else pa.Table.from_batches([wanted.keys.batch])
+
+
+def _distinct(keys: pa.Table) -> pa.Table:
+    """Return keys once each, in an order of their own: what is found by the same ones is not read again."""
+    _, first = np.unique(row_hashes(keys, keys.column_names), return_index=True)
+    return keys.take(pa.array(first))
 
 
 class Past:

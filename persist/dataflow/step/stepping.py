@@ -8,7 +8,7 @@ step is computed again from where the outputs are then. `choosing.py` says wheth
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol
 
 from persist.dataflow.plan.plan import Persist, Plan, Source
 from persist.dataflow.ports.ports import Ports
@@ -31,7 +31,7 @@ from persist.dataflow.step.choosing import Where as Place
 from persist.dataflow.step.planning import StepPlan
 from persist.dataflow.step.stages import why_not
 from persist.dataflow.step.tasks import Asked, Here, StageTask, Stored
-from persist.dataflow.step.touched import TouchedKeys
+from persist.dataflow.step.touched import Known
 from persist.engine import Engine, loaded
 from persist.errors import (
     CollectionNotFound,
@@ -44,7 +44,6 @@ from persist.errors import (
     WouldRecompute,
 )
 
-Known: TypeAlias = Mapping[int, TouchedKeys]
 Where = Literal["auto", "here", "tasks"]
 Policy = Literal["auto", "incremental"]
 
@@ -162,7 +161,7 @@ class Stepping:
             Ports.of_step(program, self.engine, is_brief=self.elsewhere is None) as ports,
             self._planned(program, ports) as step,
         ):
-            chosen, known = self._chosen(step, finds_by_tasks=False)
+            chosen, known = self._chosen(step, Here(self.engine.reader()), finds_by_tasks=False)
             lines = [str(chosen), *map(str, chosen.estimates), *step.reads(known), *step.missing(known), *step.lines()]
             return "\n".join(lines)
 
@@ -173,10 +172,11 @@ class Stepping:
             return refused
         with Ports.of_step(program, self.engine, is_brief=self.elsewhere is None) as ports:
             for stands in (True, False):
+                here = Here(self.engine.reader())
                 with self._planned(program, ports, stands=stands) as step:
                     try:
-                        chosen, known = self._chosen(step)
-                        return chosen if chosen.way == "state" else self._stepped(step, chosen, known)
+                        chosen, known = self._chosen(step, here)
+                        return chosen if chosen.way == "state" else self._stepped(step, here, chosen, known)
                     except OperatorFailed:
                         if not step.stands:  # Otherwise it may fail only because records stood for groups.
                             break
@@ -192,18 +192,14 @@ class Stepping:
             return StepPlan(program, ports, self.engine.url, {}, 1, stands=stands)
         return StepPlan(program, ports, elsewhere.location, elsewhere.storage, elsewhere.slots, stands=stands)
 
-    def _stepped(self, step: StepPlan, chosen: Refreshed, known: Known | None) -> Refreshed:
+    def _stepped(self, step: StepPlan, here: Here, chosen: Refreshed, known: Known | None) -> Refreshed:
         if chosen.reads == "changes":
             return replace(chosen, seqno=step.commit({}) if step.is_due else None)
         if chosen.where == "here":
-            return replace(chosen, seqno=step.commit(self._here.stored(step.tasks(1, known))))
+            return replace(chosen, seqno=step.commit(here.stored(step.tasks(1, known))))
         assert self.elsewhere is not None
         tasks = step.tasks(self.elsewhere.shares(chosen.bytes), known)
         return replace(chosen, seqno=step.commit(self.elsewhere.executor.stored(tasks)))
-
-    @property
-    def _here(self) -> Here:
-        return Here(self.engine.reader())
 
     def _refused(self, program: Program) -> Refreshed | None:
         """Return why a program takes no step whatever it reads; None if it may."""
@@ -232,7 +228,7 @@ class Stepping:
             return self._left_to_state("the inputs are small")
         return None
 
-    def _chosen(self, step: StepPlan, *, finds_by_tasks: bool = True) -> tuple[Refreshed, Known | None]:
+    def _chosen(self, step: StepPlan, here: Here, *, finds_by_tasks: bool = True) -> tuple[Refreshed, Known | None]:
         """Return which way to take, and the touched keys if a step looks them up.
 
         Args:
@@ -247,7 +243,7 @@ class Stepping:
         known = None
         must_step = self.policy == "incremental" or self.where == "tasks"
         if not everything and (must_step or could_pay(work)):
-            known, jobs = self._touched(step, finds_by_tasks=finds_by_tasks)
+            known, jobs = self._touched(step, here, finds_by_tasks=finds_by_tasks)
             if known is not None:
                 needed, whole_bytes = step.needed_bytes(known)
                 work = replace(work, needed_bytes=needed, whole_bytes=whole_bytes, jobs=1 + jobs)
@@ -296,7 +292,7 @@ class Stepping:
             whole_bytes=step.whole_bytes,
         )
 
-    def _touched(self, step: StepPlan, *, finds_by_tasks: bool) -> tuple[Known | None, int]:
+    def _touched(self, step: StepPlan, here: Here, *, finds_by_tasks: bool) -> tuple[Known | None, int]:
         """Return the touched keys of all stages of which they are of use, None if they are too many; and by how many
         jobs they are found."""
         known = step.untouched()
@@ -305,18 +301,19 @@ class Stepping:
         for level, wanted in step.levels():
             shares = 1 if elsewhere is None else elsewhere.shares(step.changed_bytes)
             tasks, size = step.wave(wanted, known, shares)
-            if level > 1 and step.told_bytes({*wanted}) <= size:
+            is_read_anyway = elsewhere is None and any(keys.of for keys in wanted)  # `Found` keeps it for the step.
+            if level > 1 and not is_read_anyway and step.told_bytes({*wanted}) <= size:
                 known |= step.bounded(wanted, known)  # To look costs more than to read what they may be.
                 continue
             if not tasks:
                 continue
             if elsewhere is None or size <= LOOKED_AT_HERE:
-                keys = self._here.asked(tasks)
+                keys = here.asked(tasks)
             elif not finds_by_tasks:
                 return known, len(step.levels()) - level + 1
             else:
                 keys, jobs = elsewhere.executor.asked(tasks), jobs + 1
-            known |= step.touched(tasks, keys)
+            known |= step.touched(wanted, tasks, keys)
             if sum(found.nbytes for found in known.values()) > KEYS_BYTES_MAX:
                 return None, jobs
         return known, jobs

@@ -80,12 +80,12 @@ class SourceSlices:
     columns: pa.Schema
     needed: Condition | None = None
 
-    def read(self, piece: Slice, reader: PartReader) -> Iterator[pa.Table]:
-        """Yield the updates of one slice."""
+    def read(self, piece: Slice, reader: PartReader, found: "Found | None" = None) -> Iterator[pa.Table]:
+        """Yield the updates of one slice; of one that is among what was found before, without reading it."""
         if piece.is_changes:
             yield self._updates(read_changes(piece.scan, reader))
             return
-        for table in _contents(piece, reader):
+        for table in _contents(piece, reader) if found is None else found.contents(piece, reader):
             if self.needed is not None:
                 table = self.needed.kept(table)
             yield self._updates(table.append_column("_time", pa.array(np.full(len(table), self.as_of))))
@@ -94,16 +94,35 @@ class SourceSlices:
         return table.select([*self.columns.names, "_time", "_diff"])
 
 
-def _contents(found: Slice, reader: PartReader) -> Iterable[pa.Table]:
-    if found.keys is None:
-        return read_snapshot(found.scan, "diff", reader)
-    if found.path is not None:
-        table = found.path.records(found.keys, reader)
-        for keys in found.without:
+def _contents(piece: Slice, reader: PartReader) -> Iterable[pa.Table]:
+    if piece.keys is None:
+        return read_snapshot(piece.scan, "diff", reader)
+    if piece.path is not None:
+        table = piece.path.records(piece.keys, reader)
+        for keys in piece.without:
             table = among(table, keys, others=True)
         return [table]
-    lookup = Lookup(found.scan)
-    return [lookup.contents(lookup.wanted(found.keys), "diff", reader)]
+    lookup = Lookup(piece.scan)
+    return [lookup.contents(lookup.wanted(piece.keys), "diff", reader)]
+
+
+class Found:
+    """What was looked up by keys in a step: the same records are asked for to find keys, and when it is computed."""
+
+    def __init__(self) -> None:
+        self._tables: list[tuple[Slice, Iterable[pa.Table]]] = []
+
+    def contents(self, piece: Slice, reader: PartReader) -> Iterable[pa.Table]:
+        """Return the contents that a slice gives."""
+        if piece.keys is None:
+            return _contents(piece, reader)
+        how = (piece.path, piece.keys, piece.without)
+        for known, tables in self._tables:
+            if known.scan is piece.scan and (known.path, known.keys, known.without) == how:
+                return tables
+        tables = _contents(piece, reader)
+        self._tables.append((piece, tables))
+        return tables
 
 
 @dataclass(frozen=True)
@@ -136,7 +155,8 @@ class StageTask:
         written: of each output, by the name of its collection.
         as_of: updates after this time are new.
         needed: by exchange, which records of the past are; of what is not named, all.
-        asked: exchanges of which only the keys are given that have something new.
+        asked: exchanges of which only keys are given: those that have something new, or
+        asked_of: by exchange, those of the records that are needed by this.
     """
 
     stage: StagePlan
@@ -146,6 +166,7 @@ class StageTask:
     as_of: int = -1
     needed: Mapping[int, Condition] = field(default_factory=dict)
     asked: frozenset[int] = frozenset()
+    asked_of: Mapping[int, Condition] = field(default_factory=dict)
 
     def gives_to(self, other: "StageTask") -> bool:
         """Whether another stage reads what this one gives."""
@@ -187,7 +208,7 @@ class StageTask:
 
     def _needed(self, exchange: Exchange, table: pa.Table) -> pa.Table:
         if exchange.number in self.asked:
-            return self._new_keys(exchange, table)
+            return self._keys(exchange, table)
         needed = self.needed.get(exchange.number)
         if needed is None:
             return table
@@ -222,10 +243,12 @@ class StageTask:
             for block in _blocks(table.slice(start, end - start)):
                 yield block_row(exchange.number, int(to[start]), block)
 
-    def _new_keys(self, exchange: Exchange, table: pa.Table) -> pa.Table:
-        """Return the keys of what is new, each once."""
+    def _keys(self, exchange: Exchange, table: pa.Table) -> pa.Table:
+        """Return the keys of what is new, or of what is asked for, each once."""
         assert exchange.keys
-        table = table.filter(pc.greater(table["_time"], self.as_of)).select([*exchange.keys])
+        of = self.asked_of.get(exchange.number)
+        table = table.filter(pc.greater(table["_time"], self.as_of)) if of is None else of.kept(table)
+        table = table.select([*exchange.keys])
         _, first = np.unique(row_hashes(table, exchange.keys), return_index=True)
         return table.take(pa.array(first))
 
@@ -349,6 +372,7 @@ class Here:
 
     def __init__(self, reader: PartReader) -> None:
         self._reader = reader
+        self._found = Found()
 
     def asked(self, tasks: Sequence[StageTask]) -> Asked:
         """Run stages; return the tables that are asked for, each with its exchange."""
@@ -367,7 +391,9 @@ class Here:
             check_limits()
             held = {exchange.number: tables.get(exchange.number, []) for exchange in task.stage.reads}
             if (source := task.slices) is not None:
-                held[WAKES] = [table for piece in source.slices for table in source.read(piece, self._reader)]
+                held[WAKES] = [
+                    table for piece in source.slices for table in source.read(piece, self._reader, self._found)
+                ]
             gives, stored = task.given(held)
             for exchange, table in gives:
                 tables.setdefault(exchange.number, []).append(table)

@@ -7,8 +7,8 @@ touched keys of an exchange`, of which one must hold, or everything. It is found
     reduction         of its input the touched keys of all exchanges of its stage, and what is needed of its output
     join              of each input the touched keys of the other one: what is new on one side meets the past of the
                       other one, and never its own. And what is needed of its output, as far as that is said by columns
-                      of that input. What is said of one side by other columns than the key, needs everything of the
-                      other side
+                      of that input. Where it is said by other columns of one input, the keys that the records there
+                      have are *passed on*: of the other input, the records with one of these keys are needed
     what is linear    what is needed of its output, by the columns that it passes on; by computed ones, everything
     an output         nothing: its past is there already
     `OnlyNew`         nothing: what it leaves out is told from an output (`standing.py`)
@@ -28,7 +28,7 @@ tells that without any data. Records are taken to stand for groups wherever an o
 most steps (`standing.py`): without them, the past of a group is needed by the columns of the group, too.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import and_, or_
@@ -65,14 +65,37 @@ Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """Records whose columns, in this order, are one of the keys of which an exchange brings something new.
+class Brought:
+    """Keys that an exchange brings: of what is new or, with terms, of all records for which one of these holds."""
 
-    Without columns: all records, if it brings anything new.
+    exchange: int
+    of: frozenset["Term"] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Records whose columns, in this order, are one of some keys. Without columns: all records, if there is any key.
+
+    Attributes:
+        at: the places of the key columns that these are, if records with a part of a key are needed; None if of all.
     """
 
     columns: Keys
-    exchange: int
+    keys: Brought
+    at: tuple[int, ...] | None = None
+
+    def renamed(self, names: Mapping[str, str]) -> "Term":
+        """Return what it says by other names of its columns."""
+        return replace(self, columns=tuple(names.get(name, name) for name in self.columns))
+
+    def among(self, columns: Set[str]) -> "Term | None":
+        """Return what it says by some of its columns; None if by none."""
+        own = [place for place, name in enumerate(self.columns) if name in columns]
+        at = self.at or (*range(len(self.columns)),)
+        if len(own) == len(self.columns):
+            return self
+        kept = tuple(self.columns[place] for place in own)
+        return Term(kept, self.keys, tuple(at[place] for place in own)) if own else None
 
 
 Need: TypeAlias = frozenset[Term] | None  # None: everything.
@@ -83,7 +106,7 @@ NOTHING: frozenset[Term] = frozenset()
 
 @dataclass(frozen=True)
 class TouchedKeys:
-    """The keys of which an exchange brings something new.
+    """Keys that an exchange brings.
 
     Attributes:
         tables: columns of keys, in the order of the exchange's, as it brings them; a key may be there twice.
@@ -96,6 +119,10 @@ class TouchedKeys:
         """Of all keys, ascending."""
         table_hashes = [row_hashes(table, table.column_names) for table in self.tables]
         return np.unique(np.concatenate([np.empty(0, np.uint64), *table_hashes]))
+
+    def parts(self, at: Sequence[int] | None) -> "TouchedKeys":
+        """Return some columns of the keys; None for all."""
+        return self if at is None else TouchedKeys(tuple(table.select([*at]) for table in self.tables))
 
     @property
     def nbytes(self) -> int:
@@ -125,6 +152,14 @@ class TouchedKeys:
         return pa.concat_tables([schema.empty_table(), *key_tables])
 
 
+Known: TypeAlias = Mapping[Brought, TouchedKeys]
+
+
+def keys_for(term: Term, known: Known) -> TouchedKeys:
+    """Return the keys by which a term says what is needed."""
+    return known[term.keys].parts(term.at)
+
+
 @dataclass(frozen=True)
 class Condition:
     """Which records of a stream are needed: those with one of some hashes, by some columns, of one of the terms."""
@@ -132,13 +167,13 @@ class Condition:
     terms: tuple[tuple[Keys, Hashes], ...]
 
     @classmethod
-    def of(cls, need: Need, known: Mapping[int, TouchedKeys]) -> "Condition | None":
+    def of(cls, need: Need, known: Known) -> "Condition | None":
         """Return what a need comes to; None if all is needed."""
         if need is None:
             return None
         by_columns: dict[Keys, list[Hashes]] = {}
         for term in sorted(need, key=repr):
-            by_columns.setdefault(term.columns, []).append(known[term.exchange].hashes)
+            by_columns.setdefault(term.columns, []).append(keys_for(term, known).hashes)
         return cls(tuple((columns, np.unique(np.concatenate(each))) for columns, each in by_columns.items()))
 
     def holds(self, table: pa.Table) -> npt.NDArray[np.bool_]:
@@ -156,15 +191,16 @@ class Condition:
         return table.filter(boolean_array(self.holds(table)))
 
 
-def filter_of(need: Need, known: Mapping[int, TouchedKeys], columns: pa.Schema) -> pc.Expression | None:
+def filter_of(need: Need, known: Known, columns: pa.Schema) -> pc.Expression | None:
     """Return a filter that every record which is needed passes; None if there is none that leaves something out."""
     if not need:
         return None
     filters = []
     for term in need:
-        if not len(known[term.exchange].hashes):
+        keys = keys_for(term, known)
+        if not len(keys.hashes):
             continue
-        condition = _filter(term.columns, known[term.exchange], columns)
+        condition = _filter(term.columns, keys, columns)
         if condition is None:
             return None
         filters.append(condition)
@@ -211,14 +247,20 @@ def _among(column: pc.Expression, values: pa.Array) -> pc.Expression:
     return condition | column.is_null() if values.null_count else condition
 
 
-def needs_of(stages: Sequence[StagePlan], quiet: Set[int] = frozenset()) -> dict[int, Need]:
+def needs_of(
+    stages: Sequence[StagePlan], quiet: Set[int] = frozenset(), asked: Iterable[Brought] = ()
+) -> dict[int, Need]:
     """Return what is needed of the past of each node that the stages have or read.
 
     Args:
         stages: of a plan, each after those that it reads from; or those that some stages are made of.
         quiet: exchanges that bring nothing new: nothing is needed because of them.
+        asked: keys that the stages are to give: what terms ask for is needed, too.
     """
+    given_nodes = {exchange.number: exchange.node for stage in stages for exchange in stage.gives}
     needs: dict[int, Need] = {}
+    for keys in asked:
+        needs[given_nodes[keys.exchange]] = (needs.get(given_nodes[keys.exchange]) or NOTHING) | keys.of
     for stage in reversed(stages):
         for node in reversed(stage.nodes):
             after = needs.get(node.number, NOTHING)
@@ -245,9 +287,15 @@ def demands_of(stages: Sequence[StagePlan], quiet: Set[int] = frozenset()) -> di
     return demanding
 
 
-def known_only(need: Need, known: Set[int]) -> Need:
-    """Return what is needed if the touched keys of some exchanges only are known."""
-    return need if need is None or all(term.exchange in known for term in need) else None
+def known_only(need: Need, known: Set[Brought]) -> Need:
+    """Return what is needed if some keys only are known."""
+    return need if need is None or all(term.keys in known for term in need) else None
+
+
+def asked_of(needs: Mapping[int, Need], stages: Sequence[StagePlan]) -> frozenset[Brought]:
+    """Return the keys that say which part of some source of these stages is needed, if there are any."""
+    sources = [stage.source.number for stage in stages if stage.source is not None]
+    return frozenset(term.keys for number in sources for term in needs.get(number, NOTHING) or ())
 
 
 def before(stages: Sequence[StagePlan], asked: Set[int]) -> list[StagePlan]:
@@ -292,16 +340,6 @@ def sources_of(stages: Sequence[StagePlan]) -> dict[int, set[int] | None]:
     return {exchange.number: found(exchange.node, set()) for stage in stages for exchange in stage.reads}
 
 
-def levels_of(stages: Sequence[StagePlan]) -> dict[int, int]:
-    """Return how many changes of key lie before each stage."""
-    levels: dict[int, int] = {}
-    givers = {node.number: stage.number for stage in stages for node in _given_by(stage)}
-    for stage in stages:
-        inputs = [levels[givers[exchange.node]] for exchange in stage.reads]
-        levels[stage.number] = max(inputs, default=-1) + 1
-    return levels
-
-
 def _given_by(stage: StagePlan) -> list[Node]:
     return [*([] if stage.source is None else [stage.source]), *stage.nodes]
 
@@ -330,9 +368,14 @@ def _asked(stage: StagePlan, node: Node, place: int, after: Need, quiet: Set[int
 
 def _touched(stage: StagePlan, node: Node, place: int, exchanges: Set[int]) -> Need:
     """Return the term for an input of a node: that its keys are touched by what some exchanges bring."""
+    keys = _keys_of(stage, node, place)
+    return None if keys is None else frozenset(Term(keys, Brought(number)) for number in exchanges)
+
+
+def _keys_of(stage: StagePlan, node: Node, place: int) -> Keys | None:
+    """Return the columns by which an input of a node is shared out; None if that is lost."""
     exchange = stage.feeds.get((node.number, place))
-    keys = stage.keyed.get(node.inputs[place]) if exchange is None else exchange.keys
-    return None if keys is None else frozenset(Term(keys, number) for number in exchanges)
+    return stage.keyed.get(node.inputs[place]) if exchange is None else exchange.keys
 
 
 def brought_to(stage: StagePlan, node: Node, place: int) -> set[int]:
@@ -364,24 +407,68 @@ def _before(stages: Sequence[LinearStage], need: Need) -> Need:
         names = {name: term.name for name, term in stage.outputs if isinstance(term, Col)}
         if not all({*term.columns} <= names.keys() for term in need):
             return None
-        need = frozenset(Term(tuple(names[name] for name in term.columns), term.exchange) for term in need)
+        need = frozenset(term.renamed(names) for term in need)
     return need
 
 
 def _through_join(need: frozenset[Term], node: Node, stage: StagePlan, place: int, names: Mapping[str, str]) -> Need:
-    """Return what is needed of one side of a join for what is needed of the pairs."""
+    """Return what is needed of one side of a join for what is needed of the pairs.
+
+    What is said by columns of both sides is looked up in the right one by those that it has, and passed on to the left.
+    """
+    terms, other = set[Term](), set[Term]()
     right = {*node.schema.names[stage.widths[node.number] :]}
-    terms = set[Term]()
     for term in need:
-        is_of_left = not right & {*term.columns}
-        is_of_right = {*term.columns} <= right | names.keys()
-        if place == 0 and is_of_left:
-            terms.add(term)
-        elif place == 1 and is_of_right:
-            terms.add(Term(tuple(names.get(name, name) for name in term.columns), term.exchange))
+        if (own := _of_side(term, node, stage, place, names)) is not None:
+            terms.add(own)
+        elif (its := _of_side(term, node, stage, 1 - place, names)) is not None:
+            other.add(its)
         else:
-            return None
-    return frozenset(terms)
+            part = term.among(right | names.keys())
+            assert part is not None, "it is said by a column of the right"
+            (terms if place else other).add(part.renamed(names))
+    if not other:
+        return frozenset(terms)
+    passed_on = _passed_on(stage, node, 1 - place, frozenset(other))
+    own_keys = _keys_of(stage, node, place)
+    if passed_on is None or own_keys is None:
+        return None
+    return frozenset({*terms, Term(own_keys, passed_on)})
+
+
+def _of_side(term: Term, node: Node, stage: StagePlan, place: int, names: Mapping[str, str]) -> Term | None:
+    """Return a term of the pairs of a join by the columns of one side; None if it is said by others, too."""
+    right = {*node.schema.names[stage.widths[node.number] :]}
+    if place == 0:
+        return None if right & {*term.columns} else term
+    if not {*term.columns} <= right | names.keys():
+        return None
+    return term.renamed(names)
+
+
+def _passed_on(stage: StagePlan, node: Node, place: int, need: frozenset[Term]) -> Brought | None:
+    """Return the keys of an input of a node that has records for which terms hold, or more; None if nothing tells them.
+
+    Where the input is made within the stage, they are among those that one of its own inputs brings.
+    """
+    exchange = stage.feeds.get((node.number, place))
+    if exchange is not None:
+        return Brought(exchange.number, need) if exchange.keys else None
+    giver = next((member for member in stage.nodes if member.number == node.inputs[place]), None)
+    if giver is None or not stage.keyed[giver.number]:
+        return None
+    match giver.operator:
+        case Linear(stages):
+            before_it = _before(stages, need)
+            return None if not before_it else _passed_on(stage, giver, 0, before_it)
+        case Consolidate() | Arrange():
+            return _passed_on(stage, giver, 0, need)
+        case Join((pairs,), ((), ()), ()):
+            for side in (0, 1):
+                own = {_of_side(term, giver, stage, side, dict(pairs)) for term in need}
+                if None not in own:
+                    return _passed_on(stage, giver, side, frozenset(term for term in own if term is not None))
+    return None
 
 
 KeyOf = Callable[[str], Keys]  # The key columns of a collection.
@@ -413,7 +500,7 @@ def wanted_indexes(plan: Plan, key_of: KeyOf) -> list[tuple[str, Keys]]:
         collection = stage.source.operator.collection
         key = key_of(collection)
         for term in sorted(needs.get(stage.source.number, NOTHING) or (), key=repr):
-            is_own = stage.number in (givers[term.exchange] or {stage.number})
+            is_own = not term.keys.of and stage.number in (givers[term.keys.exchange] or {stage.number})
             if not is_own and term.columns and {*term.columns} != {*key[: len(term.columns)]}:
                 wanted[collection, tuple(sorted({*term.columns}))] = None
     return [*wanted]

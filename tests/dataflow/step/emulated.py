@@ -12,7 +12,7 @@ from persist.codecs import Part
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.step.planning import StepPlan
 from persist.dataflow.step.tasks import StageTask, StoredParts, block_row
-from persist.dataflow.step.touched import TouchedKeys
+from persist.dataflow.step.touched import Brought, TouchedKeys
 from persist.errors import OperatorFailed
 
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
@@ -39,12 +39,12 @@ def stepped(
         if not step.is_due or step.is_seal_only:
             step.commit({})
             return None
-        known: dict[int, TouchedKeys] | None = None
+        known: dict[Brought, TouchedKeys] | None = None
         if looks_up and step.why_everything() is None:
             known = step.untouched()
             for _, wanted in step.levels():
                 tasks, _ = step.wave(wanted, known, partitions)
-                known |= step.touched(tasks, asked(tasks, chance))
+                known |= step.touched(wanted, tasks, asked(tasks, chance))
         try:
             stored = emulated(step.tasks(partitions, known), chance)
         except OperatorFailed:

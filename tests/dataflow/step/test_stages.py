@@ -16,7 +16,7 @@ from persist.dataflow import Program, col
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.step.planning import StepPlan
 from persist.dataflow.step.stages import cut, why_not
-from persist.dataflow.step.touched import Term, before, known_only, needs_of
+from persist.dataflow.step.touched import Brought, Term, before, known_only, needs_of
 from persist.errors import InvalidUsage, OperatorFailed
 from persist.settings import Tuning
 from persist.sql.types import to_arrow
@@ -188,17 +188,18 @@ def test_what_is_needed_is_said_by_the_keys_of_joins_and_groups(client: persist.
     [first, second] = [each for each in stages if each.reads]
     [by_t, by_u], [joined] = ([each.number for each in stage.reads] for stage in (first, second))
     [of_t, of_u] = [needs[each.source.number] for each in stages if each.source is not None]
-    # Rows of t are told by their own columns, and by what is new in u; of u, what meets them is known only when they
-    # have been read.
-    assert of_t == frozenset([Term(("a",), by_u), Term(("b",), joined)])
-    assert of_u is None
-    assert known_only(of_t, {by_t, by_u}) is None
+    # Rows of t are told by their own columns, and by what is new in u; those of u by what is new in t, and by what the
+    # rows of t hold that are told by their own columns.
+    grouped = Term(("b",), Brought(joined))
+    assert of_t == frozenset([Term(("a",), Brought(by_u)), grouped])
+    assert of_u == frozenset([Term(("a",), Brought(by_t)), Term(("a",), Brought(by_t, frozenset([grouped])))])
+    assert known_only(of_t, {Brought(by_t), Brought(by_u)}) is None
     # What comes to the second change of key is made of what the first one needs for what is new.
     ahead = before(stages, {joined})
     needs = needs_of(ahead)
     assert [needs[each.source.number] for each in ahead if each.source is not None] == [
-        frozenset([Term(("a",), by_u)]),
-        frozenset([Term(("a",), by_t)]),
+        frozenset([Term(("a",), Brought(by_u))]),
+        frozenset([Term(("a",), Brought(by_t))]),
     ]
     assert not any(each.sinks for each in ahead)
 
