@@ -4,7 +4,8 @@
 
 Scale 1 is 10⁶ facts and scale 0.1 of TPC-H; `--scale 10` is 10⁷ facts and scale 1. Each time is that of a new process,
 in CPU seconds without imports, and without the garbage collector's look at what these made: ours opens the location,
-refreshes and closes it again; DuckDB's has the Parquet files as views, and runs the query. The files hold what the tables held first: one change of 0.1% makes them no larger.
+refreshes and closes it again; DuckDB's has the Parquet files as views, and runs the query. The files hold what the
+tables held first: one change of 0.1% makes them no larger.
 
 Facts are joined with a hundredth as many dimensions, and counted and summed by one of 1,000 groups of these. Ten facts
 or ten dimensions change. The queries of TPC-H have the indexes that `create_view(indexes="auto")` makes.
