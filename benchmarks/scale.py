@@ -26,7 +26,7 @@ import persist
 from benchmarks.harness import duration
 from persist.blob import MemoryBlob
 from persist.codecs import Part
-from persist.log import Keyframe, kinds, pointer_to, state_prefix
+from persist.log import FORMAT, Keyframe, kinds, pointer_to, state_prefix
 from persist.log.envelope import decode_framed, encode_framed
 from persist.read import Lookup, snapshot_scan
 from persist.read.scanning.merging import snapshot_slices
@@ -132,13 +132,13 @@ def of_parts(sizes: Sequence[int]) -> Iterator[Curve]:
 def state_bytes(state: CollectionState, location: str, rounds: int = 100) -> float:
     """Return the bytes of state objects that checkpoints write for each append, if each is one part."""
     (like,), spent = state.parts_of(state.history[-1]), 0
-    levels, _ = new_levels(location, 0, state, ())
+    levels, _ = new_levels(location, 0, state, (), format=FORMAT)
     for seqno in range(1, rounds + 1):
         for number in range(STORED_PENDING_MAX):
             blob = f"{like.blob.rpartition('/')[0]}/{seqno:020}-{number:032x}.parquet"
             append = kinds.Append(state.id, (msgspec.structs.replace(like, blob=blob, time_min=2, time_max=2),))
             state = after_step(state, append)
-        levels, data = new_levels(location, seqno, state, levels)
+        levels, data = new_levels(location, seqno, state, levels, format=FORMAT)
         spent += len(data)
     return spent / (rounds * STORED_PENDING_MAX)
 
@@ -160,7 +160,10 @@ def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, 
         "plan with a filter, by what is known": (lambda: snapshot_scan(state, state.schema, 1, None, by_key), True),
         "prepare a look-up by key": (lambda: Lookup(whole), True),
         "cut into slices": (lambda: snapshot_slices(whole, "rows", 50 << 20), True),
-        "write what an append changed in the state": (lambda: new_levels(location, 1, after, (base,)), True),
+        "write what an append changed in the state": (
+            lambda: new_levels(location, 1, after, (base,), format=FORMAT),
+            True,
+        ),
         "write a whole state object": (lambda: encode_framed(stored), True),
         "read it": (lambda: decode_framed(data, StateObject, "state"), True),
     }

@@ -158,17 +158,25 @@ class MissingBlob(CorruptBlob):
 
 @dataclass(eq=False, repr=False)
 class IncompatibleVersion(Corruption):
-    """A blob was written in a format that this version does not know.
+    """A blob was written in a format that this version does not know. It is undamaged, and nothing was changed.
 
     Attributes:
         key: the blob's key within the location.
+        unknown: what in it is not known, if its number is.
     """
 
     key: str
     found: int
     supported: int
+    unknown: str = ""
 
-    template = (
-        "blob {key!r} has format version {found}, and this version of persist reads versions "
-        "up to {supported}. Upgrade persist to read this location; it was left untouched."
-    )
+    def __str__(self) -> str:
+        if self.unknown:
+            return (
+                f"blob {self.key!r} has format version {self.found} and something that this version of persist does "
+                f"not know: {self.unknown}. It is undamaged; use the version of persist that wrote it."
+            )
+        return (
+            f"blob {self.key!r} has format version {self.found}, and this version of persist reads versions "
+            f"up to {self.supported}. Upgrade persist to read this location; it was left untouched."
+        )

@@ -5,8 +5,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
-
 from persist.blob import Clock, SystemClock
 from persist.closing import close_after
 from persist.collection import Collection, keep_erasures_finished
@@ -18,9 +16,11 @@ from persist.engine import (
     Engine,
     Mode,
     OpenOptions,
+    UpgradeReport,
     about_location,
     clone,
     open_engine,
+    upgrade,
     version_of,
     words,
 )
@@ -35,7 +35,6 @@ from persist.notify import Notify, check_token
 from persist.publish import Published, keep_tables_current, publish_together
 from persist.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
 from persist.read import ArrowResult
-from persist.replica import LAST
 from persist.settings import Location, Settings
 from persist.shown import html_rows, html_table
 from persist.timeline import Moment, Timeline, shown_time
@@ -232,19 +231,6 @@ class Client(CreatingCalls, ReadingTogether, Described):
         step = kinds.DescribeLocation(words(comment, properties), version_of(expected))
         return self.engine.submit("describe", [step], {})
 
-    def history(self, last: int | None = LAST) -> pa.Table:
-        """Return the newest records of the log as a table: who did what when, and what they said about it.
-
-        Each row is a commit: seqno, moment (by the writer's clock), writer, operations, collections by their present
-        names, updates and their bytes, and the `message=` and `metadata=` of the writes in it, one below the other.
-
-        Args:
-            last: how many records, at most; None for all that the log still keeps.
-
-        Cost: a GET for each record.
-        """
-        return self.engine.history(last)
-
     def create_view(
         self,
         name: str,
@@ -427,16 +413,22 @@ class Client(CreatingCalls, ReadingTogether, Described):
 
         storage, settings, clock = self.engine.storage, self.engine.settings, self.engine.clock
         # Around the cache, which may hold what the store has lost.
-        return examine(
-            storage.retried,
-            settings,
-            clock,
-            collect,
-            repair=repair,
-            dry_run=dry_run,
-            set_aside=set_aside,
-            deep=deep,
-        )
+        how = {"repair": repair, "dry_run": dry_run, "set_aside": set_aside, "deep": deep}
+        return examine(storage.retried, settings, clock, collect, **how)
+
+    def upgrade(self, *, dry_run: bool = False) -> UpgradeReport:
+        """Raise the number of the location's format to the newest that this release writes.
+
+        A location keeps its number while newer releases work on it, beside older ones. After this, releases that do not
+        know the new number stop with IncompatibleVersion. Cost: one commit, or nothing if it has that number.
+
+        Args:
+            dry_run: change nothing, and return what would be.
+
+        Raises:
+            ReadOnly, Locked: this client only reads, without dry_run; another one has the location exclusively.
+        """
+        return upgrade(self.engine, dry_run=dry_run)
 
     def metrics(self) -> Metrics:
         """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.

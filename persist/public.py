@@ -26,7 +26,7 @@ from persist.codecs import (
 from persist.collection import Collection
 from persist.compact import CompactionReport
 from persist.egress import egress
-from persist.engine import About, Retained
+from persist.engine import About, Retained, UpgradeReport
 from persist.follow import Following
 from persist.fsck import Checked, FsckReport, Problem, Repair, Unreferenced, fsck
 from persist.hold import Hold, HoldInfo
@@ -92,6 +92,7 @@ __all__: list[str] = [
     "Unit",
     "Unreferenced",
     "Unsealed",
+    "UpgradeReport",
     "Utf8",
     "View",
     "Work",

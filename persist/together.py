@@ -1,4 +1,4 @@
-"""Several collections of one client at one point of the log: their contents, and what follows.
+"""Several collections of one client at one point of the log: their contents, and what follows; and the log itself.
 
 Each takes one look at the log and one record with all claims, however many collections there are. One read after the
 other would take both for each of them.
@@ -6,6 +6,8 @@ other would take both for each of them.
 
 from collections.abc import Mapping
 from typing import TypeVar
+
+import pyarrow as pa
 
 from persist.collection import Collection
 from persist.engine import (
@@ -18,13 +20,14 @@ from persist.engine import (
 )
 from persist.errors import InvalidUsage
 from persist.read import JointListen, Snapshot
+from persist.replica import LAST
 from persist.timeline import Moment, Times
 
 Named = TypeVar("Named", bound=Collection | str)
 
 
 class ReadingTogether:
-    """The part of `Client` that reads several collections at once."""
+    """The part of `Client` that reads several collections at once, or the log."""
 
     engine: Engine
 
@@ -57,6 +60,19 @@ class ReadingTogether:
             handles = loaded_together(self.engine, named)
             snapshots = snapshots_together([*zip(handles, wanted.values(), strict=True)], timeout_s)
         return dict(zip(wanted, snapshots, strict=True))
+
+    def history(self, last: int | None = LAST) -> pa.Table:
+        """Return the newest records of the log as a table: who did what when, and what they said about it.
+
+        Each row is a commit: seqno, moment (by the writer's clock), writer, operations, collections by their present
+        names, updates and their bytes, and the `message=` and `metadata=` of the writes in it, one below the other.
+
+        Args:
+            last: how many records, at most; None for all that the log still keeps.
+
+        Cost: a GET for each record.
+        """
+        return self.engine.history(last)
 
     def follow(
         self,

@@ -1,4 +1,4 @@
-"""Commands that look after a location: hold, release, maintain, compact, gc, fsck, bench."""
+"""Commands that look after a location: hold, release, maintain, compact, gc, upgrade, fsck, bench."""
 
 import time
 import uuid
@@ -192,6 +192,18 @@ def gc(
         report = client.gc(dry_run=dry_run)
         did = "would delete" if dry_run else "deleted"
         tell_done(at, {"dry_run": dry_run, **asdict(report)}, report.sentence(did))
+    return OK
+
+
+@command
+def upgrade(
+    at: Place,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be.")] = False,
+) -> int:
+    """Raise the number of the location's format to the newest that this release writes; older releases stop then."""
+    with at.reading() if dry_run else at.writing() as client:
+        report = client.upgrade(dry_run=dry_run)
+        tell_done(at, {"dry_run": dry_run, **asdict(report)}, str(report))
     return OK
 
 

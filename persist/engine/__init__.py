@@ -79,4 +79,5 @@ from persist.engine.telling import (
     words,
 )
 from persist.engine.unsealed import UnsealedUpdates
+from persist.engine.upgrading import UpgradeReport, upgrade
 from persist.engine.writer import Mode, OpenOptions

@@ -102,8 +102,6 @@ class Renewal:
 
     def _make(self) -> Iterator[Repair]:
         state = self._state
-        assert state.location is not None
-        assert state.commit is not None
         was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
         for pointer, data in self._objects():
             present = _present(self._blob, pointer)
@@ -111,7 +109,7 @@ class Renewal:
                 self._blob.set(pointer.blob, data)
                 yield self._made(pointer.blob, present is not None)
         assert self._directory is not None, "it is made with the objects"
-        data = encode_framed(checkpoint_of(state.location, state.seqno, state.commit, state.control, self._directory))
+        data = encode_framed(checkpoint_of(state, self._directory))
         if self._blob.create(self._key, data):
             yield self._made(self._key, False)
         elif was_bad:
@@ -126,13 +124,13 @@ class Renewal:
         for entry in state.entries.values():
             contents = entry.contents
             assert isinstance(contents, CollectionState), "all contents are known"
-            stored = StateObject(location=state.location, collection=contents)
+            stored = StateObject(format=state.format, location=state.location, collection=contents)
             pointer, data = encoded_object(state_prefix(entry.id, state.seqno), stored)
             entries[entry.id] = replace(entry, base=pointer, levels=(), pending=(), contents=None)
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
         made: list[tuple[BlobRef, bytes]] = []
-        self._directory = new_directory(state.location, state.seqno, directory, (), lambda *each: made.append(each))
+        self._directory = new_directory(state, directory, (), lambda *each: made.append(each))
         yield from made
 
     def _made(self, key: str, is_there: bool) -> Repair:

@@ -20,6 +20,7 @@ from persist.log.commits import (
 )
 from persist.log.envelope import (
     FORMAT,
+    FORMAT_MIN,
     MADE_AGAIN,
     BlobRef,
     Framed,

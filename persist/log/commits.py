@@ -242,15 +242,16 @@ class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
     parts: tuple[Part, ...]
 
 
-def move_out(blob: Blob, location: str, append: A, seqno: int) -> A:
+def move_out(blob: Blob, location: str, append: A, seqno: int, *, format: int) -> A:
     """Return append, with its part list also stored as an object if it is long. Cost: one PUT, or nothing.
 
     Args:
         seqno: where the record would go now.
+        format: the number of the location.
     """
     if len(append.parts) <= PARTS_INLINE_MAX:
         return append
-    content = PartList(location=location, collection=append.collection, parts=append.parts)
+    content = PartList(format=format, location=location, collection=append.collection, parts=append.parts)
     return msgspec.structs.replace(append, parts_in=put_framed(blob, list_prefix(append.collection, seqno), content))
 
 

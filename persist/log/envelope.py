@@ -7,8 +7,15 @@ The checksum is xxh3_128 over all bytes before `,"checksum":`. It comes last so 
 bytes before anything is parsed, and the whole stays one line of JSON that any tool can read. It is verified before
 the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a newer version. This frame stays
 the same in every format version.
+
+A location has a number, too: that of its newest record (`persist.state.state.State.format`). A writer gives all objects
+the number of the location, not that of its own release, so that older clients go on beside newer ones. The number
+rises by the first record that needs a greater one, which is an `Upgrade` or what `_Kind.came_with` says. From there on
+older clients stop with `IncompatibleVersion`. Rejected: to write `FORMAT` into all objects, as releases before did. The
+first write of a new release then locked out all others.
 """
 
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -18,7 +25,8 @@ import xxhash
 
 from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob, Pool, get_checked, is_remote
 
-FORMAT = 7
+FORMAT = 8
+FORMAT_MIN = 6  # Of what is written: a location of a lower number has this one from its next record on.
 FETCHED_AT_ONCE_MAX = 8
 MADE_AGAIN = (
     "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "
@@ -28,6 +36,8 @@ MADE_AGAIN = (
 _OPEN = b',"checksum":"'
 _CLOSE = b'"}\n'
 _DIGEST_CHARS = 32
+# What msgspec says of a member that a struct does not have, and of a kind that is not known.
+_UNKNOWN = re.compile(r"^Object contains unknown field|^Invalid value '[^']*' - at `[^`]*\.kind`$")
 _TAIL_BYTES = len(_OPEN) + _DIGEST_CHARS + len(_CLOSE)
 
 
@@ -68,7 +78,8 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
 
     Raises:
         CorruptBlob: data is not a whole, undamaged object of that kind.
-        IncompatibleVersion: it is undamaged and of a format version newer than this one.
+        IncompatibleVersion: it is undamaged, and of a newer format version, or has a member or kind of mutation that
+            this one does not know.
     """
     body = _verified_body(data, key) + b"}"
     try:
@@ -78,6 +89,10 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
         if head.format < 1:
             raise CorruptBlob(key, f"it has the impossible format version {head.format}")
         return decoder_of(kind).decode(body)
+    except msgspec.ValidationError as error:
+        if _UNKNOWN.search(str(error)):  # Its bytes are those that somebody wrote, so a copy would not help.
+            raise IncompatibleVersion(key, head.format, FORMAT, f"{error}") from error
+        raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
 

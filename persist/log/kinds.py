@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import msgspec
 
 from persist.codecs import Part
-from persist.log.envelope import BlobRef, Framed
+from persist.log.envelope import FORMAT_MIN, BlobRef, Framed
 
 Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
 # Of the data of a write (`persist.codecs.order.digest`), 16 hex digits; null where nobody can use the token again.
@@ -44,12 +44,19 @@ class _Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         is_alone: whether it gets a record of its own, because its place among other operations matters.
         is_sent: whether one client may ask another to commit it.
         in_words: what it does, for people: of the mutation and the name of its collection, as people know it.
+        came_with: the number of the format that it came with, `FORMAT_MIN` if that is lower.
     """
 
     is_guarded: ClassVar[bool] = True
     is_alone: ClassVar[bool] = False
     is_sent: ClassVar[bool] = True
     in_words: ClassVar[str]
+    came_with: ClassVar[int] = FORMAT_MIN
+
+    @property
+    def format_needed(self) -> int:
+        """The least number of a location's format with which a record may hold it."""
+        return self.came_with
 
     def sentence(self, name: str, time: TimeText) -> str:
         """Return `in_words`, or what takes more than these; time tells a time of the collection to people."""
@@ -669,6 +676,20 @@ class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
     words: Words = Words()
     version: int | None = None
     in_words: ClassVar[str] = "described the location"
+
+
+class Upgrade(LocationMutation, frozen=True, tag="upgrade"):
+    """Raise the number of the location's format, unless it has that already; clients that do not know it stop."""
+
+    is_alone: ClassVar[bool] = True
+    is_sent: ClassVar[bool] = False
+    came_with: ClassVar[int] = 8
+    format: Annotated[int, msgspec.Meta(ge=8)]
+    in_words: ClassVar[str] = "raised the format of the location to {0.format}"
+
+    @property
+    def format_needed(self) -> int:
+        return self.format
 
 
 Makes = Create | Clone

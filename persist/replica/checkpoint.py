@@ -41,6 +41,7 @@ from persist.blob import (
 )
 from persist.codecs import CollectionSchema
 from persist.log import (
+    FORMAT_MIN,
     LOG,
     BlobRef,
     BringsParts,
@@ -76,7 +77,7 @@ from persist.replica.directory import (
     new_directory,
     taken_over,
 )
-from persist.replica.state_objects import WHOLE_BYTES_MAX, new_levels
+from persist.replica.state_objects import LEVELS, WHOLE_BYTES_MAX, new_levels
 from persist.state import (
     CollectionEntry,
     CollectionState,
@@ -128,7 +129,7 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
         CorruptBlob: the log between the newest checkpoint and state is not the one that recent comes from.
     """
     assert state.location is not None, "an empty log needs no checkpoint"
-    location, known = state.location, known or KnownLevels()
+    known = known or KnownLevels()
     # A damaged one is passed over: the log says the same, and what is made here takes its place.
     taken = state.control.taken_over
     replayed, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=taken)
@@ -136,17 +137,16 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
         return False
     is_new = replayed.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
     replayed = _vouched_for(blob, state) if is_new else _replayed(blob, replayed, state, recent)
-    assert replayed.commit is not None, "a record was applied"
     levels = taken_over(levels, replayed.control)
     before = levels[-1].directory if levels else EMPTY
     rebased: dict[str, CollectionEntry | None] = {}
     for id_, entry in replayed.entries.changes_since(before.entries).items():
         if entry is not None:
             entry = replace(entry, contents=state.entries[id_].contents)
-            rebased[id_] = _with_new_base(blob, location, entry, state.seqno, known, always=is_new)
+            rebased[id_] = _with_new_base(blob, replayed, entry, known, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
-    new = new_directory(location, state.seqno, directory, levels, lambda pointer, data: blob.set(pointer.blob, data))
-    data = encode_framed(checkpoint_of(location, state.seqno, replayed.commit, replayed.control, new))
+    new = new_directory(replayed, directory, levels, lambda pointer, data: blob.set(pointer.blob, data))
+    data = encode_framed(checkpoint_of(replayed, new))
     if len(data) > CHECKPOINT_BYTES_MAX:
         raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
     if not blob.create(checkpoint_key(state.seqno), data):
@@ -200,15 +200,16 @@ def _check_present(blob: Blob, first: int, last: int) -> None:
             raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {last} needs it")
 
 
-def checkpoint_of(
-    location: str, seqno: int, commit: str, control: LocationState, directory: NewDirectory
-) -> Checkpoint:
+def checkpoint_of(state: State, directory: NewDirectory) -> Checkpoint:
     """Return the checkpoint that says this; the directory objects that it names are stored before it."""
+    assert state.location is not None, "a record was applied"
+    assert state.commit is not None, "as above"
     return Checkpoint(
-        location=location,
-        seqno=seqno,
-        commit=commit,
-        control=control,
+        format=state.format,
+        location=state.location,
+        seqno=state.seqno,
+        commit=state.commit,
+        control=state.control,
         directory=tuple(level.pointer for level in directory.levels),
         collections=directory.collections,
         gone=directory.gone,
@@ -405,8 +406,9 @@ def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) 
     except ValueError as error:
         key = checkpoint_key(checkpoint.seqno)
         raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
-    state = State(checkpoint.location, checkpoint.seqno, directory.entries, directory.ids, control, checkpoint.commit)
-    return state, levels
+    number = max(checkpoint.format, FORMAT_MIN)
+    at = (checkpoint.location, checkpoint.seqno)
+    return State(*at, directory.entries, directory.ids, control, checkpoint.commit, number), levels
 
 
 def load_contents(
@@ -466,8 +468,9 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
 
 
 def _with_new_base(
-    blob: Blob, location: str, entry: CollectionEntry, seqno: int, known: KnownLevels, *, always: bool
+    blob: Blob, state: State, entry: CollectionEntry, known: KnownLevels, *, always: bool
 ) -> CollectionEntry:
+    assert state.location is not None
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, what it put elsewhere must not live on in what is pending.
     is_compacted = any(isinstance(m, kinds.Replace | kinds.Erase | kinds.Resolve) for m in entry.pending)
@@ -480,11 +483,17 @@ def _with_new_base(
         and inline <= STORED_PENDING_BYTES_MAX
     ):
         return replace(entry, contents=None)
-    contents = load_contents(blob, location, entry, known).contents
+    contents = load_contents(blob, state.location, entry, known).contents
     assert contents is not None
     # And what was destroyed must not live on in objects that are taken over.
-    is_new = always or sum(p.bytes for p in entry.stored) <= WHOLE_BYTES_MAX or any(map(_destroys, entry.pending))
-    levels, data = new_levels(location, seqno, contents, () if is_new else known.contents.read(blob, location, entry))
+    is_new = (
+        always
+        or state.format < LEVELS
+        or sum(p.bytes for p in entry.stored) <= WHOLE_BYTES_MAX
+        or any(map(_destroys, entry.pending))
+    )
+    before = () if is_new else known.contents.read(blob, state.location, entry)
+    levels, data = new_levels(state.location, state.seqno, contents, before, format=state.format)
     blob.set(levels[-1].pointer.blob, data)
     known.contents.keep(entry.id, levels)
     base, *changes = (level.pointer for level in levels)

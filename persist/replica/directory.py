@@ -50,7 +50,7 @@ from persist.log import (
 )
 from persist.names import check_name, is_id
 from persist.replica.state_objects import KnownContents
-from persist.state import CollectionEntry, CollectionState, FrozenMap, LocationState
+from persist.state import CollectionEntry, CollectionState, FrozenMap, LocationState, State
 
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
@@ -188,13 +188,12 @@ class NewDirectory:
 
 
 def new_directory(
-    location: str,
-    seqno: int,
+    state: State,
     directory: Directory,
     levels: tuple[Level, ...],
     store: Callable[[BlobRef, bytes], object],
 ) -> NewDirectory:
-    """Return how a checkpoint at seqno says that the directory is this one, given the levels that it takes over.
+    """Return how a checkpoint of state says that its directory is this one, given the levels that it takes over.
 
     All bases of entries that differ from the levels are stored. What it points to beyond the levels is given to store
     first, one object at a time. Cost: O(what differs), and that is encoded.
@@ -202,6 +201,7 @@ def new_directory(
     Raises:
         InvalidUsage: the collections are so many that no checkpoint can point to all of what is to be said of them.
     """
+    assert state.location is not None
     collections, gone = _since(levels, directory)
     if (size := _size(collections)) <= INLINE_BYTES_MAX:
         return NewDirectory(levels, collections, gone)
@@ -214,8 +214,10 @@ def new_directory(
     if not levels and _size(collections) <= INLINE_BYTES_MAX:
         return NewDirectory((), collections, gone)
     for some in [collections] if levels else _cut(collections):
-        stored = DirectoryObject(location=location, seqno=seqno, collections=some, gone=gone)
-        pointer, data = encoded_object(directory_prefix(seqno), stored)
+        stored = DirectoryObject(
+            format=state.format, location=state.location, seqno=state.seqno, collections=some, gone=gone
+        )
+        pointer, data = encoded_object(directory_prefix(state.seqno), stored)
         store(pointer, data)
         before = levels[-1].directory if levels else EMPTY
         levels = (*levels, Level(pointer, directory if some is collections else before.with_changes(some, gone)))

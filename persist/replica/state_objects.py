@@ -36,6 +36,7 @@ from persist.blob import Blob, CorruptBlob
 from persist.log import BlobRef, Framed, encoded_object, fetched, state_prefix
 from persist.state import CollectionEntry, CollectionState
 
+LEVELS = 7  # The number of a location from which on its state objects need not be whole.
 RATIO = 4
 WHOLE_BYTES_MAX = 64 * 1024
 LEAST_BYTES = 8 * 1024  # Changes count as if they had so many bytes, so that there are no tiny objects.
@@ -123,7 +124,7 @@ class KnownContents:
 
 
 def new_levels(
-    location: str, seqno: int, contents: CollectionState, levels: Sequence[StateLevel]
+    location: str, seqno: int, contents: CollectionState, levels: Sequence[StateLevel], *, format: int
 ) -> tuple[tuple[StateLevel, ...], bytes]:
     """Return how a checkpoint at seqno says what the contents are, given the levels that it takes over.
 
@@ -133,7 +134,9 @@ def new_levels(
     is_much_gone = bool(levels) and _size(contents) < _size(levels[0].contents) // 2
     kept = [] if is_much_gone else [*levels]
     while True:
-        stored = changes(location, contents, kept[-1].contents if kept else None)
+        stored = msgspec.structs.replace(
+            changes(location, contents, kept[-1].contents if kept else None), format=format
+        )
         pointer, data = encoded_object(state_prefix(contents.id, seqno), stored)
         if not kept or kept[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
             return (*kept, StateLevel(pointer, contents)), data

@@ -57,4 +57,4 @@ from persist.state.schemas import (
     reconciled,
     version_of,
 )
-from persist.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, FrozenMap, State, apply
+from persist.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, FrozenMap, State, apply, format_after

@@ -239,6 +239,7 @@ LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] =
     kinds.TakeOver: _taken_over,
     kinds.Collected: _collected,
     kinds.DescribeLocation: _described,
+    kinds.Upgrade: lambda control, mutation, seqno: control,  # What it raises is the number of the record itself.
 }
 
 

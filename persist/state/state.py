@@ -34,7 +34,7 @@ keys; and a layer of changes over a base, which makes either reads or an occasio
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -53,6 +53,8 @@ from persist.errors import (
     Superseded,
 )
 from persist.log import (
+    FORMAT,
+    FORMAT_MIN,
     BlobRef,
     BringsParts,
     CollectionMutation,
@@ -237,7 +239,10 @@ class CollectionEntry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything the log says up to and including seqno, where the record is commit; -1 and None for an empty log."""
+    """Everything the log says up to and including seqno, where the record is commit; -1 and None for an empty log.
+
+    The format is the location's number: the greatest of its records, and the newest one for a location that begins.
+    """
 
     location: str | None = None
     seqno: int = -1
@@ -245,6 +250,7 @@ class State:
     ids: FrozenMap[str] = field(default_factory=FrozenMap)
     control: LocationState = field(default_factory=LocationState)
     commit: str | None = None
+    format: int = FORMAT
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all collections, sorted."""
@@ -293,12 +299,21 @@ def apply(state: State, record: Record) -> State:
         raise DoesNotFollow(f"it follows the commit {record.previous}, and the record before it is {state.commit}")
     if record.submitted is not UNSET and any(each.first > each.last + 1 for each in record.submitted):
         raise ValueError("it says of operations that were submitted that the first comes long after the last")
+    number = max(record.format, FORMAT_MIN)
+    if number < format_after(state, record.mutations):
+        raise ValueError(f"it has format {record.format}, and {format_after(state, record.mutations)} is needed here")
     check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
     after = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _extended)
     for mutation in record.mutations:
         after.add(mutation, record.seqno, record.written_ms)
     entries, ids = state.entries.with_changes(after.entries), state.ids.with_changes(after.ids)
-    return State(record.location, record.seqno, entries, ids, after.control, record.commit)
+    return State(record.location, record.seqno, entries, ids, after.control, record.commit, number)
+
+
+def format_after(state: State, mutations: Iterable[Mutation]) -> int:
+    """Return the least number that a record with these mutations may have after state; it never goes back."""
+    least = FORMAT_MIN if state.seqno < 0 else state.format
+    return max([least, *(mutation.format_needed for mutation in mutations)])
 
 
 class Changing:

@@ -48,6 +48,7 @@ from persist.errors import (
     UpdatesBeyondUpper,
 )
 from persist.log import (
+    FORMAT,
     BringsParts,
     Mutation,
     Record,
@@ -61,7 +62,7 @@ from persist.log import (
     record_seqno,
 )
 from persist.replica import Follower, checkpoint_due, say_whose, write_checkpoint
-from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded
+from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded, format_after
 from persist.write.future import Committed
 from persist.write.operations import Operation, Step, Submission, Write, assigned_times, in_records, merge
 from persist.write.part_writer import PartWriter
@@ -320,6 +321,7 @@ class GroupCommit:
     def _create(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> bool:
         """Try to be the record that follows state; return whether this was it."""
         record = Record(
+            format=format_after(state, mutations) if state.location else FORMAT,
             location=state.location or uuid.uuid4().hex,
             seqno=state.seqno + 1,
             commit=uuid.uuid4().hex,
@@ -423,7 +425,7 @@ class GroupCommit:
                 encoded = [_stamped(mutation, times[change.id]) for mutation in encoded]
             if state.location is not None:
                 # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
-                move = partial(_moved_out, self._blob, state.location, state.seqno + 1)
+                move = partial(_moved_out, self._blob, state)
                 encoded, change.replaces = move(encoded), move(change.replaces)
                 change.resolves = move(change.resolves)
                 change.publishes = move(change.publishes)
@@ -507,8 +509,9 @@ def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | k
     return msgspec.structs.replace(mutation, parts=parts)
 
 
-def _moved_out(blob: Blob, location: str, seqno: int, mutations: Sequence[B]) -> list[B]:
-    return [move_out(blob, location, each, seqno) for each in mutations]
+def _moved_out(blob: Blob, state: State, mutations: Sequence[B]) -> list[B]:
+    assert state.location is not None
+    return [move_out(blob, state.location, each, state.seqno + 1, format=state.format) for each in mutations]
 
 
 logger = logging.getLogger(__name__)

@@ -70,6 +70,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "ui": ([], {"host", "port", "allow_host", "open_"}),
     "unpublish": ([Collection.unpublish], set()),
     "untag": ([Collection.untag], set()),
+    "upgrade": ([Client.upgrade], set()),
     "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
     "verify": ([backup.verify], {"target_option", "target_options_file"}),  # Its `against_options`.
     "view": ([Client.create_view, View.redefine], {"query", "redefine"}),

@@ -120,6 +120,7 @@ def main() -> None:
             write_cloned(client)
             write_erased(client)
             commit(client, kinds.TruncateLog(1))
+            commit(client, kinds.Upgrade(FORMAT))
             large.tag("beginning", 0)
             large.retain(1000).result()
             large.describe("large", properties={"a": "b"}, columns={"b": "text"}).result()

@@ -21,6 +21,7 @@ from persist.blob import (
 )
 from persist.codecs import CollectionSchema, encode_parts, to_updates
 from persist.log import (
+    FORMAT,
     BlobRef,
     Mutation,
     Record,
@@ -207,7 +208,7 @@ def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> 
         msgspec.structs.replace(part, blob=f"part/{ORDERS}/{0:020d}-{i:032x}.parquet")
         for i in range(PARTS_INLINE_MAX + 1)
     )
-    append = move_out(blob, "f" * 32, kinds.Append(ORDERS, parts), 0)
+    append = move_out(blob, "f" * 32, kinds.Append(ORDERS, parts), 0, format=FORMAT)
     create_record(blob, create(), clock)
     create_record(blob, record(1, append), clock)
     assert len(blob.get(record_key(1)) or b"") < 1000

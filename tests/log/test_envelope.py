@@ -40,7 +40,7 @@ def resealed(body: dict[str, object]) -> bytes:
 
 
 def test_it_is_one_line_of_json_that_any_tool_reads() -> None:
-    assert DATA.startswith(b'{"persist":"record","format":7,"location":')
+    assert DATA.startswith(b'{"persist":"record","format":8,"location":')
     assert DATA.endswith(b"\n")
     assert DATA.count(b"\n") == 1
     assert json.loads(DATA)["mutations"][1] == {"kind": "seal", "collection": "2" * 32, "upper": [11]}
@@ -67,10 +67,8 @@ def test_every_truncation_and_extension_is_found() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"unknown": 1},
         {"seqno": "7"},
         {"persist": "checkpoint"},
-        {"mutations": [{"kind": "explode", "collection": "x"}]},
         {"mutations": [{"kind": "seal", "collection": "x", "upper": [1.5]}]},
         {"format": 0},
         {"format": -1},
@@ -79,6 +77,22 @@ def test_every_truncation_and_extension_is_found() -> None:
 def test_well_formed_nonsense_under_a_right_checksum_is_corrupt(change: dict[str, object]) -> None:
     with pytest.raises(CorruptBlob):
         decode_framed(resealed({**json.loads(DATA), **change}), Record, "log/7")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"of_the_future": 1},
+        {"mutations": [{"kind": "explode", "collection": "x"}]},
+        {"mutations": [{"kind": "seal", "collection": "x", "upper": [1], "of_the_future": 2}]},
+    ],
+)
+def test_a_kind_or_a_member_that_is_not_known_under_a_right_checksum_is_of_another_version(
+    change: dict[str, object],
+) -> None:
+    with pytest.raises(IncompatibleVersion, match="does not know") as caught:
+        decode_framed(resealed({**json.loads(DATA), **change}), Record, "log/7")
+    assert "estore" not in str(caught.value)
 
 
 def test_an_older_format_is_read_and_the_kind_of_what_is_intact_is_known_whatever_its_version() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob
-from persist.log import Keyframe, decode_framed, encode_framed, kinds, state_prefix
+from persist.log import FORMAT, Keyframe, decode_framed, encode_framed, kinds, state_prefix
 from persist.log.envelope import put_framed
 from persist.replica import Follower, KnownLevels, StateObject, checkpoint, state_objects
 from persist.state import CollectionEntry, CollectionState
@@ -67,7 +67,7 @@ def test_levels_of_any_states_make_the_last_one_with_all_its_maps_in_order(seed:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(state_objects, "LEAST_BYTES", chosen.choice([1, 1000]))
             patch.setattr(state_objects, "RATIO", chosen.choice([0, 1, 4]))
-            levels, data = state_objects.new_levels(LOCATION, round_, contents, levels)
+            levels, data = state_objects.new_levels(LOCATION, round_, contents, levels, format=FORMAT)
         before = levels[-2].contents if len(levels) > 1 else None
         made = state_objects.with_changes(before, decode_framed(data, StateObject, "state"))
         assert ordered(made) == ordered(contents)
