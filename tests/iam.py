@@ -1,6 +1,6 @@
-"""AWS policies, as far as those of `docs/security.md` go, held against the requests that boto3 really sends.
+"""AWS policies, as far as those of `docs/security.md` go, held against the requests that are really sent.
 
-`Gate` looks at every S3 request of this process just before it leaves. A request signed with the access key of a role
+`Gate` is a server in front of an S3 server, and looks at every request before it passes. A request signed with the access key of a role
 that has policies is refused with 403 when they do not allow it, as S3 would. What a policy says must be understood
 here: an element, operator or condition key that is not is an error, never ignored.
 """
@@ -8,16 +8,14 @@ here: an element, operator or condition key that is not is an error, never ignor
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
-
-import boto3
-import pytest
-from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 ACTIONS = {
     "GetObject": "s3:GetObject",
@@ -119,20 +117,22 @@ def policies_in(path: Path, values: Mapping[str, str]) -> dict[str, list[Grant]]
 class Gate:
     """Lets the requests of a role pass that its grants allow; everything of a role without any."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, behind: str) -> None:
         self.roles: dict[str, Sequence[Grant]] = {}
         self.calls: list[Call] = []
         self.refused: list[Call] = []
         self.encrypted: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
-        make = boto3.Session.client
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, urlsplit(behind).netloc))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
 
-        def client(session: boto3.Session, *args: Any, **kwargs: Any) -> Any:
-            made = make(session, *args, **kwargs)
-            made.meta.events.register("before-send.s3", self._before_send)
-            return made
-
-        monkeypatch.setattr(boto3.Session, "client", client)
+    def close(self) -> None:
+        """End the server."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
     def of(self, *roles: str) -> list[Call]:
         """Return the calls of some roles so far."""
@@ -144,46 +144,64 @@ class Gate:
         needs = {(n.action, n.resource, *n.context.items()): n for c in calls for n in c.needs(self.encrypted)}
         return all(any(grant.allows(need) for grant in granted) for need in needs.values())
 
-    def _before_send(self, request: AWSPreparedRequest, event_name: str, **_: Any) -> AWSResponse | None:
-        call = _call(request, event_name.rpartition(".")[2])
+    def passes(self, call: Call) -> bool:
+        """Note a request, and tell whether it may pass."""
         with self._lock:
             self.calls.append(call)
             if call.headers.get("x-amz-server-side-encryption") == "aws:kms":
                 key_id = call.headers["x-amz-server-side-encryption-aws-kms-key-id"]
                 self.encrypted[call.bucket, call.keys[0]] = key_id
             if call.role not in self.roles or self.allowed([call], self.roles[call.role]):
-                return None
+                return True
             self.refused.append(call)
-        body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-        return AWSResponse(request.url, 403, {"content-length": str(len(body))}, _Raw(body))
+            return False
 
 
-class _Raw:
-    """The body of an answer."""
+def _handler(gate: Gate, behind: str) -> type[BaseHTTPRequestHandler]:
+    # HTTP/1.0 has one request per connection, so no thread waits for a second one when the server stops.
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep the tests' output clean."""
 
-    def __init__(self, body: bytes) -> None:
-        self._body = body
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", "0")))
+            if not gate.passes(_call(self.command, self.path, dict(self.headers.items()), body)):
+                text = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+                self._answer(403, {}, text)
+                return
+            connection = HTTPConnection(behind)
+            connection.request(self.command, self.path, body, dict(self.headers.items()))
+            with connection.getresponse() as answer:
+                self._answer(answer.status, dict(answer.getheaders()), answer.read())
+            connection.close()
 
-    def stream(self) -> Iterator[bytes]:
-        yield self._body
+        def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                if name.lower() not in ("content-length", "connection", "transfer-encoding"):
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_DELETE = do_POST = _serve
+
+    return Handler
 
 
-def _call(request: AWSPreparedRequest, operation: str) -> Call:
-    url = urlsplit(request.url)
+def _call(method: str, path: str, given: Mapping[str, str], body: bytes) -> Call:
+    url = urlsplit(path)
     # The path goes over the wire percent-encoded once; what is encoded in a key comes back as it was.
     bucket, _, key = unquote(url.path.removeprefix("/")).partition("/")
     query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-    headers = {
-        name.lower(): value.decode() if isinstance(value, bytes) else str(value)
-        for name, value in request.headers.items()
-    }
+    headers = {name.lower(): value for name, value in given.items()}
+    operations = {"GET": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject", "POST": "DeleteObjects"}
+    operation = "ListObjectsV2" if "list-type" in query else operations[method]
     keys: tuple[str, ...] = (key,) if key else ()
     if operation == "DeleteObjects":
-        keys = tuple(
-            each.text or "" for each in ElementTree.fromstring(request.body).iter() if each.tag.endswith("Key")
-        )
+        keys = tuple(each.text or "" for each in ElementTree.fromstring(body).iter() if each.tag.endswith("Key"))
     role = _ROLE.search(headers.get("authorization", ""))
-    return Call(role.group(1) if role else "", operation, request.method, bucket, keys, query, headers)
+    return Call(role.group(1) if role else "", operation, method, bucket, keys, query, headers)
 
 
 def _holds(operator: str, key: str, value: str, context: Mapping[str, str]) -> bool:

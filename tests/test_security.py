@@ -53,13 +53,14 @@ class AgedBlob(S3Blob):
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+def gate(monkeypatch: pytest.MonkeyPatch, s3_options: dict[str, Any]) -> Iterator[Gate]:
     # So that a small location has checkpoints, a state object at each of them, and a part list.
     monkeypatch.setattr("persist.replica.checkpoint.INTERVAL", 4)
     monkeypatch.setattr("persist.log.commits.PARTS_INLINE_MAX", 0)
     monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 0)
     monkeypatch.setattr("persist.replica.directory.INLINE_BYTES_MAX", 500)
-    return Gate(monkeypatch)
+    with closing(Gate(s3_options["endpoint_url"])) as gate:
+        yield gate
 
 
 class Place:
@@ -68,7 +69,7 @@ class Place:
     def __init__(self, gate: Gate, s3_options: dict[str, Any], *, kms: bool = False) -> None:
         self.bucket, self.prefix = make_bucket(s3_options), "some/loc"
         self.url = f"s3://{self.bucket}/{self.prefix}"
-        self._options = s3_options
+        self._options, self._gate_url = s3_options, gate.url
         encryption = {"server_side_encryption": "aws:kms", "sse_kms_key_id": KMS_KEY}
         self._more = encryption if kms else {}
         words = {"BUCKET": self.bucket, "PREFIX": self.prefix, "KEY_ARN": KMS_KEY}
@@ -83,7 +84,7 @@ class Place:
         gate.roles.update(self.policies)
 
     def options(self, role: str) -> dict[str, Any]:
-        return {**self._options, "access_key_id": role, **self._more}
+        return {**self._options, "endpoint_url": self._gate_url, "access_key_id": role, **self._more}
 
 
 def write_everything(client: persist.Client) -> None:

@@ -1,33 +1,34 @@
-"""A blob store in an S3 bucket, by boto3.
+"""A blob store in an S3 bucket: obstore moves the bytes, boto3 finds the bucket's address and the credentials.
 
-`create` is a PUT with `If-None-Match: *`. boto3 never retries here: it would repeat a PUT whose answer was lost,
-and then take the 412 that its own first attempt caused for somebody else's win. Retries of all requests, and what
-to do when S3 throttles, are in one place: `persist.blob.layers.retry`. What an error means for the caller is told by
-`persist.blob.stores.s3_errors`.
-
-Every PUT carries a CRC32 of its body, which S3 verifies before it stores anything, and boto3 again on a
-whole GET.
-
-One client per object; use from any number of threads, but not across `fork`: open the URL again in the
-child.
+boto3 makes no request to S3. It reads the environment, ~/.aws and the roles of the machine as the `aws` command does,
+and asks a role for new credentials before the old ones expire. They are looked at before each request: `Credentials`.
 """
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 from urllib.parse import quote
 
 from msgspec import Meta
 
-from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError, StoreMisconfigured
+from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.options import check_fields, read_options
-from persist.blob.protocol import KEY_BYTES_MAX, BlobEntry, check_key, check_range, is_key
-from persist.blob.stores.s3_errors import S3ErrorMap
+from persist.blob.protocol import check_key
+from persist.blob.stores.object_errors import ObjectErrorMap
+from persist.blob.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob
 
-S3_KEY_BYTES_MAX = 1024
-CONNECTIONS_MAX = 64  # Sockets that are kept: enough for the threads of one client.
+RENEW_S = 300.0  # Before credentials expire.
+RENEW_EVERY_S = 10.0  # Those that live for less than that are not asked for at each request.
+RIGHTS = (
+    "Grant these credentials s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket (without the "
+    "last, S3 answers so for a key that does not exist, too)."
+)
+REFUSALS_MAX = 8
 _NOT_IN_XML = frozenset("\ufffe\uffff")
 _Text = Annotated[str, Meta(min_length=1)]
 
@@ -81,10 +82,68 @@ class S3Options:
         return cls(**read_options(options, get_type_hints(cls, include_extras=True), "S3"))
 
 
-class S3Blob:
-    """The keys below `s3://bucket/prefix`. A value costs one request per call, a listing one per 1,000 keys.
+class Credentials:
+    """What requests are signed with, from boto3. Safe for many threads.
 
-    A value is one PUT, so at most 5 GB. The store must support conditional writes, as AWS S3 does.
+    Those that expire are renewed when less than `RENEW_S` is left, by the first thread that asks; the others go on
+    with the old ones while these are valid. boto3 alone would renew those of a quarter of an hour at each request.
+
+    Args:
+        find: returns boto3's credentials; None if there are none.
+        clock_s: a clock that never goes back.
+    """
+
+    def __init__(self, find: Callable[[], Any], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._find, self._clock_s = find, clock_s
+        self._lock = threading.Lock()
+        self._found: Any = None
+        self._signing: dict[str, Any] | None = None
+        self._renewed_s = 0.0
+
+    def current(self) -> dict[str, Any]:
+        """Return them as obstore wants them.
+
+        Raises:
+            Exception: what boto3 says if there are none, or if a role gives no new ones.
+        """
+        signing = self._signing
+        if signing is not None and not self._is_old():
+            return signing
+        if self._lock.acquire(blocking=signing is None or self._found.refresh_needed(0)):
+            try:
+                if self._signing is None or self._is_old():
+                    self._renew()
+            finally:
+                self._lock.release()
+        assert self._signing is not None
+        return self._signing
+
+    def _is_old(self) -> bool:
+        if (needed := getattr(self._found, "refresh_needed", None)) is None:
+            return False
+        return bool(needed(0) or (self._clock_s() >= self._renewed_s + RENEW_EVERY_S and needed(RENEW_S)))
+
+    def _renew(self) -> None:
+        if self._found is None and (found := self._find()) is not None:
+            self._found = found
+        if self._found is None:
+            from botocore.exceptions import NoCredentialsError
+
+            raise NoCredentialsError
+        frozen = self._found.get_frozen_credentials()
+        expires = hasattr(self._found, "refresh_needed")
+        self._renewed_s = self._clock_s()
+        self._signing = {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            # obstore keeps those that never expire, and asks for others at each request.
+            "expires_at": datetime.now(UTC) if expires else None,
+        }
+
+
+class S3Blob(ObjectBlob):
+    """The keys below `s3://bucket/prefix`. The store must support conditional writes, as AWS S3 does.
 
     Args:
         bucket: its name.
@@ -94,12 +153,10 @@ class S3Blob:
             has failed.
 
     Raises:
-        InvalidUsage: a prefix or option that is not allowed, or boto3 is not installed.
+        InvalidUsage: a prefix or option that is not allowed, or obstore or boto3 is not installed.
         StoreMisconfigured: a profile or region that does not exist. A bucket that does not exist and missing
             credentials show at the first request.
     """
-
-    is_remote = True
 
     def __init__(
         self,
@@ -107,181 +164,128 @@ class S3Blob:
         prefix: str = "",
         options: S3Options | Mapping[str, Any] | None = None,
         *,
-        connect_timeout_s: float = 3.0,
-        read_timeout_s: float = 20.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        read_timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
-        _check_place(bucket, prefix)
-        self._bucket, self._prefix = bucket, prefix
+        _check_bucket(bucket)
+        self._bucket = bucket
         self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
-        self._errors = S3ErrorMap(self.url, bucket, _secrets(self._options))
-        self._client = self._connect(connect_timeout_s, read_timeout_s)
-        self._with_get: dict[str, Any] = {}
-        if (key := self._options.sse_customer_key) is not None:
-            # boto3 encodes it again, and adds the checksum that S3 wants.
-            self._with_get = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": base64.b64decode(key)}
-        self._with_put: dict[str, Any] = {"ChecksumAlgorithm": "CRC32", **self._with_get}
-        if self._options.server_side_encryption is not None:
-            self._with_put["ServerSideEncryption"] = self._options.server_side_encryption
-        if self._options.sse_kms_key_id is not None:
-            self._with_put["SSEKMSKeyId"] = self._options.sse_kms_key_id
-
-    def __repr__(self) -> str:
-        return f"S3Blob({self.url!r}, {self._options!r})"
-
-    @property
-    def url(self) -> str:
-        """`s3://bucket/prefix`."""
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-
-    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        """Return the value at key or its bytes `[start, end)`; None when there is none."""
-        where = self._where(key)
-        if range is None:
-            return self._get(key, where)
-        start, end = check_range(range)
-        # HTTP has no empty range, and whether the key exists must be found out all the same.
-        value = self._get(key, {**where, "Range": f"bytes={start}-{max(start, end - 1)}"})
-        return None if value is None else value[: end - start]
-
-    def set(self, key: str, value: bytes) -> None:
-        """Store value at key, replacing what was there."""
-        where = self._where(key)
+        url = f"s3://{bucket}/{prefix}".rstrip("/")
+        errors = ObjectErrorMap(url, f"bucket {bucket!r}", RIGHTS, _secrets(self._options))
+        super().__init__(url, prefix, errors, connect_timeout_s, read_timeout_s)
         try:
-            self._client.put_object(**where, Body=value, **self._with_put)
-        except Exception as error:
-            raise self._errors.of_write("set", key, error) from self._errors.cause(error)
-
-    def create(self, key: str, value: bytes) -> bool:
-        """Store value at key if there is none; return whether this call stored it."""
-        where = self._where(key)
-        try:
-            self._client.put_object(**where, Body=value, IfNoneMatch="*", **self._with_put)
-        except Exception as error:
-            # Some servers have a 304 for it, or codes of their own; and a 409 may be said of what is there for long.
-            status = self._errors.status(error)
-            if status in (304, 412) or (status == 409 and self._is_there(key, where)):
-                return False
-            raise self._errors.of_write("create", key, error) from self._errors.cause(error)
-        return True
-
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        """Yield entries whose key starts with prefix, in key order, a page of 1,000 at a time."""
-        base = self._full("")
-        query: dict[str, Any] = {"Bucket": self._bucket, "Prefix": base + prefix}
-        if start_after is not None:
-            query["StartAfter"] = base + start_after
-        while True:
-            try:
-                page = self._client.list_objects_v2(**query)
-            except Exception as error:
-                raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
-            for entry in page.get("Contents", ()):
-                key = entry["Key"].removeprefix(base)
-                # Not so the empty objects that some tools make to stand for folders, nor what was not asked for.
-                if entry["Key"].startswith(base + prefix) and is_key(key):
-                    if start_after is not None and key <= start_after:
-                        raise _out_of_order(self.url, key, start_after)
-                    start_after = key
-                    yield BlobEntry(key, entry["Size"], entry["LastModified"].timestamp())
-            if not page.get("IsTruncated"):
-                return
-            query["ContinuationToken"] = page["NextContinuationToken"]
-
-    def delete(self, key: str) -> None:
-        """Remove key; a key that does not exist is no error."""
-        where = self._where(key)
-        try:
-            self._client.delete_object(**where)
-        except Exception as error:
-            raise self._errors.of_write("delete", key, error) from self._errors.cause(error)
-
-    def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        """Remove up to 1,000 keys with one request; return those that may still be there, and why."""
-        names = {self._full(check_key(key)): key for key in keys}
-        # XML cannot say these two characters, which would spoil the request for all keys.
-        unfit = [key for name, key in names.items() if not _NOT_IN_XML.isdisjoint(name)]
-        objects = [{"Key": name} for name in names if _NOT_IN_XML.isdisjoint(name)]
-        failed: dict[str, PersistError] = {}
-        for key in unfit:
-            self.delete(key)
-        if not objects:
-            return failed
-        try:
-            answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-        except Exception as error:
-            raise self._errors.of_write("delete", keys[0], error) from self._errors.cause(error)
-        for refusal in answer.get("Errors", ()):
-            key = names.get(refusal.get("Key"), "")
-            if key and refusal.get("Code") != "NoSuchKey":
-                failed[key] = self._errors.of_deletion(key, refusal.get("Code", ""), refusal.get("Message", ""))
-        return failed
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
-    def _get(self, key: str, query: Mapping[str, str]) -> bytes | None:
-        try:
-            answer = self._client.get_object(**query, **self._with_get)
-            # `with` on the body itself gives the raw stream, which verifies neither length nor checksum.
-            with closing(answer["Body"]) as body:
-                value: bytes = body.read()
-                return value
-        except Exception as error:
-            code = self._errors.code(error)
-            if code == "NoSuchKey":
-                return None
-            if code == "InvalidRange":
-                return b""  # The range begins at or beyond the end.
-            if type(error).__name__ == "FlexibleChecksumError":
-                raise CorruptBlob(
-                    key, "S3 sent other bytes than those that its checksum was made of"
-                ) from self._errors.cause(error)
-            raise self._errors.of_read("get", key, error) from self._errors.cause(error)
-
-    def _is_there(self, key: str, where: Mapping[str, str]) -> bool:
-        """Return whether there is a value, as far as the store says."""
-        try:
-            return self._get(key, {**where, "Range": "bytes=0-0"}) is not None
-        except PersistError:
-            return False
-
-    def _full(self, key: str) -> str:
-        return f"{self._prefix}/{key}" if self._prefix else key
-
-    def _where(self, key: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": self._full(check_key(key))}
-
-    def _connect(self, connect_timeout_s: float, read_timeout_s: float) -> Any:
-        """Return a client that never retries."""
-        try:
-            import boto3
-            from botocore.config import Config
+            self._place = _find_bucket(bucket, self._options)
         except ImportError as error:
             raise InvalidUsage(
                 f"{self.url} needs boto3, which is not installed: pip install 'boto3>=1.43.115'"
             ) from error
-        options = self._options
-        config = Config(
-            connect_timeout=connect_timeout_s,
-            read_timeout=read_timeout_s,
-            max_pool_connections=CONNECTIONS_MAX,
-            retries={"mode": "standard", "total_max_attempts": 1},
-        )
-        try:
-            session = boto3.Session(
-                aws_access_key_id=options.access_key_id,
-                aws_secret_access_key=options.secret_access_key,
-                aws_session_token=options.session_token,
-                region_name=options.region,
-                profile_name=options.profile,
-            )
-            return session.client("s3", endpoint_url=options.endpoint_url, config=config)
         except Exception as error:
             raise self._errors.of_setup(error) from self._errors.cause(error)
+        self._credentials = self._place.credentials
+
+    def __repr__(self) -> str:
+        return f"S3Blob({self.url!r}, {self._options!r})"
+
+    def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        """Remove up to 1,000 keys with one request; return those that may still be there, and why.
+
+        obstore tells of one key that was refused, and not of the others. So it is asked again without that key, a few
+        times; then the others count as refused, too.
+        """
+        names = {self._base + check_key(key): key for key in keys}
+        failed: dict[str, PersistError] = {}
+        # XML cannot say these two characters, which would spoil the request for all keys.
+        for name in [name for name in names if not _NOT_IN_XML.isdisjoint(name)]:
+            self.delete(names.pop(name))
+        for _ in range(REFUSALS_MAX):
+            if not names:
+                return failed
+            try:
+                self._ask(self._obstore.delete, self._client(is_for_pages=True), [*names])
+                return failed
+            except Exception as error:
+                if self._errors.is_success(error):
+                    return failed
+                refused, is_all = self._errors.refusals(error, names)
+                if not refused and not is_all:
+                    raise self._errors.of_write("delete", keys[0], error) from self._errors.cause(error)
+                failed |= {names.pop(name): refusal for name, refusal in refused.items()}
+                if is_all:
+                    return failed
+        return failed | dict.fromkeys(names.values(), [*failed.values()][-1])
+
+    def _prepare(self) -> None:
+        self._credentials.current()  # Here, so that what boto3 raises arrives as it is.
+
+    def _connect(self, client_options: dict[str, Any], is_for_pages: bool) -> Any:
+        options, encryption = self._options, self._options.server_side_encryption
+        config = {
+            "server_side_encryption": "sse-c" if options.sse_customer_key else encryption,
+            "sse_kms_key_id": options.sse_kms_key_id,
+            "sse_customer_key_base64": options.sse_customer_key,
+        }
+        return self._obstore.store.S3Store(
+            self._bucket,
+            config={
+                **self._place.config,
+                **{name: value for name, value in config.items() if value is not None},
+                "checksum_algorithm": "SHA256",
+                "conditional_put": "etag",
+                "disable_bulk_delete": not is_for_pages,
+                "skip_signature": False,  # Nor what else the environment says to obstore, and not to boto3.
+                "unsigned_payload": False,
+                "s3_express": False,
+            },
+            client_options={**client_options, **self._place.client_options},
+            retry_config={"max_retries": 0},
+            credential_provider=self._credentials.current,
+        )
 
 
-def _check_place(bucket: str, prefix: str) -> None:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a bucket is: what obstore is told of the server, of HTTP, and whom to ask for credentials."""
+
+    config: Mapping[str, Any]
+    client_options: Mapping[str, Any]
+    credentials: Credentials
+
+
+def _find_bucket(bucket: str, options: S3Options) -> _Place:
+    """Ask boto3, which knows the regions of all partitions and what ~/.aws says of addresses. Nothing is sent."""
+    import boto3
+    import botocore.session
+    from botocore import UNSIGNED
+    from botocore.config import Config
+
+    core = botocore.session.Session(profile=options.profile)
+    session = boto3.Session(
+        aws_access_key_id=options.access_key_id,
+        aws_secret_access_key=options.secret_access_key,
+        aws_session_token=options.session_token,
+        region_name=options.region,
+        botocore_session=core,
+    )
+    client = session.client("s3", endpoint_url=options.endpoint_url, config=Config(signature_version=UNSIGNED))
+    try:
+        url = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "key"})
+        region = client.meta.region_name
+    finally:
+        client.close()
+    endpoint = url.partition("?")[0].removesuffix("/key")
+    config = {
+        # It has the bucket already, in the host or in the path.
+        "endpoint": endpoint,
+        "aws_endpoint_url_s3": endpoint,
+        "virtual_hosted_style_request": True,
+        "region": "us-east-1" if region in (None, "aws-global") else region,
+    }
+    certificates = core.get_config_variable("ca_bundle")
+    client_options = {"root_certificate": Path(certificates).read_bytes()} if certificates else {}
+    return _Place(config, client_options, Credentials(session.get_credentials))
+
+
+def _check_bucket(bucket: str) -> None:
     if not bucket.strip(".") or "/" in bucket or "@" in bucket:
         raise InvalidUsage(
             "the S3 bucket's name is missing or all dots, or has a '/' or '@' in it. Give the bucket alone; "
@@ -291,14 +295,6 @@ def _check_place(bucket: str, prefix: str) -> None:
         raise StoreMisconfigured(
             f"bucket {bucket!r} is a directory bucket, which does not list keys in order. Use a general purpose bucket."
         )
-    if prefix and not is_key(prefix):
-        raise InvalidUsage(
-            f"prefix {prefix[:80]!r} is not allowed: give segments joined by '/', none of them empty, "
-            "'.' or '..', or longer than 200 bytes, without control characters"
-        )
-    longest = S3_KEY_BYTES_MAX - KEY_BYTES_MAX - 1
-    if len(prefix.encode()) > longest:
-        raise InvalidUsage(f"prefix {prefix[:40]!r}… is too long: at most {longest} bytes of UTF-8")
 
 
 def _check_customer_key(key: str, encryption: str | None) -> None:
@@ -316,10 +312,3 @@ def _secrets(options: S3Options) -> tuple[str, ...]:
     """Return what no text may show, as it is and as it stands in a URL."""
     given = (options.access_key_id, options.secret_access_key, options.session_token, options.sse_customer_key)
     return tuple(sorted({form for secret in given if secret for form in (secret, quote(secret, safe=""))}))
-
-
-def _out_of_order(url: str, key: str, before: str) -> StoreMisconfigured:
-    return StoreMisconfigured(
-        f"{url} lists {key[:80]!r} after {before[:80]!r}, and keys must come in the order of their bytes. Use a store "
-        "that lists so, such as a general purpose bucket of S3."
-    )

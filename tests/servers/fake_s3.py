@@ -14,7 +14,7 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from xml.etree import ElementTree
 
-CHECKSUM = "x-amz-checksum-crc32"
+CHECKSUM = "x-amz-checksum-sha256"
 
 
 class Trouble(Enum):
@@ -90,16 +90,17 @@ class FakeS3:
             ]
         except ElementTree.ParseError:
             return 400, _error("MalformedXML")
-        errors = ""
+        outcomes = ""
         for key in keys:
             path = f"{bucket}/{key}"
             if code := self.undeletable.get(path):
-                errors += (
+                outcomes += (
                     f"<Error><Key>{escape(key)}</Key><Code>{code}</Code><Message>made up {self.echo}</Message></Error>"
                 )
             else:
                 self.objects.pop(path, None)
-        return 200, f"<DeleteResult>{errors}</DeleteResult>".encode()
+                outcomes += f"<Deleted><Key>{escape(key)}</Key></Deleted>"
+        return 200, f"<DeleteResult>{outcomes}</DeleteResult>".encode()
 
     def _list(self) -> bytes:
         keys = self.listings.popleft() if self.listings else []
@@ -164,6 +165,8 @@ def _handler(state: FakeS3) -> type[BaseHTTPRequestHandler]:
         def _answer(self, status: int, body: bytes, checksum: str) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", '"made up"')
+            self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
             if checksum and self.command == "GET":
                 self.send_header(CHECKSUM, checksum)
             self.end_headers()

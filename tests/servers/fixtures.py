@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,16 +179,25 @@ def s3_location(s3_options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def make_bucket(s3_options: dict[str, Any], name: str = "") -> str:
     """Make a bucket on the server of these options, with a new name by default, and return its name."""
+    name = name or f"bucket-{uuid.uuid4().hex[:12]}"
+    with closing(_boto3_client(s3_options)) as client:
+        client.create_bucket(Bucket=name)
+    return name
+
+
+def put_object(s3_options: dict[str, Any], bucket: str, name: str) -> None:
+    """Store an empty object under any name, as other tools may."""
+    with closing(_boto3_client(s3_options)) as client:
+        client.put_object(Bucket=bucket, Key=name, Body=b"")
+
+
+def _boto3_client(s3_options: dict[str, Any]) -> Any:
     import boto3
 
-    name = name or f"bucket-{uuid.uuid4().hex[:12]}"
-    client = boto3.client(
+    return boto3.client(
         "s3",
         endpoint_url=s3_options["endpoint_url"],
         region_name=s3_options["region"],
         aws_access_key_id=s3_options["access_key_id"],
         aws_secret_access_key=s3_options["secret_access_key"],
     )
-    client.create_bucket(Bucket=name)
-    client.close()
-    return name

@@ -2,14 +2,15 @@
 
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from persist.blob import (
-    CorruptBlob,
     Indeterminate,
     InvalidUsage,
     S3Blob,
@@ -19,7 +20,7 @@ from persist.blob import (
     open_blob,
 )
 from tests.servers.fake_s3 import FakeS3, Trouble, fake_s3
-from tests.servers.fixtures import ROOT
+from tests.servers.fixtures import ROOT, put_object
 
 SECRETS = {
     "access_key_id": "AKIDTHATISASECRET",
@@ -170,14 +171,12 @@ def test_a_server_that_does_not_encrypt_is_told_apart_from_a_wrong_url() -> None
         blob.close()
 
 
-def test_bytes_that_do_not_match_their_checksum_are_corrupt() -> None:
+def test_every_put_has_a_checksum_that_the_server_can_verify() -> None:
     with fake_s3() as server:
         blob = client_of(server)
         blob.set("key", b"value")
-        assert blob.get("key") == b"value"
-        server.objects["/bucket/prefix/key"] = b"vALUE"
-        with pytest.raises(CorruptBlob, match="'key' is corrupt"):
-            blob.get("key")
+        assert b64decode(server.requests[0][1]["x-amz-checksum-sha256"]) == sha256(b"value").digest()
+        assert server.requests[0][1]["x-amz-content-sha256"] == sha256(b"value").hexdigest(), "is signed, too"
         blob.close()
 
 
@@ -300,9 +299,10 @@ def test_a_listing_asks_for_a_page_when_it_gets_there(
 def test_objects_that_are_not_keys_are_left_out_of_listings(s3_options: dict[str, Any], bucket: str) -> None:
     outer = S3Blob(bucket, "", s3_options)
     outer.set("folders-of-others/place/a/key", b"")
-    outer._client.put_object(Bucket=bucket, Key="folders-of-others/place/a/", Body=b"")
+    put_object(s3_options, bucket, "folders-of-others/place/a/")
     inner = S3Blob(bucket, "folders-of-others/place", s3_options)
-    assert [entry.key for entry in inner.list("")] == ["a/key"]
+    inner.set("empty", b"")
+    assert [entry.key for entry in inner.list("")] == ["a/key", "empty"]
     inner.close()
     outer.close()
 

@@ -1,0 +1,297 @@
+"""What an error of obstore or boto3 means: the caller's mistake, nothing happened, or the outcome is unknown.
+
+A write is Unavailable only if the store said itself that it stored nothing (an answer with an error code of the store
+that means so) or if no connection came about. A 5xx, a dropped connection, a timeout, or an answer by something in
+between (which has no such code) leaves the outcome open: Indeterminate.
+
+obstore tells what happened as text alone: a message with the status and body of the answer, then the same as Rust
+prints its structures. This is the one place that reads it. A text that is not understood means the least that is
+certain: that a write may have happened. boto3 gives credentials, and its errors are told by their classes.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import unescape
+from typing import ClassVar
+
+from persist.blob.errors import (
+    FULL,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    StoreFull,
+    StoreMisconfigured,
+    Throttled,
+    Unavailable,
+    limit_behind,
+)
+
+BODY_SHOWN_CHARACTERS = 300
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_NO_CONNECTION = re.compile(r"legacy::Error\(\s*Connect\b")
+_OS_CODE = re.compile(r"Os \{\s*code: (\d+)")
+_DELETION_CODE = re.compile(r"\(code: ([^()]*)\)\s*$")
+_ENTRY = re.compile(r"<Error>.*?</Error>", re.DOTALL)
+_REASON = re.compile(r'message: "([^"]*)"|(TimedOut|IncompleteMessage|dns error|InvalidCertificate\([^)]*\))')
+
+# S3 refused before doing anything because requests come too fast.
+_THROTTLED = {
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "BandwidthLimitExceeded",
+    "ServerBusy",  # Of Azure.
+}
+# S3 refused before doing anything, and the same request may succeed later.
+_REFUSED_FOR_NOW = {
+    *_THROTTLED,
+    "ConditionalRequestConflict",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+}
+_NO_CREDENTIALS = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "NoAuthTokenError",
+    "TokenRetrievalError",
+    "SSOError",
+    "LoginError",
+    "UnknownCredentialError",
+)
+_NO_PLACE = ("NoSuchBucket", "ContainerNotFound")
+_BAD_SETUP = (
+    "ValidationError",
+    "ParamValidationError",
+    "BaseEndpointResolverError",
+    "NoRegionError",
+    "InvalidRegionError",
+    "ProfileNotFound",
+    "ConfigParseError",
+    "ConfigNotFound",
+    "EndpointProviderError",
+)
+_ADVICE = {
+    **dict.fromkeys(_NO_PLACE, "Create it, or correct the URL, region or endpoint."),
+    "NotImplemented": "The store must support conditional writes (If-None-Match): use one that does.",
+    "RequestTimeTooSkewed": "Set this machine's clock.",
+    "InvalidRequest": (
+        "If the storage options ask for encryption: some servers, such as Ceph RGW, do that over https:// only, or not "
+        "at all. Leave those options out, or correct the URL or the bucket's set-up."
+    ),
+    "InvalidAccessKeyId": "Correct the credentials.",
+    "SignatureDoesNotMatch": "Correct the credentials.",
+    "ExpiredToken": "Renew the credentials and open the location again.",
+    "InvalidObjectState": "The object was moved to an archive storage class: restore it.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered.
+
+    Attributes:
+        status: of HTTP; 0 if there was no answer.
+        code: of the store, such as "SlowDown"; '' if none was given.
+        text: what is shown of it.
+    """
+
+    status: int
+    code: str
+    text: str
+
+
+class ForkedProcess(Exception):
+    """obstore was used in the process that this one was forked from, and its threads did not come along."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectErrorMap:
+    """Turns an exception of obstore or boto3 into one of ours, whose message names the store and never a secret.
+
+    Attributes:
+        place: what a message calls the bucket or container, such as "bucket 'mine'".
+        rights: what to do where access is denied.
+    """
+
+    url: str
+    place: str
+    rights: str
+    secrets: tuple[str, ...] = field(repr=False)
+
+    not_ours: ClassVar[str] = "Correct the URL, the storage options or the bucket's set-up."
+
+    def answer(self, error: Exception) -> Answer:
+        """Return what the server answered."""
+        shown, _, _ = str(error).partition("\n\nDebug source")
+        status = _STATUS.search(shown)
+        if status is None:
+            return Answer(0, "", "")
+        code, message = _CODE.search(shown), _MESSAGE.search(shown)
+        body = shown[status.end() :].strip(" :")[:BODY_SHOWN_CHARACTERS]
+        text = f"{code[1]}: {message[1] if message else ''}" if code else f"HTTP {status[1]} {body}"
+        return Answer(int(status[1]), code[1] if code else "", text)
+
+    def is_absent(self, error: Exception) -> bool:
+        """Tell whether the server said that there is no such object, though there is the bucket."""
+        answer = self.answer(error)
+        return answer.status == 404 and answer.code not in _NO_PLACE
+
+    def is_success(self, error: Exception) -> bool:
+        """Tell whether the server said that it has done it, though obstore misses something in the answer."""
+        return "MissingEtag" in (text := str(error)) or ("InvalidDeleteObjectsResponse" in text and "`$value`" in text)
+
+    def of_setup(self, error: Exception) -> PersistError:
+        """Return what to raise when no client can be made."""
+        return StoreMisconfigured(f"cannot use {self.url}: {self._text(error)}. Correct the storage options.")
+
+    def of_read(self, action: str, key: str, error: Exception) -> PersistError:
+        """Return what to raise for a get or list that failed."""
+        what = f"cannot {action} {key!r} at {self.url}"
+        return self._misconfigured(what, error) or self._unavailable(
+            what, error, "Check that the store is up and reachable, then try again."
+        )
+
+    def of_write(self, action: str, key: str, error: Exception) -> PersistError:
+        """Return what to raise for a set, create or delete that failed, and was sent once."""
+        what = f"cannot {action} {key!r} at {self.url}"
+        if self._did_nothing(error):
+            return self._misconfigured(what, error) or self._unavailable(
+                what, error, "Nothing was changed; try again after a pause."
+            )
+        doubt = Indeterminate(
+            f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not "
+            "have happened: read the key before trying again."
+        )
+        doubt.timed_out = _has_timed_out(error)
+        return doubt
+
+    def refusals(self, error: Exception, names: Mapping[str, str]) -> tuple[Mapping[str, PersistError], bool]:
+        """Return which of many objects the server did not delete, though it did as asked with others, and why.
+
+        obstore shows the whole answer if the server had an error of its own with one of them, and otherwise one refusal
+        alone. The second result tells whether these are all.
+
+        Args:
+            names: the objects' names, and what a message calls each.
+        """
+        shown = str(error).partition("\n\nDebug source")[0]
+        _, is_whole, answer = shown.partition("Server returned error response: ")
+        if is_whole:
+            entries = [[_text_of(tag, entry) for tag in ("Key", "Code", "Message")] for entry in _ENTRY.findall(answer)]
+        else:
+            rest = shown.partition("DeleteObjects request failed for key ")[2]
+            code = _DELETION_CODE.search(rest)
+            named = [name for name in names if code and rest.startswith(f"{name}: ")]
+            entries = [[name, code[1], rest[len(name) + 2 : code.start()]] for name in named if code]
+        refused = {
+            name: self._of_deletion(names[name], code, message)
+            for name, code, message in entries
+            if name in names and code != "NoSuchKey"
+        }
+        return refused, bool(is_whole and entries)
+
+    def _of_deletion(self, key: str, code: str, message: str) -> PersistError:
+        what = f"cannot delete {key!r} at {self.url}: {self._redacted(f'{code}: {message}'.rstrip(' .:'))}"
+        if code in _THROTTLED:
+            return Throttled(f"{what}. Try again after a pause.")
+        if code in _ADVICE or code == "AccessDenied":
+            return StoreMisconfigured(f"{what}. {_ADVICE.get(code, self.rights)}")
+        return Unavailable(f"{what}. Try again after a pause.")
+
+    def cause(self, error: Exception) -> Exception | None:
+        """Return error as the cause of what is raised instead; None when its text would show a secret."""
+        return error if self._redacted(text := str(error)) == text else None
+
+    def _unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
+        if limit := _limit_behind(error):
+            return StoreFull(f"{what}: {limit}, then try again. Nothing was changed. ({self._text(error)})")
+        text = f"{what}: {self._text(error)}. {advice}"
+        failure = Throttled(text) if self.answer(error).code in _THROTTLED else Unavailable(text)
+        failure.timed_out = _has_timed_out(error)
+        return failure
+
+    def _did_nothing(self, error: Exception) -> bool:
+        if _is_a(error, (*_NO_CREDENTIALS, *_BAD_SETUP)) or _NO_CONNECTION.search(str(error)):
+            return True
+        answer = self.answer(error)
+        if answer.status == 501:
+            return True  # Whoever says so, the store or a proxy, does not know how to do it.
+        return bool(answer.code) and (answer.code in _REFUSED_FOR_NOW or 300 <= answer.status < 500)
+
+    def _misconfigured(self, what: str, error: Exception) -> InvalidUsage | None:
+        """Return the error for the caller's mistakes, None for all that may pass."""
+        if isinstance(error, ForkedProcess):
+            return InvalidUsage(
+                f"{what}: this process was forked from one that had used a store in the cloud, whose threads did not "
+                "come along. Start it by spawn or forkserver: multiprocessing.get_context('spawn')."
+            )
+        answer = self.answer(error)
+        code, status = answer.code, answer.status
+        if code in _NO_PLACE:
+            return StoreMisconfigured(f"{what}: {self.place} does not exist. {_ADVICE[code]}")
+        if _is_a(error, _NO_CREDENTIALS):
+            return StoreMisconfigured(
+                f"{what}: no AWS credentials ({self._text(error)}). Give storage options access_key_id and "
+                "secret_access_key, or profile, or set up credentials as for the aws command."
+            )
+        text = str(error)
+        if _is_a(error, _BAD_SETUP) or "InvalidCertificate" in text or "UnknownIssuer" in text:
+            return StoreMisconfigured(f"{what}: {self._text(error)}. Correct the URL or the storage options.")
+        if "redirect without LOCATION" in text:
+            return StoreMisconfigured(f"{what}: {self.place} is in another region. Give the storage option region.")
+        if _is_a(error, ("InvalidPathError",)):
+            return StoreMisconfigured(
+                f"{what}: {text.partition(chr(10))[0]}. Move that object elsewhere, or keep the location below a "
+                "prefix of its own."
+            )
+        if code in _REFUSED_FOR_NOW or status in (409, 429) or not (300 <= status < 500 or status == 501):
+            return None
+        advice = _ADVICE.get("NotImplemented" if status == 501 else code, self.not_ours)
+        if status == 403 and code not in _ADVICE:
+            advice = self.rights
+        return StoreMisconfigured(f"{what}: {self._text(error)}. {advice}")
+
+    def _text(self, error: Exception) -> str:
+        if answer := self.answer(error).text:
+            return self._redacted(answer).rstrip(".")
+        shown, _, structure = str(error).partition("\n\nDebug source")
+        reasons = [named or plain for named, plain in _REASON.findall(structure)]
+        text = f"{shown.strip()} ({'; '.join(reasons)})" if reasons else f"{type(error).__name__}: {shown.strip()}"
+        return self._redacted(text).rstrip(".")
+
+    def _redacted(self, text: str) -> str:
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def _has_timed_out(error: Exception) -> bool:
+    return "TimedOut" in str(error)
+
+
+def _text_of(tag: str, entry: str) -> str:
+    found = re.search(f"<{tag}>([^<]*)</{tag}>", entry)
+    return unescape(found[1]) if found else ""
+
+
+def _limit_behind(error: Exception) -> str | None:
+    """Return the limit of this process or machine that a request ran into, and what to do."""
+    for code in _OS_CODE.findall(str(error)):
+        if int(code) in FULL:
+            return f"{os.strerror(int(code))}. {FULL[int(code)]}"
+    return limit_behind(error)
+
+
+def _is_a(error: Exception, names: tuple[str, ...]) -> bool:
+    """Tell by class name, so that this module imports neither."""
+    return any(cls.__name__ in names for cls in type(error).__mro__)

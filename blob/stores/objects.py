@@ -1,0 +1,248 @@
+"""A blob store in S3, Google Cloud Storage or Azure, by obstore. The modules beside this one say how each is reached.
+
+`create` is a PUT that the server makes only if the key is absent. obstore never retries here: it would repeat a PUT
+whose answer was lost, and then take the refusal that its own first attempt caused for somebody else's win. Retries of
+all requests, and what to do when a store throttles, are in one place: `persist.blob.layers.retry`. What an error
+means for the caller is told by `persist.blob.stores.object_errors`.
+
+obstore's paths are segments joined by slashes, so three things are done here and not there:
+
+- A listing by obstore is of a folder. It begins just before the prefix and ends after it.
+- An object whose name ends in a slash, as some tools make for folders, comes without the slash. So an entry of no
+  bytes is looked up before it is believed.
+- An object with an empty segment in its name ends a listing; the error names it.
+
+The time for an answer begins when a request is sent, and a large value takes long to send. So there is one obstore
+client for each size of values, in powers of eight; each has connections of its own.
+
+A value arrives with the length that the server said, or the read fails. Its bytes are verified by what persist keeps
+about every blob, not here. S3 verifies the SHA-256 of what it is sent.
+
+Use one object from any number of threads, but not across `fork`: obstore's threads do not come along, and it refuses
+to work in the child of a process that used it. Start such processes by `spawn` or `forkserver`.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
+from persist.blob.protocol import KEY_BYTES_MAX, LIST_PAGE_ENTRIES, BlobEntry, check_key, check_range, is_key
+from persist.blob.stores.object_errors import ForkedProcess, ObjectErrorMap
+
+UPLOAD_BYTES_AT_ONCE = 1 << 20  # What is sent in no time worth counting.
+SLOWER = 8  # Eight times the bytes have eight times the time.
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 20.0
+NAME_BYTES_MAX = 1024
+
+
+class ObjectBlob:
+    """The keys below a prefix of a bucket or container. A value costs one request per call, a listing one per page.
+
+    A value is one PUT, so at most 5 GB. A store says in `_connect` how its server is reached, and may prepare each
+    request in `_prepare`.
+
+    Args:
+        url: where it is, for messages.
+        prefix: what keys start with, without a slash at either end; may be empty.
+        errors: what errors of this store mean.
+        connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the request
+            has failed.
+
+    Raises:
+        InvalidUsage: a prefix that is not allowed, or obstore is not installed.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self, url: str, prefix: str, errors: ObjectErrorMap, connect_timeout_s: float, read_timeout_s: float
+    ) -> None:
+        _check_prefix(prefix)
+        self._url, self._base, self._errors = url.rstrip("/"), f"{prefix}/" if prefix else "", errors
+        self._timeouts_s = connect_timeout_s, read_timeout_s
+        try:
+            import obstore.store
+        except ImportError as error:
+            raise InvalidUsage(
+                f"{url} needs obstore, which is not installed: pip install 'obstore>=0.12,<0.13'"
+            ) from error
+        self._obstore: Any = obstore
+        self._clients: dict[tuple[int, bool], Any] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """Where this is, such as `s3://bucket/prefix`."""
+        return self._url
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key or its bytes `[start, end)`; None when there is none."""
+        check_key(key)
+        if range is None:
+            return self._get(key, None)
+        start, end = check_range(range)
+        # HTTP has no empty range, and whether the key exists must be found out all the same.
+        value = self._get(key, {"range": (start, max(end, start + 1))})
+        return None if value is None else value[: end - start]
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store value at key, replacing what was there."""
+        check_key(key)
+        try:
+            self._put(key, value, "overwrite")
+        except Exception as error:
+            raise self._errors.of_write("set", key, error) from self._errors.cause(error)
+
+    def create(self, key: str, value: bytes) -> bool:
+        """Store value at key if there is none; return whether this call stored it."""
+        check_key(key)
+        try:
+            self._put(key, value, "create")
+        except Exception as error:
+            # Some servers have a 304 for it, or codes of their own; and a 409 may be said of what is there for long.
+            answer = self._errors.answer(error)
+            if answer.status in (304, 412) or answer.code == "BlobAlreadyExists":
+                return False
+            if answer.status == 409 and self._is_there(key):
+                return False
+            raise self._errors.of_write("create", key, error) from self._errors.cause(error)
+        return True
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        """Yield entries whose key starts with prefix, in key order, a page of 1,000 at a time."""
+        first = self._base + prefix
+        folder = first.rpartition("/")[0]
+        if folder and not is_key(folder):
+            return
+        offset = _before(first)
+        if start_after is not None:
+            offset = max(offset, self._base + start_after)
+        try:
+            ask = self._obstore.list
+            pages = self._ask(ask, self._client(), folder or None, offset=offset or None, chunk_size=LIST_PAGE_ENTRIES)
+            page = self._ask(next, pages, None)
+        except Exception as error:
+            raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+        while page is not None:
+            for entry in page:
+                name = entry["path"]
+                key = name.removeprefix(self._base)
+                if not name.startswith(first) or not is_key(key):
+                    if name > first and not name.startswith(first):
+                        return
+                    continue
+                if not entry["size"] and self.get(key) is None:
+                    continue  # It stands for a folder.
+                if start_after is not None and key <= start_after:
+                    raise _out_of_order(self.url, key, start_after)
+                start_after = key
+                yield BlobEntry(key, entry["size"], entry["last_modified"].timestamp())
+            try:
+                page = self._ask(next, pages, None)
+            except Exception as error:
+                raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+
+    def delete(self, key: str) -> None:
+        """Remove key; a key that does not exist is no error."""
+        check_key(key)
+        try:
+            self._ask(self._obstore.delete, self._client(), self._base + key)
+        except Exception as error:
+            if not self._errors.is_absent(error):
+                raise self._errors.of_write("delete", key, error) from self._errors.cause(error)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._clients.clear()
+
+    def _connect(self, client_options: dict[str, Any], is_for_pages: bool) -> Any:
+        """Return obstore's store for these options of HTTP; it must never retry, and deletes many objects at once or
+        each alone."""
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        """Make ready what the next request needs."""
+
+    def _ask(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        self._prepare()
+        try:
+            return function(*given, **named)
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # No Exception. obstore looks at the process's id.
+                raise ForkedProcess from None
+            raise
+
+    def _get(self, key: str, options: dict[str, Any] | None) -> bytes | None:
+        try:
+            result = self._ask(self._obstore.get, self._client(), self._base + key, options=options)
+            return bytes(self._ask(result.bytes))
+        except Exception as error:
+            if self._errors.is_absent(error):
+                return None
+            if self._errors.answer(error).status == 416:
+                return b""  # The range begins at or beyond the end.
+            raise self._errors.of_read("get", key, error) from self._errors.cause(error)
+
+    def _put(self, key: str, value: bytes, mode: str) -> None:
+        client = self._client(len(value))
+        try:
+            self._ask(self._obstore.put, client, self._base + key, value, mode=mode, use_multipart=False)
+        except Exception as error:
+            if not self._errors.is_success(error):
+                raise
+
+    def _is_there(self, key: str) -> bool:
+        """Return whether there is a value, as far as the store says."""
+        try:
+            return self._get(key, {"range": (0, 1)}) is not None
+        except PersistError:
+            return False
+
+    def _client(self, sent_bytes: int = 0, *, is_for_pages: bool = False) -> Any:
+        """Return obstore's store for requests with so many bytes, or for those that delete many objects."""
+        slower = 1
+        while sent_bytes > UPLOAD_BYTES_AT_ONCE * slower:
+            slower *= SLOWER
+        client = self._clients.get((slower, is_for_pages))
+        if client is None:
+            connect_s, read_s = self._timeouts_s
+            times = {
+                "connect_timeout": timedelta(seconds=connect_s),
+                "read_timeout": timedelta(seconds=read_s * slower),
+            }
+            # A body may take as long as it likes while bytes come: who waits for one gives up by a clock of their own.
+            client = self._connect({**times, "timeout": timedelta(days=1), "allow_http": True}, is_for_pages)
+            self._clients[slower, is_for_pages] = client
+        return client
+
+
+def _before(name: str) -> str:
+    """Return a name that sorts just before all that start with this one."""
+    if not name or name.endswith("/"):
+        return name  # No object has this name, as persist has it.
+    last = ord(name[-1]) - 1
+    last = 0xD7FF if last == 0xDFFF else last  # Between them are no characters.
+    return f"{name[:-1]}{chr(last)}{chr(sys.maxunicode)}" if last > 0x20 else name[:-1]
+
+
+def _check_prefix(prefix: str) -> None:
+    if prefix and not is_key(prefix):
+        raise InvalidUsage(
+            f"prefix {prefix[:80]!r} is not allowed: give segments joined by '/', none of them empty, "
+            "'.' or '..', or longer than 200 bytes, without control characters"
+        )
+    longest = NAME_BYTES_MAX - KEY_BYTES_MAX - 1
+    if len(prefix.encode()) > longest:
+        raise InvalidUsage(f"prefix {prefix[:40]!r}… is too long: at most {longest} bytes of UTF-8")
+
+
+def _out_of_order(url: str, key: str, before: str) -> StoreMisconfigured:
+    return StoreMisconfigured(
+        f"{url} lists {key[:80]!r} after {before[:80]!r}, and keys must come in the order of their bytes. Use a store "
+        "that lists so, such as a general purpose bucket of S3."
+    )
