@@ -1,8 +1,8 @@
 """AWS policies, as far as those of `docs/security.md` go, held against the requests that are really sent.
 
-`Gate` is a server in front of an S3 server, and looks at every request before it passes. A request signed with the access key of a role
-that has policies is refused with 403 when they do not allow it, as S3 would. What a policy says must be understood
-here: an element, operator or condition key that is not is an error, never ignored.
+`Gate` is a server in front of an S3 server, and looks at every request before it passes. A request signed with the
+access key of a role that has policies is refused with 403 when they do not allow it, as S3 would. What a policy says
+must be understood here: an element, operator or condition key that is not is an error, never ignored.
 """
 
 import json

@@ -21,7 +21,19 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-OPTIONAL = {"pyspark", "boto3", "pandas", "polars", "s3fs", "duckdb", "typer", "rich", "starlette", "uvicorn"}
+OPTIONAL = {
+    "pyspark",
+    "boto3",
+    "obstore",
+    "pandas",
+    "polars",
+    "s3fs",
+    "duckdb",
+    "typer",
+    "rich",
+    "starlette",
+    "uvicorn",
+}
 
 
 def test_import_persist_loads_nothing_that_takes_long() -> None:

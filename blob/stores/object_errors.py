@@ -221,7 +221,8 @@ class ObjectErrorMap:
         return failure
 
     def _did_nothing(self, error: Exception) -> bool:
-        if _is_a(error, (*_NO_CREDENTIALS, *_BAD_SETUP)) or _NO_CONNECTION.search(str(error)):
+        is_unsigned = type(error).__module__.partition(".")[0] == "botocore"  # Which sends nothing to the store.
+        if is_unsigned or isinstance(error, ForkedProcess) or _NO_CONNECTION.search(str(error)):
             return True
         answer = self.answer(error)
         if answer.status == 501:

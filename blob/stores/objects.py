@@ -18,14 +18,15 @@ client for each size of values, in powers of eight; each has connections of its 
 A value arrives with the length that the server said, or the read fails. Its bytes are verified by what persist keeps
 about every blob, not here. S3 verifies the SHA-256 of what it is sent.
 
-Use one object from any number of threads, but not across `fork`: obstore's threads do not come along, and it refuses
-to work in the child of a process that used it. Start such processes by `spawn` or `forkserver`.
+Use one object from any number of threads, but not across `fork`: obstore's threads do not come along, so the child of
+a process that used it cannot use it at all, and is told so. Start such processes by `spawn` or `forkserver`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.protocol import KEY_BYTES_MAX, LIST_PAGE_ENTRIES, BlobEntry, check_key, check_range, is_key
@@ -56,6 +57,7 @@ class ObjectBlob:
     """
 
     is_remote = True
+    _used_by: ClassVar[int] = 0  # The process that has obstore's threads.
 
     def __init__(
         self, url: str, prefix: str, errors: ObjectErrorMap, connect_timeout_s: float, read_timeout_s: float
@@ -170,12 +172,7 @@ class ObjectBlob:
 
     def _ask(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         self._prepare()
-        try:
-            return function(*given, **named)
-        except BaseException as error:
-            if type(error).__name__ == "PanicException":  # No Exception. obstore looks at the process's id.
-                raise ForkedProcess from None
-            raise
+        return function(*given, **named)
 
     def _get(self, key: str, options: dict[str, Any] | None) -> bytes | None:
         try:
@@ -205,6 +202,9 @@ class ObjectBlob:
 
     def _client(self, sent_bytes: int = 0, *, is_for_pages: bool = False) -> Any:
         """Return obstore's store for requests with so many bytes, or for those that delete many objects."""
+        ObjectBlob._used_by = ObjectBlob._used_by or os.getpid()
+        if ObjectBlob._used_by != os.getpid():
+            raise ForkedProcess  # obstore would wait for its threads for ever.
         slower = 1
         while sent_bytes > UPLOAD_BYTES_AT_ONCE * slower:
             slower *= SLOWER

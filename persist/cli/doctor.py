@@ -208,9 +208,9 @@ def store_findings(client: "persist.Client") -> Iterator[Finding]:
     blob = client.engine.blob
     before_s = time.time()
     try:
-        blob.set(CLOCK_KEY, b"")
+        blob.set(CLOCK_KEY, b"now")
         after_s = time.time()
-        is_refused = not blob.create(CLOCK_KEY, b"")
+        is_refused = not blob.create(CLOCK_KEY, b"now")
         stored_s = next(entry.modified_s for entry in blob.list(CLOCK_KEY))
         if client.seqno < 0:
             blob.delete(CLOCK_KEY)

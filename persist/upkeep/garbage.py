@@ -344,7 +344,7 @@ class _Round:
         if self._is_dry:
             return self._follower.now()[1]
         try:
-            self._blob.set(CLOCK_KEY, b"")
+            self._blob.set(CLOCK_KEY, b"now")
             return next(iter(self._blob.list(CLOCK_KEY))).modified_s
         except StoreFull as error:
             self._full = self._full or error
