@@ -9,8 +9,8 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,21 +140,23 @@ def test_a_hold_cannot_take_the_name_of_a_leased_one(client: persist.Client) -> 
 )
 def test_urls_that_could_lead_elsewhere_are_refused(url: str, s3_options: dict[str, Any], gate: Gate) -> None:
     url = url.replace("{bucket}", "some-bucket")
+    s3_options = {**s3_options, "endpoint_url": gate.url}
     with pytest.raises(persist.InvalidUsage):
         persist.open(url, storage_options=s3_options if url.startswith("s3") else None)
     assert gate.calls == []
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    return Gate(monkeypatch)
+def gate(s3_options: dict[str, Any]) -> Iterator[Gate]:
+    with closing(Gate(s3_options["endpoint_url"])) as gate:
+        yield gate
 
 
 @pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("prefix", ["loc/%2e%2e/x", "a\\..\\b", "%2e%2e%2fx", "loc/...", "loc/#x", "lo c+d"])
 def test_odd_prefixes_are_taken_literally_on_the_wire(prefix: str, s3_options: dict[str, Any], gate: Gate) -> None:
     bucket = make_bucket(s3_options)
-    gate.calls.clear()
+    s3_options = {**s3_options, "endpoint_url": gate.url}
     with persist.open(f"s3://{bucket}/{prefix}", storage_options=s3_options) as client:
         client.create_or_load("orders", key=KEY).seal(1).result()
     for call in gate.calls:
@@ -684,6 +686,7 @@ def life(folder: str, commits: int) -> None:
 
 def test_neighbours_in_a_bucket_do_not_see_each_other(s3_options: dict[str, Any], gate: Gate) -> None:
     bucket = make_bucket(s3_options)
+    s3_options = {**s3_options, "endpoint_url": gate.url}
     prefixes = ["loc", "loc2", "loc/inner", "lo"]
     for prefix in prefixes:
         role = prefix.replace("/", "-").upper()
