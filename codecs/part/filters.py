@@ -19,7 +19,7 @@ kept; and then the parts of the groups that may.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from operator import and_
+from operator import and_, attrgetter
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,12 @@ _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(\w+)\(")
 _PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in"}
 _PLAIN_FUNCTIONS |= {"starts_with", "ends_with", "match_substring"}
+_CHECKSUM, _SCHEMA = attrgetter("checksum"), attrgetter("schema")
+_Group = tuple[str, tuple[int, ...]]  # What its parts are, and by which versions of the schema.
 GROUP_MAX = 128
 GROUPS_KNOWN_MAX, SCHEMAS_MAX = 8192, 16
 # What groups of parts guarantee, by what they hold, for the schemas that were asked for lately.
-_KNOWN_GROUPS: dict[CollectionSchema, dict[tuple[tuple[str, int], ...], pc.Expression]] = {}
+_KNOWN_GROUPS: dict[CollectionSchema, dict[_Group, pc.Expression]] = {}
 _SET = "value_set"  # What Arrow calls the set in the options of a function that looks values up.
 
 
@@ -109,7 +111,7 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
         known = _known_groups(schema)
         guarantees = []
         for group in groups:
-            key = tuple([(part.checksum, part.schema) for part in group])
+            key = "".join(map(_CHECKSUM, group)), tuple(map(_SCHEMA, group))
             guarantee = known.get(key)
             if guarantee is None:
                 if len(known) >= GROUPS_KNOWN_MAX:
@@ -122,7 +124,7 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
     return [asked[at] for at in matching]
 
 
-def _known_groups(schema: CollectionSchema) -> dict[tuple[tuple[str, int], ...], pc.Expression]:
+def _known_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
     known = _KNOWN_GROUPS.get(schema)
     if known is None:
         if len(_KNOWN_GROUPS) >= SCHEMAS_MAX:
@@ -136,11 +138,11 @@ def _groups(parts: Sequence[Part]) -> list[Sequence[Part]]:
 
     What a part holds says whether a group ends with it, so groups stay the same when other parts come and go.
     """
-    groups, start = [], 0
-    for at, part in enumerate(parts, 1):
-        if at - start == GROUP_MAX or part.checksum < "05" or at == len(parts):
-            groups.append(parts[start:at])
-            start = at
+    groups: list[Sequence[Part]] = []
+    ends, start = [at for at, part in enumerate(parts, 1) if part.checksum < "05"], 0
+    for end in (*ends, len(parts)):
+        groups += (parts[at : min(at + GROUP_MAX, end)] for at in range(start, end, GROUP_MAX))
+        start = end
     return groups
 
 

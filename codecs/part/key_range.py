@@ -9,7 +9,7 @@ consolidated independently.
 
 import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -33,6 +33,18 @@ class KeyRange:
 
     lower: Bound | None = None
     upper: Bound | None = None
+    _known: dict[tuple[pa.DataType, ...], tuple[Orderable | None, Orderable | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def ordered(self, types: tuple[pa.DataType, ...]) -> tuple[Orderable | None, Orderable | None]:
+        """Return both bounds in comparable form, which is made once: they are compared with the keys of each part."""
+        known = self._known.get(types)
+        if known is None:
+            order = key_order(types)
+            lower, upper = (None if bound is None else order(bound) for bound in (self.lower, self.upper))
+            known = self._known[types] = lower, upper
+        return known
 
     @property
     def is_all(self) -> bool:
@@ -44,21 +56,16 @@ class KeyRange:
         keys = None if self.is_all else ordered_keys(part, schema)
         if keys is None:
             return True
-        order = key_order(schema.key_types)
-        return not (
-            (self.lower is not None and keys[-1] < order(self.lower))
-            or (self.upper is not None and keys[0] >= order(self.upper))
-        )
+        lower, upper = self.ordered(schema.key_types)
+        return not ((lower is not None and keys[-1] < lower) or (upper is not None and keys[0] >= upper))
 
     def covers(self, part: Part, schema: CollectionSchema) -> bool:
         """Return True only if every key of part is inside."""
         keys = None if self.is_all else ordered_keys(part, schema)
         if keys is None:
             return self.is_all
-        order = key_order(schema.key_types)
-        return (self.lower is None or order(self.lower) <= keys[0]) and (
-            self.upper is None or keys[-1] < order(self.upper)
-        )
+        lower, upper = self.ordered(schema.key_types)
+        return (lower is None or lower <= keys[0]) and (upper is None or keys[-1] < upper)
 
     def end(self, keys: pa.Table, schema: CollectionSchema) -> int:
         """Return the first row that is not inside, of sorted rows that begin inside. Cost: as of `rows`."""
@@ -85,13 +92,13 @@ class KeyRange:
         sampled = None if self.is_all else ordered_keys(part, schema)
         if sampled is None:
             return 0, part.rows
-        order = key_order(schema.key_types)
+        lower, upper = self.ordered(schema.key_types)
         start, end, samples = 0, part.rows, len(sampled)
-        if self.lower is not None:
-            start = sample_row(part.rows, samples, max(0, bisect.bisect_left(sampled, order(self.lower)) - 1))
-        if self.upper is not None:
-            following = bisect.bisect_left(sampled, order(self.upper))
-            end = sample_row(part.rows, samples, following) if following < samples else part.rows
+        if lower is not None and lower > sampled[0]:
+            start = sample_row(part.rows, samples, bisect.bisect_left(sampled, lower) - 1)
+        if upper is not None and upper <= sampled[-1]:
+            following = bisect.bisect_left(sampled, upper)
+            end = sample_row(part.rows, samples, following)
         return start, max(start, end)
 
     def decode(
@@ -116,20 +123,29 @@ class KeyRange:
         return table.slice(start, end - start).select(list(columns))
 
 
+Sampled = Sequence[list[Orderable] | None]  # What `ordered_keys` gives of several parts.
+
+
 def key_ranges(
-    parts: Sequence[Part], schema: CollectionSchema, count: int, within: KeyRange | None = None
+    parts: Sequence[Part],
+    schema: CollectionSchema,
+    count: int,
+    within: KeyRange | None = None,
+    sampled: Sampled | None = None,
 ) -> list[KeyRange]:
     """Return at most count ranges that cover the key space, or within, and hold about equally many rows of parts.
 
     There is only one when keys cannot be compared from their descriptors (a nested key field, or very long keys).
+
+    Args:
+        sampled: the keys of the parts, if they are known.
     """
     within = within or KeyRange()
     if count <= 1 or not schema.key_names:
         return [within]
     keys: list[Orderable] = []
     samples: list[int] = []  # How many of the keys are of each part.
-    for part in parts:
-        known = ordered_keys(part, schema)
+    for known in (ordered_keys(part, schema) for part in parts) if sampled is None else sampled:
         if known is None:
             return [within]
         keys += known
@@ -162,21 +178,25 @@ def key_ranges(
     return [KeyRange(a, b) for a, b in zip([within.lower, *cuts], [*cuts, within.upper], strict=True)]
 
 
-def parts_within(parts: Iterable[Part], schema: CollectionSchema, ranges: Sequence[KeyRange]) -> list[list[Part]]:
+def parts_within(
+    parts: Iterable[Part], schema: CollectionSchema, ranges: Sequence[KeyRange], sampled: Sampled
+) -> list[list[Part]]:
     """Return for each of some adjacent ranges, in key order, the parts that may have keys inside, in their order.
+
+    Args:
+        sampled: the keys of the parts.
 
     Cost: a binary search for each part, and O(parts that are returned).
     """
     bounds = [keys.lower for keys in ranges[1:]]
     assert None not in bounds, "ranges that are adjacent have a bound between them"
     cuts = keys_order(schema.key_types)([bound for bound in bounds if bound is not None])
-    first, last = KeyRange(ranges[0].lower), KeyRange(None, ranges[-1].upper)
+    lower, upper = ranges[0].ordered(schema.key_types)[0], ranges[-1].ordered(schema.key_types)[1]
     within: list[list[Part]] = [[] for _ in ranges]
-    for part in parts:
-        keys = ordered_keys(part, schema)
+    for part, keys in zip(parts, sampled, strict=True):
         if keys is None:
             touched = within
-        elif first.may_overlap(part, schema) and last.may_overlap(part, schema):
+        elif (lower is None or keys[-1] >= lower) and (upper is None or keys[0] < upper):
             touched = within[bisect.bisect_right(cuts, keys[0]) : bisect.bisect_right(cuts, keys[-1]) + 1]
         else:
             continue

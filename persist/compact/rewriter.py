@@ -277,7 +277,9 @@ def _regions(scan: Scan) -> list[Scan]:
     cuts = [each[0] for each in bounds[1:] if each is not None]
     ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
     pruned = scan.pruned()
-    history = parts_within(pruned.parts, scan.schema, ranges)
+    history = parts_within(
+        pruned.parts, scan.schema, ranges, [ordered_keys(part, scan.schema) for part in pruned.parts]
+    )
     return [
         replace(pruned, keys=within, base=(part,), parts=tuple(parts))
         for within, part, parts in zip(ranges, scan.base, history, strict=True)

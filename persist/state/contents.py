@@ -206,7 +206,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def parts_of(self, numbers: Iterable[int]) -> tuple[Part, ...]:
         """Return the parts of those numbers."""
-        return tuple(self.numbered[number] for number in numbers)
+        return tuple(map(self.numbered.__getitem__, numbers))
 
 
 @lru_cache(maxsize=64)

@@ -98,7 +98,9 @@ def snapshot_scan(
     candidates: list[Keyframe | None] = [*contents.keyframes]
     if contents.history_from == 0:
         candidates.append(None)
-    best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
+    best = candidates[0]
+    if len(candidates) > 1:
+        best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
     return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().pruned()
 
 

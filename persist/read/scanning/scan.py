@@ -27,6 +27,7 @@ from persist.codecs import (
     key_ranges,
     narrowed,
     newest_types,
+    ordered_keys,
     parts_that_may_match,
     parts_within,
 )
@@ -123,8 +124,10 @@ class Scan:
     def slices(self, count: int) -> "list[Scan]":
         """Return at most count scans that together are this one, of about equal size, in key order."""
         whole = self.pruned()
-        ranges = key_ranges(whole.all_parts, self.schema, count, self.keys)
-        base, parts = (parts_within(each, self.schema, ranges) for each in (whole.base, whole.parts))
+        sampled = [ordered_keys(part, self.schema) for part in whole.all_parts]  # Once: there may be very many.
+        ranges = key_ranges(whole.all_parts, self.schema, count, self.keys, sampled)
+        base = parts_within(whole.base, self.schema, ranges, sampled[: len(whole.base)])
+        parts = parts_within(whole.parts, self.schema, ranges, sampled[len(whole.base) :])
         return [
             replace(whole, keys=keys, base=tuple(some_base), parts=tuple(some))
             for keys, some_base, some in zip(ranges, base, parts, strict=True)
