@@ -41,7 +41,11 @@ class Verified(Shown):
         text = f"{counted(len(self.digests), 'collection')} as of record {self.seqno}"
         wrong = [f"{problem.blob}: {problem.what}" for problem in self.problems]
         wrong += [f"{name}: {why}" for name, why in self.differences.items()]
-        return f"{text}: all of it was read, and it is whole" if not wrong else "\n".join([f"{text}:", *wrong])
+        if not wrong:
+            return f"{text}: all of it was read, and it is whole"
+        if self.problems:
+            wrong.append("If this is a backup: delete from it the objects that are named here, and back up again.")
+        return "\n".join([f"{text}:", *wrong])
 
 
 def verify(

@@ -16,6 +16,7 @@ from persist.cli.main import main
 
 MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
 SECTION = MANUAL.read_text(encoding="utf-8").partition("\n## Restoring a backup\n")[2].partition("\n## ")[0]
+DAMAGED = MANUAL.read_text(encoding="utf-8").partition("**A backup that is damaged.**")[2].partition("\n## ")[0]
 IN_PLACE, _, INTERRUPTED = SECTION.partition("**To get out of `LogInterrupted`**")
 SETTINGS = persist.Settings(background=False)
 Step = Callable[[], object]
@@ -134,3 +135,34 @@ def test_a_restored_location_proves_itself_before_it_takes_a_write(
     assert part.name in "".join(capsys.readouterr())
     with persist.open(broken, mode="read") as client:
         assert client.collections() == ["orders"]
+
+
+def test_a_damaged_backup_is_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, backup = tmp_path / "shop", tmp_path / "backup"
+    rows = [(f"{n:05d}" * 40, None) for n in range(2000)]
+    with persist.open(place, settings=SETTINGS) as client:
+        client.create_or_load("orders", key={"id": str}).write(rows).result()
+    assert main(["backup", str(place), str(backup)]) == 0
+    (part,) = backup.glob("part/*/*.parquet")
+    part.write_bytes(part.read_bytes()[:-9] + b"x" * 9)
+    named: list[str] = []
+
+    def examine() -> None:
+        capsys.readouterr()
+        assert main(["verify", str(backup)]) == 1
+        said = capsys.readouterr().out
+        assert "delete from it the objects that are named here, and back up again" in said
+        named.extend({*re.findall(r"^(part/\S+): ", said, re.MULTILINE)})
+
+    def delete() -> None:
+        assert named == [str(part.relative_to(backup))]
+        part.unlink()
+
+    steps: dict[str, Step] = {
+        "Run `persist verify BACKUP`": examine,
+        "Delete these objects": delete,
+        "Run `persist backup LOCATION BACKUP`": lambda: main(["backup", str(place), str(backup)]),
+        "Run `persist verify BACKUP` again": lambda: None,
+    }
+    follow(DAMAGED, steps)
+    assert main(["verify", str(backup)]) == 0
