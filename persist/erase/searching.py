@@ -53,7 +53,7 @@ from persist.log import (
 )
 from persist.replica import STALE_AFTER_S
 from persist.shown import Shown, aligned, counted, plain
-from persist.state import CollectionState, Dropped, State, is_waited_for
+from persist.state import CollectionState, Dropped, Erasure, State, erasure_number, is_waited_for
 from persist.upsert import DELETED
 
 BEYOND = (
@@ -204,7 +204,8 @@ class _Search:
             return 0
         control = self._state.control
         own = [seqno for seqno, collection in control.erasures if collection in self._family]
-        return max(own, default=control.log_floor)  # Where it is not known any more, the log begins after it.
+        # Where it is not known any more, it was before the last one of those that the log does not reach back to.
+        return max(own, default=control.erasures[0][0] if control.erasures else control.log_floor)
 
     def _old_s(self, seqno: int, age_s: float) -> float:
         """Return from when on the collector takes a record for so old, by the store's clock."""
@@ -218,7 +219,7 @@ class _Search:
         if key.startswith("lost/"):
             return Trace(key, "it was put aside when the log was repaired, and nobody deletes it: look, and delete it")
         seqno, collection = _place(key)
-        if seqno is not None and seqno < self._erased_at:
+        if seqno is not None and seqno < self._erased_at and not self._is_state_since(key, collection):
             is_ours = collection is None or collection in self._family or collection not in self._state.entries
             if is_ours:
                 grace_s = max(self._engine.settings.grace_s, 2 * STALE_AFTER_S)
@@ -228,6 +229,14 @@ class _Search:
         data = self._blob.get(key)
         rows = 0 if data is None else self._rows_in(data)
         return Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
+
+    def _is_state_since(self, key: str, collection: str | None) -> bool:
+        """Return whether an object has the state of a collection that knows of all erasures that there were."""
+        contents = self._family.get(collection or "")
+        if contents is None or not key.startswith(STATES):
+            return False
+        state = msgspec.json.decode(self._blob.get(key) or b"{}", type=_StateObject)
+        return bool(state.collection.erasures) and state.collection.erasures[-1].number == erasure_number(contents)
 
     def _part(self, entry: BlobEntry) -> Trace | None:
         key, collection = entry.key, collection_part(entry.key)
@@ -318,6 +327,16 @@ def _place(key: str) -> tuple[int | None, str | None]:
 
 def _escaped(text: str) -> bytes:
     return json.dumps(text, ensure_ascii=False)[1:-1].encode()
+
+
+class _Erasures(msgspec.Struct, frozen=True):
+    erasures: tuple[Erasure, ...] = ()
+
+
+class _StateObject(msgspec.Struct, frozen=True):
+    """What a state object says of erasures."""
+
+    collection: _Erasures = _Erasures()
 
 
 @dataclass(frozen=True, slots=True)

@@ -546,6 +546,20 @@ def test_what_was_written_again_or_never_erased_is_found(client: persist.Client)
     assert not orders.traces(texts=["bob@example.com"]).is_gone
 
 
+def test_erasures_of_other_collections_withhold_no_receipt(dated: DatedBlob) -> None:
+    """The state that an erasure left is still the newest when the log begins after erasures elsewhere."""
+    with opened(dated) as client:
+        names = ("first", "second", "third")
+        every = [filled(client, name) for name in names]
+        for each in every:
+            each.erase([3], reason="request 17")
+    collected(dated, times=4)
+    with opened(dated) as client:
+        for name in names:
+            found = client.load(name).traces([3], texts=[ADA])
+            assert found.is_gone, str(found)
+
+
 def test_a_batch_counts_under_its_own_schema_alone(client: persist.Client) -> None:
     users = client.create_or_load("users", key=KEY, value={"old": pa.string()})
     users.write([(1, ADA)], time=0, seal=1).result()
