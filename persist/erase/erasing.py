@@ -134,8 +134,9 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             work.committed(made)
             report = _added(report, made, seqno)
             settle_all(engine)
-        else:
-            raise Superseded(f"others wrote to {handle.name!r} {ATTEMPTS} times meanwhile: try again")
+        else:  # What was there before the call is erased; somebody goes on to write such records.
+            if report.seqno is None:
+                raise Superseded(f"others wrote to {handle.name!r} {ATTEMPTS} times meanwhile: try again")
     settle_all(engine)
     for each in related(handle):
         delete_abandoned(each)

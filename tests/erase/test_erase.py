@@ -440,13 +440,12 @@ def prepared() -> DatedBlob:
     return blob
 
 
-def dies(blob: DatedBlob, calls: int) -> bool:
+def dies(store: Any, clock: ImpatientClock) -> bool:
     """Erase, and die before a call; return whether it did."""
-    store: Any = _Mortal(blob, calls)
     settings = tuned(background=False, hold_linger_s=0, retry_s=0.01)
     client: persist.Client | None = None
     try:
-        client = persist.open(store, clock=blob.clock, settings=settings)
+        client = persist.open(store, clock=clock, settings=settings)
         client.load("orders").erase([3], reason="request 17")
         client.close()
     except persist.PersistError:
@@ -459,7 +458,7 @@ def dies(blob: DatedBlob, calls: int) -> bool:
 
 def after_a_death(calls: int) -> bool:
     blob = prepared()
-    died = dies(blob, calls)
+    died = dies(_Mortal(blob, calls), blob.clock)
     with opened(blob) as client:
         orders = client.load("orders")
         present = [row for t in range(8) for row in orders.snapshot(t, form="diff").to_arrow().to_pylist()]
@@ -483,6 +482,71 @@ def test_a_death_before_any_call_to_the_store_leaves_nothing_half_done() -> None
     calls = 1
     while after_a_death(calls):
         calls += 2
+    assert calls > 40
+
+
+class _Beside(_Mortal):
+    """Lets a writer commit before each fifth call of a client that is to die."""
+
+    def __init__(self, inner: Blob, calls: int, write: Callable[[], object]) -> None:
+        super().__init__(inner, calls)
+        self._write = write
+        self._asked = 0
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        counted = super()._counted(call)
+
+        def beside(*given: Any, **named: Any) -> Any:
+            self._asked += 1
+            if self._asked % 5 == 0 and self._left > 0:
+                self._write()
+            return counted(*given, **named)
+
+        return beside
+
+
+def after_a_death_beside_a_writer(calls: int) -> bool:
+    """Erase while another client writes, die before a call, have it finished, and ask for the receipt."""
+    blob = prepared()
+    acknowledged: list[int] = []
+    with opened(blob) as client:
+        orders, one_at_a_time = client.load("orders"), threading.Lock()
+
+        def write() -> None:
+            with one_at_a_time:
+                if len(acknowledged) == 12:
+                    return
+                number = 100 + len(acknowledged)
+                updates = [((number, (f"{number}@example.com", 1.0)), 9, 1), ((3, (ADA, float(number))), 9, 1)]
+                orders.write(updates).result()
+                acknowledged.append(number)
+                if number % 3 == 0:
+                    orders.compact(only_due=True)
+
+        died = dies(_Beside(blob, calls, write), blob.clock)
+        client.load("orders").erase([3], reason="request 17")
+        orders.seal(10).result()
+        assert sorted(row[0] for row in orders.snapshot(9).rows()) == [1, 2, *acknowledged]
+    blob.clock.sleep(120)
+    with opened(blob) as client:
+        client.maintain()
+    collected(blob)
+    with opened(blob) as client:
+        assert client.load("orders").traces([3], texts=[ADA]).receipt()
+        assert not client.fsck().problems
+    assert mentions(blob, ADA) == []
+    return died
+
+
+def test_beside_a_writer_a_killed_erasure_is_finished_until_the_receipt() -> None:
+    assert after_a_death_beside_a_writer(30)
+
+
+@pytest.mark.thorough
+def test_beside_a_writer_a_death_before_any_call_leaves_nothing() -> None:
+    calls = 2
+    while after_a_death_beside_a_writer(calls):
+        calls += 13
     assert calls > 40
 
 
