@@ -6,6 +6,8 @@ sent up to one time, a step may end at an earlier time, which is the same for al
 bounded size. A time is never cut.
 
 The hold follows behind the target, at most every `KEEP_S`: each time is a commit in the location.
+
+A sink is described by a URL with options, a TOML file, or what such a file would hold.
 """
 
 import logging
@@ -18,10 +20,10 @@ from typing import Any
 
 from persist.blob import Backoff
 from persist.client import Client, open
-from persist.egress.config import sink_of
 from persist.egress.feed import Feed
 from persist.egress.sink import Piece, Sink
 from persist.errors import InvalidUsage, TargetUnavailable
+from persist.ingest import check_no_options, checked, described
 from persist.settings import Location
 from persist.state import CollectionState
 from persist.work import task
@@ -243,3 +245,26 @@ class _Egress:
         if not self.stop.is_set():
             self.client.engine.follower.wait_for(lambda: any(wanted(*each) for each in self._at_once()) or None, WAIT_S)
         return not self.stop.is_set()
+
+
+def sink_of(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
+    """Return the sink that is described.
+
+    Raises:
+        InvalidUsage: there is no such file, it is no TOML, or an option is unknown, missing or of another type.
+    """
+    if not isinstance(given, (str, os.PathLike, Mapping)):
+        check_no_options("Sink", options)
+        return given
+    url, config, where = described("sink", given, options, "postgres://writer@db.example/shop")
+    if url.startswith(("postgres://", "postgresql://")):
+        from persist.egress.postgres import PostgresConfig, PostgresSink
+
+        return PostgresSink(checked(PostgresConfig, config, where, "sink"))
+    if url.startswith("kafka://"):
+        from persist.egress.kafka import KafkaSink, KafkaSinkConfig
+
+        return KafkaSink(checked(KafkaSinkConfig, config, where, "sink"))
+    from persist.egress.files import FilesConfig, FilesSink
+
+    return FilesSink(checked(FilesConfig, config, where, "sink"))

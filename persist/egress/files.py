@@ -11,28 +11,33 @@ the file: what lies between two times is definite, and in a definite order, so i
 finds that the rows of a step go on goes on with the next one. Steps without rows are not promised, unless they end
 something; the next one begins where the last promise ended.
 
-Memory: a file, compressed if it is Parquet, and a copy of it. Contents come in no definite order, so a step of them is
-one file, which the feed keeps small. Changes are cut where a file has `file_bytes`.
+Files are Parquet, Arrow IPC, CSV or JSON lines. Memory: a file, compressed if it is Parquet, and a copy of it. Contents
+come in no definite order, so a step of them is one file, which the feed keeps small. Changes are cut where a file has
+`file_bytes`.
 """
 
 import io
+import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.blob import Blob
 from persist.codecs import int64_array
-from persist.egress.row_files import Nan, row_writer
 from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
 from persist.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 from persist.settings import open_storage
 from persist.shown import without_secrets
+
+Nan = Literal["refuse", "null"]  # What becomes of NaN and infinities in JSON.
+
 
 SUFFIXES = {"parquet": "parquet", "csv": "csv", "json": "jsonl"}
 ROWS_MAX = 2**63  # More than any step has.
@@ -332,3 +337,100 @@ def _rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
         inserted = pa.repeat(pa.scalar("insert"), batch.num_rows)
         columns[sign] = inserted if sign == "_change" else batch.column(sign)
     return pa.RecordBatch.from_arrays([*columns.values()], [*columns])
+
+
+class RowWriter(Protocol):
+    """Writes batches to a file that somebody else closes."""
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+def row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "null") -> RowWriter:
+    """Return what writes rows in a format: parquet, arrow, csv, or else JSON lines.
+
+    Raises:
+        InvalidUsage: the format cannot hold a column.
+    """
+    if format == "parquet":
+        import pyarrow.parquet as pq
+
+        return pq.ParquetWriter(file, schema, compression="zstd")  # type: ignore[no-any-return]
+    if format == "arrow":
+        return pa.ipc.new_stream(file, schema)  # type: ignore[no-any-return]
+    if format == "csv":
+        return _csv_writer(schema, file)
+    return JsonLines(file, nan=nan)
+
+
+def _csv_writer(schema: pa.Schema, file: BinaryIO) -> RowWriter:
+    import pyarrow.csv as csv
+
+    try:
+        return csv.CSVWriter(file, schema)  # type: ignore[no-any-return]
+    except pa.ArrowException as error:
+        raise InvalidUsage(
+            f"CSV cannot hold a column of these: {error}. Use the format json, parquet or arrow"
+        ) from error
+
+
+class JsonLines:
+    """Writes each row as one JSON object on a line of its own; on a terminal nothing but ASCII."""
+
+    def __init__(self, file: BinaryIO, *, nan: Nan = "null") -> None:
+        self._file = file
+        self._nan: Nan = nan
+        self._is_ascii = file.isatty()
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        lines: Iterable[bytes] = json_lines(batch, nan=self._nan)
+        if self._is_ascii:
+            lines = (json.dumps(json.loads(line)).encode() for line in lines)
+        self._file.writelines(line + b"\n" for line in lines)
+
+    def close(self) -> None:
+        """Leave the file to whoever opened it."""
+        self._file.flush()
+
+
+def json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
+    """Return each row as a JSON object; what JSON has no form for is text, and NaN and infinities are as `nan` says.
+
+    Raises:
+        InvalidUsage: there is one, and that is refused.
+    """
+    import msgspec
+
+    if nan == "refuse":
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            _check_finite(column, name)
+
+    encode: Any = msgspec.json.Encoder(enc_hook=str).encode
+    return [*map(encode, batch.to_pylist())]
+
+
+def _check_finite(column: pa.Array | pa.ChunkedArray, name: str) -> None:
+    kind = column.type
+    if pa.types.is_floating(kind):
+        if pc.any(pc.invert(pc.is_finite(column)), min_count=0).as_py():
+            raise InvalidUsage(
+                f'the column {name!r} has NaN or an infinity, and JSON has none. Say nan = "null" to send null for '
+                "them, which nobody can tell from NULL then, or use the format parquet"
+            )
+    elif pa.types.is_nested(kind) and not pa.types.is_dictionary(kind):
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            for part in chunk.flatten() if pa.types.is_struct(kind) else [_values(chunk)]:
+                _check_finite(part, name)
+
+
+def _values(column: pa.Array) -> pa.Array:
+    """Return what is in lists, or the values of maps; what a NULL hides is not among it."""
+    if pa.types.is_map(column.type):
+        return column.drop_null().items
+    return column.flatten()

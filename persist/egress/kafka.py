@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from persist.egress.row_files import Nan, json_lines
+from persist.egress.files import Nan, json_lines
 from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
 from persist.errors import InvalidUsage, SinkMoved, TargetUnavailable
 from persist.ingest import brokers_at

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
-    from persist.ingest.config import check_no_options, checked, described
-    from persist.ingest.driver import Ingested, ingest
+    from persist.ingest.driver import Ingested, check_no_options, checked, described, ingest
     from persist.ingest.kafka_config import Brokers, brokers_at
-    from persist.ingest.pg_address import PgAddress, one_line
+    from persist.ingest.pg_database import PgAddress, one_line
     from persist.ingest.row_formats import (
         BLOCK_BYTES,
         BY_SUFFIX,
@@ -27,17 +26,16 @@ if TYPE_CHECKING:
     from persist.ingest.source import BEHIND, SOURCE, Batch, Change, Run, Source, SourceMoved, Target
 
 _SOURCE = ("BEHIND", "SOURCE", "Batch", "Change", "Run", "Source", "SourceMoved", "Target")
-_PG_ADDRESS = ("PgAddress", "one_line")
+_DRIVER = ("Ingested", "check_no_options", "checked", "described", "ingest")
+_PG_DATABASE = ("PgAddress", "one_line")
 _FORMATS = ("BLOCK_BYTES", "BY_SUFFIX", "READ", "csv_batches", "format_by_name", "schema_of", "stored_batches")
-_OTHERS = ("Brokers", "Ingested", "brokers_at", "check_no_options", "checked", "described", "ingest")
-__all__ = [*_FORMATS, *_OTHERS, *_PG_ADDRESS, *_SOURCE]
+__all__ = ["Brokers", "brokers_at", *_DRIVER, *_FORMATS, *_PG_DATABASE, *_SOURCE]
 __getattr__ = late_names(
     __name__,
     {
-        "config": ("check_no_options", "checked", "described"),
-        "driver": ("Ingested", "ingest"),
+        "driver": _DRIVER,
         "kafka_config": ("Brokers", "brokers_at"),
-        "pg_address": _PG_ADDRESS,
+        "pg_database": _PG_DATABASE,
         "row_formats": _FORMATS,
         "source": _SOURCE,
     },

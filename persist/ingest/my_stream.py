@@ -17,10 +17,8 @@ import pyarrow as pa
 
 from persist.collection import Collection
 from persist.errors import InvalidUsage
-from persist.ingest.my_gtids import STEP, gtids_of
-from persist.ingest.my_server import Column, Server
-from persist.ingest.my_statements import Effect, effect_of
-from persist.ingest.my_values import logged_type, logged_values, typed
+from persist.ingest.my_log import STEP, Effect, effect_of, gtids_of
+from persist.ingest.my_server import Column, Server, logged_type, logged_values, typed
 from persist.ingest.source import Batch, Run
 from persist.ingest.table_rows import TableRows
 from persist.ingest.transactions import Transactions

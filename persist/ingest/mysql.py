@@ -18,10 +18,9 @@ from persist.client import Client
 from persist.collection import Collection
 from persist.errors import InvalidUsage, Unavailable
 from persist.ingest.copied import Copied, Copy, Point
-from persist.ingest.my_gtids import STEP, gtids_of
-from persist.ingest.my_server import Column, MysqlConfig, Server
+from persist.ingest.my_log import STEP, gtids_of
+from persist.ingest.my_server import PADDED, Column, MysqlConfig, Server, text_of, typed
 from persist.ingest.my_stream import At, MyStream
-from persist.ingest.my_values import PADDED, text_of, typed
 from persist.ingest.source import SOURCE, Batch, Run, Target
 
 logger = logging.getLogger(__name__)

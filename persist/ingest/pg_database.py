@@ -1,17 +1,93 @@
-"""A database of Postgres as a source: which tables and columns a publication has."""
+"""A database of Postgres as a source: how to connect to it, and which tables and columns a publication has.
+
+Types become Arrow's, and texts values of these. What has no counterpart stays text. The texts are those of a session
+with `SESSION`: moments in UTC, dates as ISO writes them, bytes as hex, and floats with all their digits.
+"""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from persist.errors import InvalidUsage
-from persist.ingest.pg_address import PgAddress
-from persist.ingest.pg_types import arrow_type_of, has_counterpart
+from persist.errors import InvalidUsage, Unavailable
 from persist.ingest.pgoutput import Column
+from persist.read import required
+from persist.shown import without_secrets
+
+
+class PgAddress:
+    """A database by its URL.
+
+    Attributes:
+        name: what it is called in messages and logs: nothing secret is in it.
+        library: psycopg2.
+    """
+
+    def __init__(self, url: str, application: str) -> None:
+        """Take a URL, and what the server calls our connections."""
+        self.library = required("psycopg2-binary>=2.9.10")
+        self._application = application
+        self._dsn = self._parsed(url)
+        port = self._dsn.get("port", "5432")
+        at = f"{self._dsn.get('host', '')}{'' if port == '5432' else f':{port}'}"
+        self.name = f"postgres://{at}/{self._dsn.get('dbname', '')}"
+
+    def connected(self, *, replication: bool = False) -> Any:
+        """Return a connection, or one for replication.
+
+        Raises:
+            Unavailable: the server does not answer, or does not let this user in.
+        """
+        dsn = {**self._dsn, "application_name": self._application}
+        dsn["options"] = f"{dsn.get('options', '')} {SESSION}".strip()
+        host = dsn.get("host") or os.environ.get("PGHOST", "")
+        is_near = host in ("", "localhost", "127.0.0.1", "::1") or host.startswith("/")
+        if "sslmode" not in dsn and "PGSSLMODE" not in os.environ and not is_near:
+            dsn["sslmode"] = "require"
+        kind = {}
+        if replication:
+            from psycopg2.extras import LogicalReplicationConnection
+
+            kind = {"connection_factory": LogicalReplicationConnection}
+        try:
+            return self.library.connect(**dsn, **kind)
+        except self.library.OperationalError as error:
+            raise self.unavailable(error) from None
+
+    def is_lost(self, error: Any) -> bool:
+        """Return whether an error means that the server does not answer, and not that it refuses.
+
+        The library gives a server that ends while it sends changes neither a code nor a class of its own.
+        """
+        library = self.library
+        if isinstance(error, (library.OperationalError, library.InterfaceError, Unavailable)):
+            return True
+        return bool(type(error) is library.DatabaseError and error.pgcode is None)
+
+    def unavailable(self, error: Exception) -> Unavailable:
+        """Return the error that says that the server does not answer; no password is in it."""
+        text = without_secrets(one_line(error))
+        if secret := self._dsn.get("password"):
+            text = text.replace(secret, "***")
+        return Unavailable(f"{self.name} does not answer: {text}")
+
+    def _parsed(self, source: str) -> dict[str, Any]:
+        dsn, reason = dict[str, Any](), ""
+        try:
+            dsn = dict(self.library.extensions.parse_dsn(source))
+        except self.library.Error as error:
+            reason = one_line(error)
+        if source.partition("?")[0].count("@") > ("user" in dsn):  # A part of the password counts as something else.
+            reason = "a password in it has %40 for @, %2F for /, and %25 for %"
+        if reason:
+            raise InvalidUsage(f"{without_secrets(source)} is no address of a database: {reason}")
+        return dsn
+
 
 logger = logging.getLogger(__name__)
 CLOCK_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
@@ -43,6 +119,10 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     batch_rows: int = 20_000
     heartbeat_s: float = 10.0
     copy_bytes: int = 8 << 20
+
+
+class SlotInUse(Unavailable):
+    """Somebody else reads from the replication slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +251,63 @@ class Database(PgAddress):
             base, own = self._domains[base]
             modifier = own if modifier == -1 else modifier
         return base, modifier
+
+
+SESSION = "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c extra_float_digits=1 -c intervalstyle=iso_8601"
+NUMERIC, TIMESTAMPTZ, BYTEA, BOOL = 1700, 1184, 17, 16
+_TYPES = {
+    BOOL: pa.bool_(), BYTEA: pa.binary(), 20: pa.int64(), 21: pa.int16(), 23: pa.int32(), 26: pa.int64(),
+    700: pa.float32(), 701: pa.float64(), 1082: pa.date32(), 1083: pa.time64("us"), 1114: pa.timestamp("us"),
+    TIMESTAMPTZ: pa.timestamp("us", "UTC"),
+}  # fmt: skip
+_TEXTS = {18, 19, 25, 114, 1042, 1043, 2950, 3802}  # char, name, text, json, bpchar, varchar, uuid, jsonb
+_DIGITS_MAX = 38
+
+
+def arrow_type_of(type_: int, modifier: int) -> pa.DataType:
+    """Return the Arrow type of a column, given the number of its base type and its modifier."""
+    if type_ == NUMERIC and modifier >= 4:
+        precision, scale = (modifier - 4) >> 16 & 0xFFFF, (modifier - 4) & 0x7FF
+        if precision <= _DIGITS_MAX and 0 <= scale <= precision:
+            return pa.decimal128(precision, scale)
+    return _TYPES.get(type_, pa.string())
+
+
+def has_counterpart(type_: int, modifier: int) -> bool:
+    """Return whether a type is not only kept as text."""
+    return type_ in _TEXTS or arrow_type_of(type_, modifier) != pa.string()
+
+
+def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
+    """Return texts of Postgres as values of the type that their column has.
+
+    Raises:
+        InvalidUsage: a value is none of that type, such as a moment "infinity".
+    """
+    try:
+        if pa.types.is_string(kind):
+            return texts
+        if pa.types.is_boolean(kind):
+            return pc.equal(texts, "t")
+        if pa.types.is_binary(kind):
+            return _bytes(texts)
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            texts = pc.replace_substring_regex(texts, r"[+]00(:00)?$", "Z")
+        if pa.types.is_time(kind):
+            day = pa.scalar("1970-01-01", pa.string())
+            return pc.binary_join_element_wise(day, texts, " ").cast(pa.timestamp("us")).cast(kind)
+        return texts.cast(kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidUsage(
+            f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Take the column as text, by as_text = "
+            f'["{where}"], or leave it out, by exclude = ["{where}"]; drop a collection that is there first'
+        ) from None
+
+
+def _bytes(texts: pa.Array) -> pa.Array:
+    return pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary())
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says, as one line."""
+    return " ".join(str(error).split())

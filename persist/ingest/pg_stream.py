@@ -11,11 +11,8 @@ import pyarrow as pa
 
 from persist.collection import Collection
 from persist.errors import InvalidUsage
-from persist.ingest.pg_copy import SlotInUse
-from persist.ingest.pg_database import CLOCK_US, Database, Published
-from persist.ingest.pg_spool import Spools
-from persist.ingest.pg_types import typed
-from persist.ingest.pgoutput import Relation, begin, change, lsn_of, lsn_text, relation, truncated
+from persist.ingest.pg_database import CLOCK_US, Database, Published, SlotInUse, typed
+from persist.ingest.pgoutput import Relation, Spools, begin, change, lsn_of, lsn_text, relation, truncated
 from persist.ingest.source import Batch, Run
 from persist.ingest.table_rows import TableRows
 from persist.ingest.transactions import Transactions

@@ -4,16 +4,27 @@ Each transaction has a time. Small ones are committed together, and sealed. A tr
 committed in pieces, whose time is sealed with the last one: nobody reads half of it, and memory holds one piece. A
 collection says in a property how much of such a transaction it has (`Piece`). So a process that is killed passes over
 just that much, when the same transaction comes again.
+
+`Moments` has the rows of the map of moments. A source says the moment of each time. Moments grow with times here, and
+those of a later commit are later, so that a read as of a moment never changes its answer (`persist.engine.moments`).
+Where a source's clock runs back, a time gets the moment of the one before it, and the log says so.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from persist.codecs import int64_array
+from persist.collection import Collection
+from persist.engine import MOMENT, MOMENT_TYPE, TIME
 from persist.errors import InvalidUsage
 from persist.ingest.copied import Copied
-from persist.ingest.source import Batch, Change, Run
+from persist.ingest.source import Batch, Change, Run, Target
 from persist.ingest.table_rows import Piece, TableRows, Typed
+from persist.timeline import Timeline
 
 Position = Callable[[], Mapping[str, Mapping[str, str]]]
 
@@ -198,3 +209,46 @@ class Transactions:
         """Return the first time of a copy's run that is not sealed yet and before a time; None if there is none."""
         times = [at for each in self._copied.values() for at in each.times if self.upper <= at < time]
         return min(times, default=None)
+
+
+logger = logging.getLogger(__name__)
+BACK_US_MIN = 1_000_000  # Clocks of several processors and processes differ by less.
+
+
+def moments_target(name: str, source: str) -> Target:
+    """Return the collection that maps moments of a source to times."""
+    comment = f"at which moment each time of {source} was"
+    return Target(name, {MOMENT: MOMENT_TYPE, TIME: pa.int64()}, {}, False, None, comment)
+
+
+class Moments:
+    """Makes the rows of a map, each later than those before it."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._name = collection.name
+        self._last_us = -1
+        if collection.upper.time:
+            with collection.snapshot(columns=[MOMENT], where=_at_or_after(collection.upper.time - 1)) as snapshot:
+                self._last_us = max(snapshot.to_arrow()[MOMENT].cast(pa.int64()).to_pylist(), default=-1)
+
+    def change(self, moments: Sequence[tuple[int, int]]) -> Change:
+        """Return the rows for times, ascending, and their moments in µs since 1970."""
+        times, given = np.array(moments, np.int64).T
+        kept = np.maximum.accumulate(given.clip(min=self._last_us + 1))
+        back_us = int((kept - given).max())
+        if back_us >= BACK_US_MIN:
+            at = int((kept - given).argmax())
+            shown = Timeline("us").text_of
+            logger.warning(
+                "%s: the clock of the source ran back by %.1f s: time %d is of %s, and counts as of %s",
+                self._name, back_us / 1e6, times[at], shown(int(given[at])), shown(int(kept[at])),
+            )  # fmt: skip
+        self._last_us = int(kept[-1])
+        rows = {MOMENT: int64_array(kept).cast(MOMENT_TYPE), TIME: int64_array(times)}
+        rows["_time"] = rows[TIME]
+        rows["_diff"] = int64_array(np.ones(len(times), np.int64))
+        return Change(self._name, pa.table(rows))
+
+
+def _at_or_after(time: int) -> pc.Expression:
+    return pc.field(TIME) >= time

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 import persist
 from persist.cli.main import main
 from persist.ingest import Run, SourceMoved
-from persist.ingest.config import source_of
+from persist.ingest.driver import source_of
 
 ROWS = [{"id": 1, "amount": 1.5}, {"id": 2, "amount": 2.5}]
 

@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.errors import UpperMismatch
-from persist.ingest.config import source_of
+from persist.ingest.driver import source_of
 from tests.ingest.brokers import PARTITIONS, Cluster, FragileCluster
 from tests.upsert.test_crash import SETTINGS, Died, MortalBlob
 

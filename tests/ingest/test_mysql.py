@@ -17,8 +17,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.ingest.my_gtids import gtids_of
-from persist.ingest.my_statements import effect_of
+from persist.ingest.my_log import effect_of, gtids_of
 from persist.ingest.my_stream import _read, transaction_after
 from tests.ingest import mariadb
 from tests.ingest.mariadb import MariaDb, mariadb_programs
