@@ -19,7 +19,6 @@ from persist.cli import (
     copying,
     doctor,
     erasing,
-    ingesting,
     looking,
     moving,
     naming,
@@ -36,7 +35,7 @@ from persist.cli.text import shown, worded
 _Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 _CARET = re.compile(r"\n\s*\^\s*$")
-COMMANDS = (copying, ingesting, looking, status, reading, shell, writing, naming, moving, erasing, upkeep, doctor)
+COMMANDS = (copying, looking, status, reading, shell, writing, naming, moving, erasing, upkeep, doctor)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

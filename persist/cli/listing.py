@@ -10,7 +10,7 @@ import typer
 
 import persist
 from persist.cli.place import Place
-from persist.cli.table import print_table
+from persist.cli.text import print_table
 
 if TYPE_CHECKING:
     from persist.client import Client

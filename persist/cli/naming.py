@@ -12,8 +12,7 @@ from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.listing import Listing, column, time_column
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import AsOf, Format, Output
-from persist.cli.table import print_table
-from persist.cli.text import print_json, say, tell
+from persist.cli.text import print_json, print_table, say, tell
 from persist.facts import time_of, times_of
 
 if TYPE_CHECKING:

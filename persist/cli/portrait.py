@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 import persist
-from persist.cli.table import print_table
-from persist.cli.text import say
+from persist.cli.text import print_table, say
 from persist.facts import LIST_PRICES, Portrait, hold_for_people, monthly_dollars, names_by_id, times_of
 from persist.log import Mutation, Record, TimeText, kinds, read_record
 from persist.shown import counted

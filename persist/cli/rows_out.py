@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.cli.rows_in import WRITTEN
-from persist.cli.table import print_table
-from persist.cli.text import cell, tell
+from persist.cli.text import cell, print_table, tell
 from persist.egress import row_writer
 from persist.ingest import BY_SUFFIX
 from persist.work import watched

@@ -9,8 +9,7 @@ import persist
 from persist.cli.command import OK, command
 from persist.cli.listing import Listing, Watch, column, watch_screen
 from persist.cli.place import Place
-from persist.cli.table import print_table
-from persist.cli.text import print_json, say
+from persist.cli.text import print_json, print_table, say
 from persist.shown import counted, duration
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, comman
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import Format, Output
 from persist.cli.status import WAITING
-from persist.cli.table import print_table
-from persist.cli.text import print_json, say, tell, worded
+from persist.cli.text import print_json, print_table, say, tell, worded
 from persist.facts import time_of, times_of
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]

@@ -30,7 +30,7 @@ from persist.settings import Settings
 from persist.sink import Answer, Job, Look, TaskStore, answered, cut, encoded_bytes, grouped, result_bytes
 from persist.spark.data_source import prepared
 from persist.spark.options import check_whole, seen_by_all
-from persist.spark.tasks import surfaced_errors
+from persist.spark.workers import surfaced_errors
 
 HERE_BYTES = 4 << 20
 JOBS_MAX = 1000  # Of one Spark job: their descriptions go to all of its tasks.

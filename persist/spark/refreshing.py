@@ -38,8 +38,7 @@ from persist.dataflow import (
 from persist.engine import Engine, OnEngine, engine_of, loaded, snapshot
 from persist.errors import AsOfCompacted, InvalidUsage, OperatorFailed
 from persist.spark.options import check_whole, seen_by_all
-from persist.spark.tasks import parallelism, surfaced_errors
-from persist.spark.workers import check_workers
+from persist.spark.workers import check_workers, parallelism, surfaced_errors
 from persist.spark.writing.upserting import PARTITIONS_MAX
 from persist.sql import OnView, live_of
 

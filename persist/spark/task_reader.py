@@ -31,8 +31,8 @@ from persist.read import (
 )
 from persist.settings import Storage
 from persist.source import CollectionAddress
-from persist.spark.tasks import surfaced_errors, tell
 from persist.spark.types import as_spark_expects
+from persist.spark.workers import surfaced_errors, tell
 from persist.timeline import timeline_of
 
 What = Literal["all", "touched", "keys", "changes"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.cli.main import main
-from persist.cli.table import print_table
+from persist.cli.text import print_table
 from persist.shown import text_width
 from tests.tiers import examples
 

@@ -12,7 +12,7 @@ import persist
 from persist.blob import FileBlob
 from persist.settings import Settings
 from persist.sink import SinkOptions
-from persist.spark.events import planned
+from persist.spark.uploads import planned
 
 GROUPS = 8
 ROWS = GROUPS * 64 * 1024  # As many rows as there are in a row group, so many times.

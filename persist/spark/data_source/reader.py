@@ -44,7 +44,7 @@ from persist.read import Changes, ChangesForm, Form, Scan, Snapshot, Transitions
 from persist.source import NO_LIMITS, CollectionAddress, Offset, StreamSource
 from persist.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
 from persist.spark.task_reader import TaskReader, What
-from persist.spark.tasks import PARALLEL_DEFAULT, surfaced_errors, tell
+from persist.spark.workers import PARALLEL_DEFAULT, surfaced_errors, tell
 
 
 @dataclass

@@ -55,9 +55,8 @@ from persist.spark.options import (
     given_options,
     is_only_for_streams,
 )
-from persist.spark.tasks import surfaced_errors
 from persist.spark.types import spark_schema
-from persist.spark.workers import check_workers, choose_local_workers, name_driver
+from persist.spark.workers import check_workers, choose_local_workers, name_driver, surfaced_errors
 from persist.upsert import DELETED
 
 _EXTRA: Mapping[str, tuple[str, ...]] = {

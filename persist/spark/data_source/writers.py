@@ -54,10 +54,9 @@ from persist.sink import (
     seal_done,
     writing,
 )
-from persist.spark.events import Replanning, packed, planned, rows_of
 from persist.spark.options import StreamWriteOptions, WriteOptions
-from persist.spark.tasks import surfaced_errors, writable
-from persist.spark.uploads import Rows, Uploaded, UploadTask
+from persist.spark.uploads import Replanning, Rows, Uploaded, UploadTask, packed, planned, rows_of
+from persist.spark.workers import surfaced_errors, writable
 from persist.write import group_bytes_max
 
 TASK_BYTES_MAX, ROWS_BYTES_MAX = 64 << 20, 256 << 20

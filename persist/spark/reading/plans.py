@@ -42,8 +42,8 @@ from persist.spark.reading.store import (
     why_not_typed,
 )
 from persist.spark.task_reader import TaskReader
-from persist.spark.tasks import slices_for, task_count
 from persist.spark.types import quoted, spark_schema
+from persist.spark.workers import slices_for, task_count
 from persist.timeline import shown_time, timeline_of
 
 BROADCAST_ROWS_MAX = 4_000_000  # Of keys that are taken out: each executor holds all of them.

@@ -25,9 +25,9 @@ from persist.spark.data_source import DataFrameWrite, commit_difference, prepare
 from persist.spark.data_source.source import read_by_source
 from persist.spark.options import write_options
 from persist.spark.reading.store import unused
-from persist.spark.tasks import surfaced_errors, writable
 from persist.spark.types import as_collection_expects, quoted, utc_arrow_schema
 from persist.spark.uploads import Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
+from persist.spark.workers import surfaced_errors, writable
 from persist.spark.writing.upserting import upsert
 from persist.timeline import Moment
 

@@ -27,11 +27,9 @@ from persist.sink import (
     commit_large_batch,
     report_late,
 )
-from persist.spark.events import Replanning, planned
 from persist.spark.options import COUNT_MAX, check_whole, seen_by_all
-from persist.spark.tasks import writable
-from persist.spark.uploads import Rows, UploadTask, ranged, upload_by_tasks
-from persist.spark.workers import check_workers
+from persist.spark.uploads import Replanning, Rows, UploadTask, planned, ranged, upload_by_tasks
+from persist.spark.workers import check_workers, writable
 from persist.spark.writing.upserting import ON_DRIVER_BYTES_MAX, by_key, gathered_rows, run
 from persist.state import CollectionState
 

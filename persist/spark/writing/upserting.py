@@ -31,10 +31,9 @@ from persist.sink import (
     writing,
 )
 from persist.spark.data_source import prepared
-from persist.spark.events import Replanning, packed, planned, rows_of
 from persist.spark.options import write_options
-from persist.spark.tasks import surfaced_errors
-from persist.spark.uploads import ascending, is_ranged_by_key
+from persist.spark.uploads import Replanning, ascending, is_ranged_by_key, packed, planned, rows_of
+from persist.spark.workers import surfaced_errors
 from persist.timeline import Moment
 from persist.upsert import SEQ, Machine
 from persist.write import AtCommit, times_together

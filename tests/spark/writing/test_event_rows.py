@@ -10,7 +10,7 @@ import pytest
 import persist
 from persist.codecs import CollectionSchema, Stamp
 from persist.errors import InvalidUpdate
-from persist.spark.events import EventRows
+from persist.spark.uploads import EventRows
 from persist.upsert import Machine
 from persist.upsert.machine import Touched
 
