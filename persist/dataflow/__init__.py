@@ -7,12 +7,11 @@ an output is complete, and sealed, as far as the inputs it depends on are; all o
 from persist.antichain import Antichain, Time
 from persist.dataflow.linear_logic import Logic
 from persist.dataflow.plan.draft import Captured, DefinedAs, Probed
+from persist.dataflow.plan.optimise import Statistics, of_collection
 from persist.dataflow.plan.plan import Source, WindowFunction
-from persist.dataflow.plan.statistics import Statistics, of_collection
 from persist.dataflow.plan.types import is_read_as
 from persist.dataflow.program import Program, Scope, open_together
-from persist.dataflow.running.report import OperatorReport, depths
-from persist.dataflow.running.running import Options, Running, Step
+from persist.dataflow.running.running import OperatorReport, Options, Running, Step, depths
 from persist.dataflow.step.stepping import Elsewhere, Policy, Refreshed, Stepping, Where
 from persist.dataflow.step.tasks import SHAPE, Asked, StageTask, Stored, StoredParts
 from persist.dataflow.step.touched import wanted_indexes

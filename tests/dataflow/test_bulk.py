@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from persist.dataflow.updates.batch import Layout, mixed, to_batch
-from persist.dataflow.updates.bulk import order_by, order_of
+from persist.dataflow.updates.batch import Layout, mixed, order_by, order_of, to_batch
 
 Ints = npt.NDArray[np.int64]
 ROWS = 40_000

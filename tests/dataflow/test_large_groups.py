@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from persist.codecs import DiffOverflow
 from persist.dataflow import Program, Running, Stream, WindowFunction, col, lit
-from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.large_groups import LargeGroups
+from persist.dataflow.operators.operators import Arrangement
 from persist.dataflow.state.ranked import Order, Ranked
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain

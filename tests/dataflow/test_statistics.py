@@ -9,10 +9,9 @@ import pyarrow as pa
 import persist
 from persist.dataflow import Captured, Options, Program, Running, Source, Statistics, col, lit
 from persist.dataflow.operators.join import JoinPaths
-from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.plan.optimise import optimised, statistics_of
 from persist.dataflow.plan.plan import Input
 from persist.dataflow.plan.stages import Filter, Map
-from persist.dataflow.plan.statistics import statistics_of
 from persist.expression import Col
 
 Update = tuple[Any, int, int]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from persist.dataflow import Program, col
-from persist.dataflow.operators.bounded import BoundedJoin
+from persist.dataflow.operators.join import BoundedJoin
 from persist.dataflow.state.ranked import Ranked
 from persist.dataflow.updates.times import Ints
 from tests.sql.oracle import changes, check
@@ -44,8 +44,8 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         done["between"] += 1
         return between(self, one, other)
 
-    monkeypatch.setattr("persist.dataflow.operators.bounded.LARGE_ROWS", 1)
-    monkeypatch.setattr("persist.dataflow.operators.bounded.CHANGE_ROWS", 0)
+    monkeypatch.setattr("persist.dataflow.operators.join.LARGE_ROWS", 1)
+    monkeypatch.setattr("persist.dataflow.operators.join.CHANGE_ROWS", 0)
     monkeypatch.setattr("persist.dataflow.state.ranked.BLOCK_ROWS", 2)
     monkeypatch.setattr(Ranked, "between", counted)
     return done
@@ -112,7 +112,7 @@ def _moment(value: Any) -> Any:
 def test_what_is_kept_in_order_is_dropped_when_many_rows_change(
     always_ranked: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.dataflow.operators.bounded.CHANGE_ROWS", 2)
+    monkeypatch.setattr("persist.dataflow.operators.join.CHANGE_ROWS", 2)
     dropped = Counter[bool]()
     run = BoundedJoin.run
 

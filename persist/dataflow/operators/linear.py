@@ -31,8 +31,7 @@ from persist.dataflow.plan.stages import (
     Unnest,
     moved_column,
 )
-from persist.dataflow.updates.batch import negated, products
-from persist.dataflow.updates.bulk import reordered
+from persist.dataflow.updates.batch import negated, products, reordered
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain
 from persist.errors import OperatorFailed

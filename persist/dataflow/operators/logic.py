@@ -40,8 +40,7 @@ from persist.dataflow.operators.aggregates import (
 from persist.dataflow.operators.linear import Column, Frame, row_columns
 from persist.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
 from persist.dataflow.plan.plan import Counted
-from persist.dataflow.updates.batch import check_sum, largest, products, summed
-from persist.dataflow.updates.bulk import order_by
+from persist.dataflow.updates.batch import check_sum, largest, order_by, products, summed
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, directed, ranks
 from persist.errors import OperatorFailed

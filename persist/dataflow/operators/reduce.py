@@ -23,12 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Coordinates
-from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.few_groups import Record, Values, closed, corrections, plain_rows
 from persist.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
 from persist.dataflow.operators.linear import Shape
 from persist.dataflow.operators.logic import KeysOf, Logic, Result
-from persist.dataflow.operators.operators import Operator, Position
+from persist.dataflow.operators.operators import Arrangement, Operator, Position
 from persist.dataflow.state.spine import Allocate, Spine
 from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
 from persist.dataflow.updates.times import Flags, Ints, Stash

@@ -14,10 +14,8 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
-from persist.dataflow.operators.arrange import Arrangement
-from persist.dataflow.operators.bounded import BoundedJoin, compared
 from persist.dataflow.operators.folds import folds
-from persist.dataflow.operators.join import JoinOperator, JoinPaths
+from persist.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, compared
 from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_folds, ranking_of_top
 from persist.dataflow.operators.linear import Shape, compiled, traced
 from persist.dataflow.operators.logic import (
@@ -31,6 +29,7 @@ from persist.dataflow.operators.logic import (
 )
 from persist.dataflow.operators.loop import EnterOperator, LeaveOperator, Loop, VariableOperator
 from persist.dataflow.operators.operators import (
+    Arrangement,
     CaptureOperator,
     ConcatOperator,
     ConsolidateOperator,
@@ -48,6 +47,7 @@ from persist.dataflow.operators.ranked_windows import ranking_of_windows
 from persist.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.dataflow.operators.windows import windows
 from persist.dataflow.plan.draft import Captured, Probed
+from persist.dataflow.plan.optimise import Statistics, of_input
 from persist.dataflow.plan.plan import (
     ROOT,
     Aggregates,
@@ -80,7 +80,6 @@ from persist.dataflow.plan.plan import (
     Windowed,
 )
 from persist.dataflow.plan.stages import Map, ident, move_times, through
-from persist.dataflow.plan.statistics import Statistics, of_input
 from persist.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
 from persist.dataflow.running.resume import Counts, counts_of
 from persist.dataflow.state.spine import Allocate

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from persist.dataflow.operators.aggregates import Wanted
-from persist.dataflow.operators.arrange import Arrangement
 from persist.dataflow.operators.join import JoinOperator
 from persist.dataflow.operators.operators import (
+    Arrangement,
     ConcatOperator,
     ConsolidateOperator,
     EntryOperator,

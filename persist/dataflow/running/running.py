@@ -1,9 +1,10 @@
-"""A running program: its operators, its inputs, and the steps that keep its outputs up to date."""
+"""A running program: its operators, its inputs, the steps that keep its outputs up to date, and a report for people."""
 
 import threading
 import time as clock
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from html import escape
 from os import PathLike
 from os.path import isdir
 from typing import Any
@@ -14,24 +15,51 @@ import pyarrow as pa
 from persist.antichain import Antichain, Time
 from persist.blob import Indeterminate, InvalidUsage, Unavailable
 from persist.closing import Closes
+from persist.dataflow.operators.loop import Loop
 from persist.dataflow.operators.operators import Operator
 from persist.dataflow.plan.draft import Draft
-from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.plan.optimise import Statistics, optimised, statistics_of
 from persist.dataflow.plan.origin import kept_apart
 from persist.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, passed_early
-from persist.dataflow.plan.statistics import Statistics, statistics_of
 from persist.dataflow.ports.inputs import Gate, InputHandle
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.dataflow.running.graph import Builder
-from persist.dataflow.running.report import OperatorReport, reports_of, shown
 from persist.dataflow.running.resume import resumed
 from persist.dataflow.state.spine import Spill
 from persist.dataflow.updates.times import meet_of
 from persist.dataflow.updates.words import Domain
 from persist.engine import Engine
+from persist.shown import html_rows, plain
 from persist.work import task
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """One operator.
+
+    Attributes:
+        title, kind: how messages call it, and what it is, such as "join".
+        inputs: the places, in the list of all, of the operators that it reads.
+        updates, seconds: it gave out so many, and took so long, since the program was opened.
+        kept_updates, kept_bytes: its state.
+    """
+
+    title: str
+    kind: str
+    inputs: tuple[int, ...]
+    updates: int
+    seconds: float
+    kept_updates: int
+    kept_bytes: int
+
+    @property
+    def rate(self) -> float | None:
+        """Updates given out per second of its own work; None where there was none."""
+        works = self.updates and self.seconds > 0 and self.kind != "entry"
+        return self.updates / self.seconds if works else None
+
 
 POLL_S = 0.02
 CATCH_UP_UPDATES_MIN = 1 << 17  # Of a step that catches up, at least.
@@ -442,3 +470,48 @@ class _Sweep:
         for kind, rows in held.items():
             interners[kind].retain(np.concatenate(rows) if rows else np.empty(0, np.int64))
         self._least = max(1 << 16, sum(map(len, interners.values())))
+
+
+def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
+    """Return a report of each operator of the outermost scope; an iteration is one."""
+    places = {id(operator): place for place, operator in enumerate(operators)}
+    return [_report(operator, places) for operator in operators]
+
+
+def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
+    state = [*operator.state()]
+    return OperatorReport(
+        title=operator.title,
+        kind="iteration" if isinstance(operator, Loop) else type(operator).__name__.removesuffix("Operator").lower(),
+        inputs=tuple(dict.fromkeys(places[id(source)] for source in operator.inputs if id(source) in places)),
+        updates=operator.given_out,
+        seconds=operator.seconds,
+        kept_updates=sum(rows for _, rows, _ in state),
+        kept_bytes=sum(size for _, _, size in state),
+    )
+
+
+def depths(reports: Sequence[OperatorReport]) -> list[int]:
+    """Return how many steps each operator is from those that read nothing."""
+    steps: list[int] = []
+    for place, report in enumerate(reports):
+        steps.append(max((steps[i] + 1 for i in report.inputs if i < place), default=0))
+    return steps
+
+
+def shown(name: str, reports: Sequence[OperatorReport]) -> str:
+    """Return the operators as a table in HTML; nothing in names is interpreted."""
+    head = ("", "operator", "kind", "reads", "updates", "per second", "keeps")
+    rows = [
+        (
+            str(place),
+            each.title,
+            each.kind,
+            ", ".join(map(str, each.inputs)),
+            f"{each.updates:,}",
+            "" if each.rate is None else f"{each.rate:,.0f}",
+            f"{each.kept_updates:,} ({each.kept_bytes:,} B)" if each.kept_bytes else "",
+        )
+        for place, each in enumerate(reports)
+    ]
+    return f"<figure><figcaption>{escape(plain(name))}</figcaption>{html_rows(head, rows)}</figure>"
