@@ -7,6 +7,19 @@ never replaced. The answer of a `create` may be lost, or be a strange one; every
 of its own, and whoever got no clear answer reads the slot. If it is taken, the id says by whom; if it is free, the
 same bytes are offered again.
 
+A record is
+
+    { location, seqno, commit, previous, writer, epoch, written_ms, mutations, submitted? }
+
+    location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
+    commit      32 hex digits, drawn anew for every commit: how a client that lost the answer knows its own record
+    previous    the commit of the record before this one, null at seqno 0: so a log is one chain, and whoever follows it
+                notices that a record was lost or exchanged, or that all were rolled back
+    writer      free text naming the client, for people
+    epoch       the seqno at which the writer opened the location exclusively, null if it did not
+    written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
+    submitted   whose operations these are that were committed for others (`persist.replica.log_queries`)
+
 A part list too large for its record is kept in an object of its own:
 
     list/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "parts"
@@ -19,7 +32,7 @@ upload (`persist.state.location.check_uploaded` says why) and goes on with its c
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, islice
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -42,8 +55,9 @@ from persist.blob import (
 )
 from persist.codecs import Part
 from persist.log.envelope import Framed, decode_framed, encode_framed, get_framed, put_framed
+from persist.log.fields import Seqno
 from persist.log.keys import check_keys, list_prefix, listed_records, record_key
-from persist.log.kinds import BringsParts, Mutation, Record
+from persist.log.kinds import AnyMutation, BringsParts, Mutation
 
 COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
 HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.
@@ -54,6 +68,32 @@ LISTED_MAX = 1000  # A page of LIST.
 
 M = TypeVar("M", bound=Mutation)
 A = TypeVar("A", bound=BringsParts)
+
+
+class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Says of one client that lets others commit for it: which of its operations a record holds, and what never comes.
+
+    The client numbers its operations. Those from first to last are in this record, none if first is beyond last. Those
+    up to last that neither this record nor one before it holds are in none that follows.
+    """
+
+    submitter: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    first: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    last: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+
+
+class Record(Framed, frozen=True, kw_only=True, tag="record"):
+    """One entry of the commit log."""
+
+    location: str
+    seqno: Seqno
+    commit: str
+    previous: str | None
+    writer: str
+    epoch: int | None
+    written_ms: int
+    mutations: tuple[AnyMutation, ...]
+    submitted: tuple[Submitted, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def read_record(blob: Blob, seqno: int) -> Record | None:

@@ -1,110 +1,38 @@
-"""What one entry of the commit log says: the mutations of one or more collections, all of them or none.
+"""The mutations that a record of the log holds, all of them or none.
 
-    record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations, submitted? }
     mutation = a kind, told by its tag "kind", and the fields of its class below
-
-Fields:
-    location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
-    commit      32 hex digits, drawn anew for every commit: how a client that lost the answer knows its own record
-    previous    the commit of the record before this one, null at seqno 0: so a log is one chain, and whoever follows it
-                notices that a record was lost or exchanged, or that all were rolled back
-    writer      free text naming the client, for people
-    epoch       the seqno at which the writer opened the location exclusively, null if it did not
-    written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
-    submitted   whose operations these are that were committed for others (`persist.replica.log_queries`)
 
 Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
 A long list of parts is stored outside the record (`parts_in`); `persist.log.commits` fills it in before anybody sees
 the record.
 """
 
-from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
 from persist.codecs import Part
-from persist.log.envelope import FORMAT_MIN, BlobRef, Framed
-
-Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
-# Of the data of a write (`persist.codecs.order.digest`), 16 hex digits; null where nobody can use the token again.
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
-Seqno = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-TimeText = Callable[[int], str]  # How a time of a collection reads.
-
-
-class _Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
-    """What all kinds have in common; `tag` is what a kind is called on storage.
-
-    Attributes:
-        is_guarded: whether an exclusive writer keeps others from it. Readers' claims, compaction and the collection of
-            garbage change no contents, so it keeps nobody from these.
-        is_alone: whether it gets a record of its own, because its place among other operations matters.
-        is_sent: whether one client may ask another to commit it.
-        in_words: what it does, for people: of the mutation and the name of its collection, as people know it.
-        came_with: the number of the format that it came with, `FORMAT_MIN` if that is lower.
-    """
-
-    is_guarded: ClassVar[bool] = True
-    is_alone: ClassVar[bool] = False
-    is_sent: ClassVar[bool] = True
-    in_words: ClassVar[str]
-    came_with: ClassVar[int] = FORMAT_MIN
-
-    @property
-    def format_needed(self) -> int:
-        """The least number of a location's format with which a record may hold it."""
-        return self.came_with
-
-    def sentence(self, name: str, time: TimeText) -> str:
-        """Return `in_words`, or what takes more than these; time tells a time of the collection to people."""
-        return self.in_words.format(self, name=name)
-
-
-class CollectionMutation(_Kind, frozen=True):
-    """What a record does to one collection."""
-
-    collection: str
-
-
-class LocationMutation(_Kind, frozen=True):
-    """What a record does to the location as a whole."""
-
-    collection: ClassVar[str] = ""  # It is about none.
-
+from persist.log.envelope import BlobRef
+from persist.log.fields import (
+    CollectionMutation,
+    Frontier,
+    KeyedForm,
+    Keyframe,
+    Kind,
+    LocationMutation,
+    Numbers,
+    Seqno,
+    Table,
+    TableFile,
+    TimeText,
+    TokenMark,
+    Watermarks,
+    Words,
+)
 
 Mutation = CollectionMutation | LocationMutation
-
-
-class MachineForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which machine (`persist.upsert.machine`) a keyed collection has, and what it was made with."""
-
-    name: str
-    version: int
-    options: dict[str, Any] = {}
-
-
-class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a collection resolves events; see `persist.upsert.keyed.Keyed`.
-
-    Attributes:
-        fields: of an event besides its key, (name, type) each; None if they are the value fields of the collection.
-        late_by: how far an event's watermark may lie behind the greatest that was seen; None if that is not declared.
-        late_bound: what the late bound is at first.
-        ties: which of several events of a key counts that are equal in time and in order_by.
-    """
-
-    machine: MachineForm
-    fields: tuple[tuple[str, Any], ...] | None = None
-    order_by: tuple[str, ...] = ()
-    tombstone: str | None = None
-    tombstone_value: str | None = None
-    late_by: int | None = None
-    late_bound: int | None = None
-    resolve: Literal["seal", "background"] = "seal"
-    ties: Literal["last", "greatest"] = "last"
 
 
 class Create(CollectionMutation, frozen=True, tag="create"):
@@ -122,16 +50,6 @@ class Create(CollectionMutation, frozen=True, tag="create"):
     def sentence(self, name: str, time: TimeText) -> str:
         what = "" if self.view is None else "the index " if "index" in self.view else "the view "
         return f"created {what}{self.name!r}"
-
-
-Numbers = tuple[int, ...]
-
-
-class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole consolidated contents as of one time: a run, its parts named by their numbers, in key order."""
-
-    as_of: int
-    parts: Numbers
 
 
 class Clone(CollectionMutation, frozen=True, tag="clone"):
@@ -253,14 +171,6 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
         return f"erased {_many(self.updates, 'update')} of {name} from all times: {self.reason}"
 
 
-class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A write that is remembered: its token, the least time of its updates, and what it was of (`Digest`)."""
-
-    token: str
-    time_min: int
-    digest: Digest | None = None
-
-
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
     """Remember writes, so that none of them is done again."""
 
@@ -343,9 +253,6 @@ class ReleaseHold(CollectionMutation, frozen=True, tag="release"):
     in_words: ClassVar[str] = "a hold of {name} was released"
 
 
-Watermarks = tuple[int, int]  # The least and the greatest of some events, where a NULL counts as -2**63.
-
-
 class Pend(CollectionMutation, frozen=True, tag="pend"):
     """Add events to a keyed collection, all at times beyond upper, which wait to be resolved.
 
@@ -388,30 +295,6 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
         return f"turned the events of {name} before {_frontier(self.end, time)} into {_rows(self, 'update')}"
 
 
-class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Rows of a part that a published table leaves out, as the table's format writes them: bytes of a blob.
-
-    Attributes:
-        start, bytes: where in the blob they are, and how long.
-        rows: how many rows that leaves out.
-    """
-
-    blob: str
-    start: Annotated[int, msgspec.Meta(ge=0)]
-    bytes: Annotated[int, msgspec.Meta(ge=0)]
-    rows: Annotated[int, msgspec.Meta(ge=1)]
-
-
-class TableFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part that a published table names, by its number, and the rows of it that the table leaves out."""
-
-    number: int
-    deletes: Deletes | None = None
-
-
-Table = Literal["delta", "iceberg"]
-
-
 class Publish(CollectionMutation, frozen=True, tag="publish"):
     """Let a table in the format of other programs hold what the collection holds as of a time; the next version of it.
 
@@ -445,7 +328,7 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
     schema: int = 1
     metadata: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()
-    options: dict[str, str] = {}
+    options: dict[str, str] = msgspec.field(default_factory=dict)
     digest: str | None = None
     unused: tuple[str, ...] = ()
 
@@ -520,13 +403,6 @@ class Rename(CollectionMutation, frozen=True, tag="rename"):
     in_words: ClassVar[str] = "gave {name} the name {0.name!r}"
 
 
-class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is to be said of something from now on: None leaves the comment, and removes a property."""
-
-    comment: str | None = None
-    properties: dict[str, str | None] = {}
-
-
 class Describe(CollectionMutation, frozen=True, tag="describe"):
     """Say something of a collection and of its columns, by their ids.
 
@@ -535,7 +411,7 @@ class Describe(CollectionMutation, frozen=True, tag="describe"):
 
     is_alone: ClassVar[bool] = True
     words: Words = Words()
-    columns: dict[str, Words] = {}
+    columns: dict[str, Words] = msgspec.field(default_factory=dict)
     version: int | None = None
     in_words: ClassVar[str] = "described {name}"
 
@@ -575,7 +451,7 @@ class Note(CollectionMutation, frozen=True, tag="note"):
     """What whoever commits wants to be remembered of the commit. It changes nothing."""
 
     message: str = ""
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
 
     def sentence(self, name: str, time: TimeText) -> str:
         return f"noted on {name}: {self.message}" if name else f"noted: {self.message}"
@@ -696,7 +572,7 @@ Makes = Create | Clone
 BringsParts = Clone | Append | Replace | Erase | Pend | Resolve | Publish
 LeavesUnused = Replace | Erase | Resolve | Publish | Unpublish
 # The table of all kinds, by their tags. What each does is among the rules of `persist.state`, under its class.
-KINDS: dict[str, type[_Kind]] = {
+KINDS: dict[str, type[Kind]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (*CollectionMutation.__subclasses__(), *LocationMutation.__subclasses__())
 }
@@ -718,29 +594,3 @@ def _rows(mutation: BringsParts, noun: str) -> str:
 
 def _frontier(times: Frontier, time: TimeText) -> str:
     return time(times[0]) if times else "for ever"
-
-
-class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Says of one client that lets others commit for it: which of its operations a record holds, and what never comes.
-
-    The client numbers its operations. Those from first to last are in this record, none if first is beyond last. Those
-    up to last that neither this record nor one before it holds are in none that follows.
-    """
-
-    submitter: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    first: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-    last: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
-
-
-class Record(Framed, frozen=True, kw_only=True, tag="record"):
-    """One entry of the commit log."""
-
-    location: str
-    seqno: Seqno
-    commit: str
-    previous: str | None
-    writer: str
-    epoch: int | None
-    written_ms: int
-    mutations: tuple[AnyMutation, ...]
-    submitted: tuple[Submitted, ...] | msgspec.UnsetType = msgspec.UNSET

@@ -28,7 +28,6 @@ from persist.log import (
     Record,
     RecordReader,
     begins_as,
-    checkpoint_key,
     listed_records,
     read_commit_id,
     read_record,
@@ -37,7 +36,7 @@ from persist.log import (
 from persist.replica.checkpoint import beyond_the_log, load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
 from persist.replica.log_queries import Submissions
-from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past, fate_of
+from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past, contradiction, fate_of
 from persist.state import PENDING_MAX, CollectionEntry, CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")
@@ -108,17 +107,15 @@ class Follower:
         record = read_record(self._blob, newest.seqno)
         if record is not None:
             if record.location != newest.location:
-                raise _misplaced(record, newest)
+                raise contradiction(record, newest)
             if record.commit != newest.commit:
                 self._check_not_beyond(newest)
-                raise _contradicted(record, newest)
+                raise contradiction(record, newest)
             self._recent[record.seqno] = record
             return True
         self._check_not_beyond(newest)
         if self._newest_checkpoint().seqno == newest.seqno:
-            raise MissingBlob(
-                record_key(newest.seqno), f"it is missing, and {checkpoint_key(newest.seqno)} was made after it"
-            )
+            raise contradiction(None, newest)
         return False
 
     def _check_not_beyond(self, newest: State) -> None:
@@ -419,7 +416,7 @@ class Follower:
                     raise self._past.stop(record.seqno, known.commit, record.commit)
                 return
             if self._state.location not in (None, record.location):
-                raise _misplaced(record, self._state)
+                raise contradiction(record, self._state)
             try:
                 is_known = applied is not None and applied[0] is self._state
                 after = applied[1] if applied is not None and is_known else apply(self._state, record)
@@ -599,22 +596,3 @@ class Follower:
             self._past.check_stopped()
             if not self._is_stale():
                 self._read_on(self._hinted)
-
-
-def _contradicted(record: Record, newest: State) -> CorruptBlob:
-    """Return the error for a record that is not the one after which the checkpoint at its seqno was made."""
-    return CorruptBlob(
-        record_key(record.seqno),
-        f"its commit is {record.commit}, and {checkpoint_key(newest.seqno)} was made after the commit {newest.commit}: "
-        "one of these blobs lies where it does not belong",
-    )
-
-
-def _misplaced(record: Record, state: State) -> CorruptBlob:
-    """Return the error for a record of another location than the state it was found with."""
-    before = f"{record_key(state.seqno)} or {checkpoint_key(state.seqno)}"
-    return CorruptBlob(
-        record_key(record.seqno),
-        f"it belongs to location {record.location}, and what {before} says to location {state.location}: one of these "
-        "blobs lies where it does not belong",
-    )

@@ -6,7 +6,7 @@
 - `Submissions` keeps which operations that clients had committed by others are in the log, as far as one reader of it
   knows. A client that lets a server commit for it gives each operation its own id and a number
   (`persist.write.relay`), and a record that was made for others says whose operations it holds
-  (`persist.log.kinds.Submitted`). Both sides read that, and nothing else, to find out what became of an operation:
+  (`persist.log.commits.Submitted`). Both sides read that, and nothing else, to find out what became of an operation:
 
   - a client that lost the answer finds its number in the log. Otherwise it commits by itself, and also says in that
     record that none of its operations up to a number will come any more;

@@ -22,9 +22,9 @@ was made since the client last asked. docs/operations.md says what window stays 
 
 from typing import Literal
 
-from persist.blob import Blob, MissingBlob
+from persist.blob import Blob, CorruptBlob, MissingBlob
 from persist.errors import LogReplaced
-from persist.log import begins_as, read_commit_id
+from persist.log import Record, begins_as, checkpoint_key, read_commit_id, record_key
 from persist.replica.checkpoint import read_newest_control
 from persist.state import State
 
@@ -141,3 +141,18 @@ def _is_truncated(blob: Blob, seqno: int) -> bool:
 
 def _passed(then: Moment, now: Moment, after_s: float) -> bool:
     return any(later - before >= after_s for before, later in zip(then, now, strict=True))
+
+
+def contradiction(record: Record | None, state: State) -> CorruptBlob:
+    """Return the error for a record that is not of the state that it was found with; or for none, where one must be."""
+    checkpoint = checkpoint_key(state.seqno)
+    if record is None:
+        return MissingBlob(record_key(state.seqno), f"it is missing, and {checkpoint} was made after it")
+    if record.location != state.location:
+        reason = (
+            f"it belongs to location {record.location}, and what {record_key(state.seqno)} or {checkpoint} says to "
+            f"location {state.location}"
+        )
+    else:
+        reason = f"its commit is {record.commit}, and {checkpoint} was made after the commit {state.commit}"
+    return CorruptBlob(record_key(record.seqno), f"{reason}: one of these blobs lies where it does not belong")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from persist.codecs import CollectionSchema, encode_parts, to_updates
-from persist.log import KINDS, kinds
+from persist.log import KINDS, KeyedForm, Keyframe, MachineForm, TokenMark, kinds
 
 ID = "a" * 32
 INTS = CollectionSchema.of({"k": pa.int64()}, None)
@@ -15,7 +15,7 @@ INTS = CollectionSchema.of({"k": pa.int64()}, None)
 PART = msgspec.structs.replace(ONE, inline=b"1", bytes=1_500)
 LATER = msgspec.structs.replace(PART, blob="part/x", inline=b"", rows=1, time_max=5)
 SCHEMA = {"version": 2, "key": {"fields": [["id", "int64"]]}, "value": {"fields": [["amount", "int64"]]}}
-FORM = kinds.KeyedForm(kinds.MachineForm("upsert", 1))
+FORM = KeyedForm(MachineForm("upsert", 1))
 SENTENCES: list[tuple[Any, str]] = [
     (kinds.Create(ID, "c", {}), "created 'c'"),
     (kinds.Create(ID, "c", {}, view={}), "created the view 'c'"),
@@ -25,14 +25,14 @@ SENTENCES: list[tuple[Any, str]] = [
     (kinds.Append(ID, (PART, LATER)), "wrote 3 updates to 'c' at times t3 to t5 (3,000 bytes)"),
     (kinds.Replace(ID), "compacted 'c': rearranged its parts"),
     (
-        kinds.Replace(ID, removed_runs=(1, 2), runs=((-1,),), keyframes=(kinds.Keyframe(4, ()), kinds.Keyframe(9, ()))),
+        kinds.Replace(ID, removed_runs=(1, 2), runs=((-1,),), keyframes=(Keyframe(4, ()), Keyframe(9, ()))),
         "compacted 'c': made a keyframe as of t4, t9; merged 2 runs into 1",
     ),
     (
         kinds.Replace(ID, removed_keyframes=(4,), history_from=7),
         "compacted 'c': dropped 1 keyframe; forgot the history before t7",
     ),
-    (kinds.Tokens(ID, (kinds.TokenMark("a", 1), kinds.TokenMark("b", 2))), "remembered 'a', 'b' as written to 'c'"),
+    (kinds.Tokens(ID, (TokenMark("a", 1), TokenMark("b", 2))), "remembered 'a', 'b' as written to 'c'"),
     (kinds.Seal(ID, (8,)), "sealed 'c' to t8"),
     (kinds.Seal(ID, ()), "sealed 'c' for ever"),
     (kinds.AllowCompaction(ID, (8,)), "allowed compaction of 'c' up to t8"),

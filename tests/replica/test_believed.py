@@ -7,7 +7,7 @@ import pytest
 
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob, MissingBlob
 from persist.errors import LogReplaced
-from persist.log import checkpoint_key, kinds, record_key, state_prefix
+from persist.log import CollectionMutation, checkpoint_key, kinds, record_key, state_prefix
 from persist.log.envelope import put_framed
 from persist.replica import Follower, StateObject, checkpoint, directory
 from persist.replica.directory import EMPTY, DirectoryEntry, KnownLevels, check_leases
@@ -91,7 +91,7 @@ def test_no_checkpoint_is_made_across_a_hole_of_the_log_though_its_records_are_r
 def test_contents_are_those_of_the_collection_under_the_name_that_it_had() -> None:
     blob = MemoryBlob()
 
-    def loaded(*pending: kinds.CollectionMutation, name: str = "c", id_: str = ID) -> CollectionState | None:
+    def loaded(*pending: CollectionMutation, name: str = "c", id_: str = ID) -> CollectionState | None:
         stored = StateObject(location=LOCATION, collection=CollectionState(id_, "c", SCHEMA))
         pointer = put_framed(blob, state_prefix(ID, 0), stored)
         return checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, name, pointer, pending)).contents

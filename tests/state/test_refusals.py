@@ -17,7 +17,7 @@ from persist.errors import (
     UploadExpired,
     ViewRedefined,
 )
-from persist.log import KeyedForm, MachineForm, Mutation, Record, Submitted, kinds
+from persist.log import KeyedForm, Keyframe, MachineForm, Mutation, Record, Submitted, kinds
 from persist.names import VIEW_HOLD
 from persist.state import (
     Draft,
@@ -155,7 +155,7 @@ def test_a_hold_that_was_released_in_a_draft_can_be_set_anew() -> None:
 def test_a_part_of_a_keyframe_has_no_later_times() -> None:
     one, other = part(1, 0), part(2, 3)
     contents = contents_after(kinds.Append(ID, (one, other)), kinds.Seal(ID, (5,)))
-    keyframe = kinds.Keyframe(3, (-1, -2))
+    keyframe = Keyframe(3, (-1, -2))
     after, _ = with_replaced(contents, kinds.Replace(ID, (part(3, 0), part(4, 3)), keyframes=(keyframe,)))
     check_runs(after)
     with pytest.raises(ValueError, match="a part of the keyframe as of 2 has later times"):
