@@ -262,7 +262,7 @@ def described(
     where = "the options"
     if not isinstance(given, Mapping) and config[end].endswith(".toml"):
         where = f"the file {config[end]}"
-        config = _read(config[end])
+        config = _toml(config[end])
     config |= options
     url = config.get(end)
     if not isinstance(url, str) or not url:
@@ -291,7 +291,7 @@ def _worded(message: str) -> str:
     return f"{path.rstrip('`')}: {text}" if path else text.replace("Object missing required field", "it must say")
 
 
-def _read(path: str) -> dict[str, Any]:
+def _toml(path: str) -> dict[str, Any]:
     try:
         if os.path.getsize(path) > CONFIG_BYTES_MAX:
             raise InvalidUsage(f"{path} is longer than {CONFIG_BYTES_MAX:,} bytes: it describes no source")
