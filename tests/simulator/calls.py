@@ -126,6 +126,8 @@ class Caller:
         if slot.store.is_cut and answer[0] == "error" and answer[1] in DOUBTS:
             return  # Its client died, so nobody got this answer.
         event.returned = self.moments.next()
+        if slot.store.is_cut and answer[0] == "error" and {*DOUBTS}.intersection(answer[2].get("classes", ())):
+            return  # Nor did anybody get this one, of a `close`, which ended what the client can do all the same.
         event.outcome = answer
 
     def _look(self, pending: Pending) -> None:
