@@ -570,8 +570,7 @@ class _Round:
         """
         if self._is_dry:
             return newest.checkpoint.seqno + 1, set()
-        if self._follower.refresh().seqno >= newest.checkpoint.seqno:  # Or else this client has slept.
-            self._with_room(lambda: self._take_over(newest))
+        self._with_room(lambda: self._take_over(newest))
         taken, after = self._follower.refresh().control.taken_over, self._names.newest()
         if taken is None or after is None or after.checkpoint.seqno < taken.seqno:
             return 0, set()  # There is no room for what it takes.
@@ -581,6 +580,9 @@ class _Round:
         return end, self._names.named_by(basis) | self._names.named_by(after.checkpoint)
 
     def _take_over(self, newest: StoredCheckpoint) -> None:
+        """Declare that checkpoints are made of this one, unless this client has slept and knows no record after it."""
+        if self._follower.refresh().seqno < newest.checkpoint.seqno:
+            return
         self._declarations.append(self._commit(kinds.TakeOver(newest.pointer)))
         self._checkpoint()
 

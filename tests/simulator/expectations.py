@@ -1,5 +1,6 @@
 """What each call may be answered in a state of the location."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,7 +22,7 @@ BAD_WRITES = {
     "wrong columns": ("SchemaMismatch", "InvalidUpdate"),
 }
 # Calls that read, and so need the lease of their client.
-LEASED = ("read", "poll", "advance", "subscribe", "changes", "maintain", "publish")
+LEASED = ("read", "poll", "advance", "subscribe", "changes", "maintain", "publish", "snapshots")
 KEYED_WRITE = "updates for a keyed collection"
 REFUSED_WRITES = {**BAD_WRITES, KEYED_WRITE: ("KeyedCollection",)}
 # Which rule demands a refusal of the model.
@@ -40,8 +41,8 @@ class Expectations(Judgement):
 
     def _expected(self, event: Event, view: View) -> Expected:
         expected = Expected()
-        if event.op == "table":  # Of another program, which no client minds.
-            self._expect_table(event, expected)
+        if event.op in ("table", "backup"):  # Of another program, which no client minds.
+            getattr(self, f"_expect_{event.op}")(event, expected)
             return expected
         self._expect_lifecycle(event, expected)
         if event.op in ("crash", "close_feed", "close_snapshot"):
@@ -72,7 +73,7 @@ class Expectations(Judgement):
             return False
         if self.modes.get(event.client) != "read":
             return any(at < event.returned for at in self.evicted.get(event.client, []))
-        if event.op in ("advance", "maintain"):
+        if event.op in ("advance", "maintain", "snapshots"):
             return False
         taken = event
         if event.op in ("read", "poll"):
@@ -222,6 +223,41 @@ class Expectations(Judgement):
 
     def _expect_snapshot(self, event: Event, view: View, expected: Expected) -> None:
         self._expect_readable(event.args["c"], event.args["as_of"], view, expected)
+
+    def _expect_snapshots(self, event: Event, view: View, expected: Expected) -> None:
+        wanted: list[list[Any]] = []
+        for id_ in event.args["cs"]:
+            self._expect_readable(id_, None, view, expected)
+            if view.alive(id_):
+                time = min(view.upper(id_) - 1, TIME_MAX)
+                wanted.append([id_, time, sum(self.location.collections[id_].as_of(time).values())])
+        expected.rule = "snapshot"
+        expected.check = lambda found: None if found == wanted else f"in one state there is {wanted}"
+
+    def _expect_backup(self, event: Event, expected: Expected) -> None:
+        """A copy is the location after one record that was there during the call, whoever wrote and collected."""
+        expected.may_fail("backup", "Conflict")  # Another one to the same place began meanwhile.
+        if not self.commits or self.moments[0] > event.invoked:
+            expected.may_fail("backup", "InvalidUsage")  # There is nothing yet.
+        expected.rule = "backup"
+
+        def check(found: Any) -> str | None:
+            seqno, copied = found
+            newest = bisect_left(self.moments, event.returned or EMPTY)
+            if not bisect_left(self.latest, event.invoked) <= seqno + 1 <= newest:
+                return f"it is of record {seqno}, and the newest one was {newest - 1}"
+            view = View(self.location, seqno + 1)
+            if (names := view.names()) != {name: id_ for name, (id_, *_) in copied.items()}:
+                return f"it has {copied.keys()}, and there were {names}"
+            for name, (id_, upper, since, rows) in copied.items():
+                if (upper, since) != (view.upper(id_), view.since(id_)):
+                    return f"{name} is from {since} to {upper}, and was from {view.since(id_)} to {view.upper(id_)}"
+                wanted = self.location.collections[id_].as_of(upper - 1)
+                if rows is not None and (wrong := contents_difference(rows, wanted)) is not None:
+                    return f"{name}: {wrong}"
+            return None
+
+        expected.check = check
 
     def _expect_subscribe(self, event: Event, view: View, expected: Expected) -> None:
         self._expect_readable(event.args["c"], event.args["as_of"], view, expected)

@@ -33,6 +33,9 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     multi           steps ([["write", c, updates] | ["upsert", c, events] | ["seal", c, upper]]), columns by c,
                     token?, raises                                    None
     snapshot        c, as_of (None: latest)                           as_of
+    snapshots       cs (ids)                                          [[c, as_of, count]], all of one state
+    backup                                                            [seqno, {name: [c, upper, since, [[k, v, n]]]}],
+                                                                      what the copy holds when it is restored
     read            snapshot (id of its event), how, columns, above   [[columns …, n]], or a number for how="count"
     changes         c, lower, upper                                   updates, in the order given
     listen, subscribe  c, as_of                                       as_of

@@ -166,7 +166,9 @@ class _Generator:
             step = self._about_what_was_taken(op)
         elif op == "gc":
             self._gc(step)
-        elif op not in ("collections", "settle", "maintain"):
+        elif op == "snapshots":
+            step["names"] = chance.sample(sorted(known), k=min(len(known), chance.choice([1, 2, 2, 3])))
+        elif op not in ("collections", "settle", "maintain", "backup"):
             if not known:
                 return self._create_or_load(step["slot"], chance.choice(self.names))
             step["name"] = chance.choice(sorted(known))

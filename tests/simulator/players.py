@@ -7,6 +7,7 @@ are left pending. The history says what became of it, and the judge takes it fro
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
+from persist.backup import backup, copy
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
 from persist.engine import clone
 from persist.settings import Tuning
@@ -32,6 +34,7 @@ from tests.simulator.spelling import (
     added_columns,
     antichain_at,
     bad_updates,
+    contents_by_name,
     contents_of,
     event_tuples,
     real_name,
@@ -96,6 +99,7 @@ class Run(Caller):
     def __init__(self, blob: Blob | None = None, baton: Baton | None = None) -> None:
         super().__init__(baton)
         self.tap = Tap(blob or MemoryBlob(), self.moments, self.world.now_s)
+        self.backed_up = MemoryBlob()
         self.slots: dict[int, Slot] = {}
         self.gone: list[Pending] = []
         self.stores: list[ClientStore] = []
@@ -120,7 +124,7 @@ class Run(Caller):
         commits = [
             read_commit(each.value, each.at, each.client, each.clock_s, blobs, added) for each in self.tap.landed
         ]
-        with_assigned_times(self.events, commits)
+        self.tap.broken += with_assigned_times(self.events, commits)
         return History(
             self.events,
             commits,
@@ -455,6 +459,31 @@ class Run(Caller):
             slot.taken[step["id"]] = event, (found[0], step)
             if step["reads"]:
                 self._read(slot, {"of": step["id"], "count": False})
+
+    def _snapshots(self, slot: Slot, step: Step) -> None:
+        """Count what several collections hold in one state of the location."""
+        handles = [slot.handles[name] for name in step["names"] if name in slot.handles]
+
+        def call() -> list[list[Any]]:
+            with ExitStack() as closing:
+                found = slot.client.snapshots(dict.fromkeys(handles), timeout_s=0)
+                for snapshot in found.values():
+                    closing.enter_context(snapshot)
+                return [[c.id, snapshot.as_of, snapshot.count()] for c, snapshot in found.items()]
+
+        if handles:
+            self._call(slot, "snapshots", {"cs": [c.id for c in handles]}, call)
+
+    def _backup(self, slot: Slot, step: Step) -> None:
+        """Back up to where the last one went, restore that elsewhere, and tell what is there."""
+
+        def call() -> list[Any]:
+            seqno = backup(slot.unreliable, self.backed_up, clock=slot.clock).seqno
+            restored = MemoryBlob()
+            copy(self.backed_up, restored, clock=slot.clock)
+            return [seqno, contents_by_name(restored)]
+
+        self._call(slot, "backup", {}, call)
 
     def _read(self, slot: Slot, step: Step) -> None:
         if step["of"] not in slot.taken:

@@ -330,7 +330,8 @@ def history_of(lines: list[dict[str, Any]], url: str, options: dict[str, Any], b
     for commit in reversed(commits):
         by = commit.by = max(commit.at, min(by, answered.get(commit.commit, by)))
     settings = SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS}
-    with_assigned_times([*events.values()], commits)
+    wrong = with_assigned_times([*events.values()], commits)
+    assert not wrong, wrong
     return History([*events.values()], commits, {}, settings)
 
 

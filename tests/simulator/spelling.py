@@ -1,11 +1,14 @@
 """What the library takes and gives, in the words of steps and history, and back."""
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 import persist
+from persist.blob import Blob
+from persist.codecs import DiffOverflow
 from tests.model import EMPTY
 from tests.simulator.expectations import KEYED_WRITE
 from tests.simulator.history import Event
@@ -91,6 +94,21 @@ def contents_of(snapshot: persist.Snapshot, columns: str) -> list[list[Any]]:
     # History has columns in the order k, v.
     order = sorted(range(len(columns)), key=lambda n: "kv".index(columns[n]))
     return [[*(plain_value(row[at]) for at in order), row[-1]] for row in rows]
+
+
+def contents_by_name(blob: Blob) -> dict[str, list[Any]]:
+    """Return id, frontiers and the latest contents of all collections of a store; None for contents that overflow."""
+    found: dict[str, list[Any]] = {}
+    with persist.open(blob, mode="read", settings=persist.Settings(background=False)) as client:
+        for name in client.collections():
+            c = client.load(name)
+            upper, since = (frontier(list(each.elements)) for each in (c.upper, c.since))
+            found[name] = [c.id, upper, since, [] if upper == 0 else None]  # Since may have passed the last time.
+            with suppress(DiffOverflow):
+                if since < upper:
+                    columns = [real_name(c, each) for each in "kv"]
+                    found[name][3] = contents_of(c.snapshot(columns=columns, form="diff"), "kv")
+    return found
 
 
 def updates_of(table: pa.Table) -> list[list[Any]]:

@@ -131,6 +131,9 @@ def good() -> Story:
     s.commit("B", {"kind": "release", "collection": "a", "hold": LEASED})
     s.end(release)
     s.call("B", "close_feed", feed=feed.id)
+    s.call("A", "snapshots", "together", cs=["a", "b"], value=[["a", 4, 4], ["b", 0, 3]])
+    copied = {"a": ["a", 5, 3, AS_OF_4], "b": ["b", 1, 0, [[2, "y", 2], [1004, "m", 1]]]}
+    s.call("A", "backup", "backup", value=[len(s.history.commits) - 1, copied])
     s.refused("R", "snapshot", "compacted", "AsOfCompacted", {"as_of": 2, "since": 3}, c="a", as_of=2)
     compacted = s.begin("A", "compact", "compact", c="a", full=True)
     s.commit("A", {"kind": "replace", "collection": "a", "parts": [[*W1, *W2], [[k, v, 4, n] for k, v, n in AS_OF_4]],
@@ -369,6 +372,12 @@ SMALL: dict[str, tuple[str, Plant]] = {
     "storage_is_blamed_without_a_fault": ("outage", lambda s: setattr(s.labels["outage"], "faults", 0)),
     "a_time_that_is_not_sealed_is_read": ("sealed", lambda s: accept(s, "unsealed", 3)),
     "a_time_that_is_compacted_is_read": ("since", lambda s: accept(s, "compacted", 2)),
+    "snapshots_are_of_two_states": ("snapshot", lambda s: accept(s, "together", [["a", 2, 3], ["b", 0, 3]])),
+    "a_backup_is_of_a_record_of_long_ago": ("backup", lambda s: accept(s, "backup", [1, {}])),
+    "a_backup_lacks_a_record": (
+        "backup",
+        lambda s: s.labels["backup"].outcome[1][1]["b"][3].pop(),
+    ),
     "a_snapshot_lacks_a_record": ("snapshot", lambda s: accept(s, "read", AS_OF_1[:-1])),
     "a_snapshot_holds_what_came_later": ("snapshot", lambda s: accept(s, "read", AS_OF_1[1:])),
     "a_feed_misses_an_update": ("feed", lambda s: s.labels["poll"].outcome[1]["updates"].pop(1)),

@@ -8,11 +8,12 @@ import logging
 import pytest
 
 from persist.blob import MemoryBlob
-from tests.simulator.campaign import Episode, Report, execute, explain
+from tests.simulator.campaign import Episode, Report, episodes, execute, explain
 from tests.simulator.language import Step, generate
 from tests.simulator.players import features
 from tests.simulator.shrink import shrink
 from tests.simulator.weights import WEIGHTS
+from tests.tiers import examples
 
 
 @pytest.fixture(autouse=True)
@@ -20,41 +21,55 @@ def _quiet_about_checkpoints(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "persist")
 
 
-@pytest.mark.thorough(except_every=10)
+CALLS = examples(200_000)  # Of the five cases: 1,000,000 if everything is run, and otherwise 20,000 in the first.
+
+
+@pytest.mark.costly("it makes 20,000 calls of the store")
+@pytest.mark.thorough(except_every=5)
+@pytest.mark.parametrize("campaign", range(5))
+def test_nothing_is_wrong_after_any_call_of_the_store(campaign: int) -> None:
+    calls = 0
+    for episode in (e for e in episodes(38_000 + campaign) if e.scheduler == "shuffled"):
+        calls += innocent(episode).requests
+        if calls >= CALLS:
+            return
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_every_answer_is_right_whatever_storage_does_and_whoever_is_stopped_or_dies(seed: int) -> None:
     innocent(Episode(seed, 300))
 
 
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(10))
 def test_every_reader_keeps_its_answer_while_compaction_and_collection_run_flat_out(seed: int) -> None:
     report = innocent(Episode(seed, 300, flat_out=True))
     assert report.retries["compaction: keyframes"] + report.retries["compaction: runs_merged"] > 0
 
 
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_every_answer_about_keys_is_right_whatever_storage_does(seed: int) -> None:
     report = innocent(Episode(2000 + seed, 300, flat_out=seed % 3 == 2, is_keyed=True))
     assert report.operations["upsert"] > 5
 
 
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [10, 11, 12, 13, 14, 15, 16, 17, 18, 19])
 def test_what_checkpoints_name_is_there_though_collectors_are_stopped_in_the_middle(seed: int) -> None:
     report = innocent(Episode(seed, 300, collects=True))
     assert report.virtual_s > 1000
 
 
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(10))
 def test_clones_hold_what_their_sources_held_and_keep_what_they_share(seed: int) -> None:
     report = innocent(Episode(3000 + seed, 300, is_keyed=seed % 3 == 2, clones=True))
     assert report.operations["clone"] > 0
 
 
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(10))
 def test_tables_hold_whole_times_for_programs_that_know_nothing_of_the_log(seed: int) -> None:
     report = innocent(Episode(4000 + seed, 300, is_keyed=seed % 3 == 2, publishes=True))

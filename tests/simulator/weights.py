@@ -9,6 +9,8 @@ WEIGHTS = {
     "destroy": 1.2,
     "evolve": 4,
     "snapshot": 9,
+    "snapshots": 2,
+    "backup": 0.3,
     "read": 8,
     "close_snapshot": 3,
     "changes": 4,

@@ -620,6 +620,31 @@ def test_what_is_gone_leaves_the_directory_objects_with_the_log(
             assert where_it_is(dated, "") == []
 
 
+def test_a_collector_that_sleeps_declares_no_checkpoint_that_it_knows_no_record_after(
+    dated: DatedBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others commit and make checkpoints whenever it lists them, so that the newest one is ahead of what it knows."""
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    stepped = Stepped(dated)
+    with opened(dated, orphan_grace_s=HOUR, **SHORT) as client:
+        others = [client.create_or_load(f"other {n}", key=KEY) for n in range(20)]
+        busy(others[0], dated.clock, 1)
+        dated.set(f"state/{others[0].id}/{0:020d}-{'0' * 32}.json", b"")
+        dated.clock.sleep(2 * HOUR)
+        client.gc()
+        busy(others[0], dated.clock, 10, per_hour=10)
+        with opened(stepped, dated.clock, orphan_grace_s=HOUR, **SHORT) as late:  # type: ignore[arg-type]
+
+            def go_on() -> None:
+                for _ in range(INTERVAL):
+                    others[0].seal(others[0].upper.time + 1).result()  # type: ignore[operator]
+                stepped.before("list", "checkpoint/", go_on)
+
+            stepped.before("list", "checkpoint/", go_on)
+            late.gc()
+        assert client.engine.follower.refresh().control.log_floor > 0
+
+
 def where_it_is(blob: MemoryBlob, prefix: str) -> list[str]:
     """Return the objects in which there is the secret."""
     found = []
