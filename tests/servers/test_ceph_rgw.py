@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pyarrow as pa
+import pytest
 
 import persist
 from tests.blob.places import Place
@@ -17,6 +18,7 @@ WRITES = 40
 KILL_AFTER = 30  # Acknowledgements, of 4 * WRITES.
 
 
+@pytest.mark.costly("starts eight processes")
 def test_eight_processes_through_two_gateways_have_one_winner_for_each_key(rgw: Served) -> None:
     url = f"s3://{make_bucket(rgw.options('a'))}/race"
     places = [Place(url, rgw.options("ab"[n % 2]), is_shared=True) for n in range(PROCESSES)]
@@ -28,6 +30,7 @@ def test_eight_processes_through_two_gateways_have_one_winner_for_each_key(rgw: 
     assert Counter(won) == dict.fromkeys(KEYS, 1)
 
 
+@pytest.mark.costly("four clients write while a gateway comes back")
 def test_nothing_that_was_acknowledged_is_lost_when_a_gateway_is_killed(rgw: Served) -> None:
     url = f"s3://{make_bucket(rgw.options('a'))}/killed"
     acknowledged: list[int] = []
