@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
+from benchmarks.directory import CountingBlob, location_of, measured, seal_each_in_turn
 from benchmarks.harness import duration
 from persist.blob import MemoryBlob
 from persist.codecs import Part
@@ -41,6 +42,7 @@ COLLECTIONS = (10, 1_000, 10_000)
 TAIL = 50  # Parts of the history.
 ROWS = 600_000  # Of each part.
 ROUNDS = 5
+SEALS = 1600
 QUIET = persist.Settings(background=False)
 
 
@@ -181,6 +183,11 @@ def of_collections(sizes: Sequence[int]) -> Iterator[Curve]:
         with persist.open(blob, settings=QUIET) as client:
             for name, (call, touches_all) in _on_collections(blob, client["rows0000001"]).items():
                 curves.setdefault(name, Curve(name, touches_all)).costs[size] = cpu_s(call)
+        name, many = "bytes of checkpoints for a seal", CountingBlob()
+        location_of(many, size)
+        cost = measured("one", many, SEALS, lambda client: seal_each_in_turn(client, SEALS))
+        spent = sum(cost.stored[kind] for kind in ("checkpoint", "directory", "state")) / SEALS
+        curves.setdefault(name, Curve(name, are_bytes=True)).costs[size] = spent
     yield from curves.values()
 
 
