@@ -24,6 +24,7 @@ def steps_that_always_pay() -> Iterator[None]:
         constants.setattr("persist.dataflow.step.choosing.OPEN_S", 1e12)
         constants.setattr("persist.dataflow.step.planning.WORTH", 1 << 40)
         constants.setattr("persist.dataflow.step.planning.SMALL_BYTES", 0)
+        constants.setattr("persist.dataflow.step.planning.TELLS", 0)
         yield
 
 

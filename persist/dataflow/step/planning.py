@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persist.codecs import TIME, TIME_MAX, Part
 from persist.dataflow.plan.plan import Concat, Linear, Node, Persist, Plan, Source, described
-from persist.dataflow.plan.stages import Delay, Negate
+from persist.dataflow.plan.stages import Delay, Filter, Negate, Stage
 from persist.dataflow.ports.output import NEVER, Output, end_of
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.ports.sinks import Outputs
@@ -46,6 +46,7 @@ from persist.sink import Target
 from persist.source import CollectionAddress
 
 FEW_KEYS = 20  # If so many times as many updates have changed as keys are touched, all keys are taken to be.
+TELLS = 4  # An input of a join tells what is needed of the other one if that is so many times as large.
 SMALL_BYTES = 256 << 10  # Decoded: sources that are smaller are read whole where keys would have to be passed on.
 WORTH = 2  # Touched keys are looked for if what they tell a part of is more than what is new, divided by this.
 
@@ -99,10 +100,29 @@ class StepPlan:
             for stage in self.stages:
                 if stage.source is not None:
                     self._readings[stage.number] = self._reading(stage.source)
+            self._tell()
         except BaseException:
             self._open.close()
             raise
         return self
+
+    def _tell(self) -> None:
+        """Find the joins of which a filtered input is so much smaller that it tells what is needed of the other one."""
+        sizes = {
+            number: sum(self._readings[source].contents_bytes for source in sources or ())
+            for number, sources in sources_of(self.stages).items()
+        }
+        filtered = {
+            exchange.number
+            for stage in self.stages
+            if any(isinstance(one, Filter) for node in stage.nodes for one in _linear_stages(node))
+            for exchange in stage.gives
+        }
+        for stage in self.stages:
+            for (number, place), exchange in stage.feeds.items():
+                other = stage.feeds.get((number, 1 - place))
+                if other and other.number in filtered and sizes[exchange.number] > TELLS * sizes[other.number]:
+                    stage.told.add((number, place))
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
@@ -518,6 +538,11 @@ class StepPlan:
 def _source_of(stage: StagePlan) -> int:
     assert stage.source is not None
     return stage.source.number
+
+
+def _linear_stages(node: Node) -> Sequence[Stage]:
+    """Return the linear stages of a node."""
+    return node.operator.stages if isinstance(node.operator, Linear) else ()
 
 
 def _named(node: Node) -> str:

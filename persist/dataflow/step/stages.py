@@ -73,6 +73,7 @@ class StagePlan:
         keyed: by which columns of it each node is shared out among the tasks; None if that is lost.
         widths: of each join, how many columns are those of its left.
         doubts: of reductions for which records stand, what these do not tell (`standing.py`).
+        told: inputs of joins, (node, place), of which the other input tells best which records are needed.
     """
 
     number: int
@@ -85,6 +86,7 @@ class StagePlan:
     keyed: dict[int, Keys | None] = field(default_factory=dict)
     widths: dict[int, int] = field(default_factory=dict)
     doubts: dict[int, Doubts] = field(default_factory=dict)
+    told: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def is_keyed(self) -> bool:

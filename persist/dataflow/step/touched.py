@@ -60,6 +60,7 @@ from persist.dataflow.step.stages import Keys, StagePlan, cut, why_not
 from persist.dataflow.step.standing import OnlyNew, stand_in, standing_in
 from persist.expression import Col
 
+PASSED_ON_MAX = 4  # Times that keys are passed on, one input to the next: each takes a look for keys.
 LISTED_MAX = 500  # Values of a column that are named one by one to find parts; of more, the range is.
 Hashes = npt.NDArray[np.uint64]
 
@@ -70,6 +71,11 @@ class Brought:
 
     exchange: int
     of: frozenset["Term"] = frozenset()
+
+    @property
+    def depth(self) -> int:
+        """How many times keys were passed on to these."""
+        return 1 + max((term.keys.depth for term in self.of), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,25 +421,31 @@ def _through_join(need: frozenset[Term], node: Node, stage: StagePlan, place: in
     """Return what is needed of one side of a join for what is needed of the pairs.
 
     What is said by columns of both sides is looked up in the right one by those that it has, and passed on to the left.
+    So is what is said by the key, where the other side is told to know better: of its keys, filters leave few.
     """
-    terms, other = set[Term](), set[Term]()
+    terms, other, otherwise = set[Term](), set[Term](), set[Term | None]()
     right = {*node.schema.names[stage.widths[node.number] :]}
     for term in need:
-        if (own := _of_side(term, node, stage, place, names)) is not None:
+        own, its = (_of_side(term, node, stage, side, names) for side in (place, 1 - place))
+        if own is not None and (its is None or (node.number, place) not in stage.told):
             terms.add(own)
-        elif (its := _of_side(term, node, stage, 1 - place, names)) is not None:
+        elif its is not None:
             other.add(its)
+            otherwise.add(own)
         else:
             part = term.among(right | names.keys())
             assert part is not None, "it is said by a column of the right"
             (terms if place else other).add(part.renamed(names))
+            if not place:
+                otherwise.add(term.among({*term.columns} - right))
     if not other:
         return frozenset(terms)
-    passed_on = _passed_on(stage, node, 1 - place, frozenset(other))
+    deep = max(term.keys.depth for term in other) >= PASSED_ON_MAX
+    passed_on = None if deep else _passed_on(stage, node, 1 - place, frozenset(other))
     own_keys = _keys_of(stage, node, place)
-    if passed_on is None or own_keys is None:
-        return None
-    return frozenset({*terms, Term(own_keys, passed_on)})
+    if passed_on is not None and own_keys is not None:
+        return frozenset({*terms, Term(own_keys, passed_on)})
+    return None if None in otherwise else frozenset({*terms, *(term for term in otherwise if term is not None)})
 
 
 def _of_side(term: Term, node: Node, stage: StagePlan, place: int, names: Mapping[str, str]) -> Term | None:
