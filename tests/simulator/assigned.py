@@ -22,7 +22,12 @@ def with_assigned_times(events: Sequence[Event], commits: Sequence[Commit]) -> l
         asked.setdefault((event.args["c"], event.args["updates"][0][0]), []).append(event)
     times: dict[tuple[str, int], int] = {}
     last: dict[tuple[str, int], tuple[int, tuple[str, int]]] = {}  # Of each record, by collection.
+    floor, known = 0, set[int]()
     for commit in commits:
+        if commit.seqno < floor and commit.seqno in known:
+            continue  # Where the log was truncated before: its client finds that out, and commits again.
+        known.add(commit.seqno)
+        floor = max([floor, *(m["floor"] for m in commit.mutations if m["kind"] == "truncate")])
         for mutation in commit.mutations:
             for k, v, time, _ in mutation["updates"] if mutation["kind"] == "append" else []:
                 call = (mutation["collection"], k)
