@@ -4,7 +4,7 @@ The names are in the directory that every client has. What a collection holds is
 only for the table, and only for the collections that are listed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from persist.codecs import CollectionSchema, sides_like, with_first
 from persist.collection import Collection
 from persist.engine import Engine, created_or_loaded, handle_on, loaded, target_of_rows
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
+from persist.expression import add_function
 from persist.names import check_free_name
 from persist.read import record_count
 from persist.shown import aligned, html_rows, plain
@@ -36,6 +37,29 @@ class CreatingCalls:
             CollectionNotFound: there is none.
         """
         return Collection(loaded(self.engine, name))
+
+    def create_function(
+        self, name: str, function: Callable[..., Any], arguments: Sequence[Any], returns: Any, *, version: str | int
+    ) -> None:
+        """Let queries and views of this process call a function of Python by a name. Idempotent.
+
+        A view that calls it stores the name and the version, and never the code. So each process that refreshes such a
+        view calls this first; without, the refresh raises and changes nothing. Give a function that does something
+        else another version, and redefine the views that call it: they keep the version that they have. `docs/views.md`
+        shows one.
+
+        Args:
+            name: as SQL writes it, in any case; no function of DuckDB.
+            function: takes a `pa.Array` for each argument, all of one length and with their NULLs, and returns one of
+                that length. Each value depends on the arguments of its row alone: views compute only what has changed.
+            arguments: the type of each argument, as those of a collection's columns.
+            returns: the type of the values.
+            version: a text or a whole number. Queries that are made later call the version that was given last.
+
+        Raises:
+            InvalidUsage: what is given is no name, no function, or no type; or SQL has a function of that name.
+        """
+        add_function(name, function, arguments, returns, version)
 
     def create_or_load(
         self,

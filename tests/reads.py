@@ -11,7 +11,7 @@ from persist.read import wanted_keys
 from persist.web import slider
 
 CLIENT_READS = {
-    "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
+    "about", "close", "collections", "comment", "create_function", "create_or_load", "follow", "fsck", "history", "load", "metrics",
     "mode", "properties", "seqno", "serve", "snapshots", "sql", "url", "view",
 }  # fmt: skip
 CLIENT_WRITES = {
@@ -64,6 +64,7 @@ def read_everything(client: persist.Client) -> None:
     assert client.mode == "read"
     assert client.collections() == ["orders", "other"]
     assert client.seqno >= 0
+    client.create_function("as_it_is", lambda values: values, [pa.int64()], pa.int64(), version=1)
     client.load("other")
     assert [held.count() for held in client.snapshots({"orders": 3, "other": None}).values()][1] == 0
     orders = client.create_or_load("orders", key=KEY, value=VALUE)

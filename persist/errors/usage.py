@@ -326,6 +326,32 @@ class OperatorFailed(InvalidUsage):
 
 
 @dataclass(eq=False, repr=False)
+class FunctionNotFound(InvalidUsage):
+    """A view calls a function of Python that this process does not have in that version. Nothing was written.
+
+    Attributes:
+        name, version: of the function.
+        versions: those that this process has.
+        view: that calls it; empty if nobody knows.
+    """
+
+    name: str
+    version: str
+    versions: tuple[str, ...] = ()
+    view: str = ""
+
+    def __str__(self) -> str:
+        what = f"view {self.view!r}" if self.view else "a view"
+        has = f"version {', '.join(self.versions)} of it" if self.versions else "none of that name"
+        other = ", or give the view the other version by redefine()" if self.versions else ""
+        return (
+            f"{what} calls {self.name}() of version {self.version}, a function of Python, and this process has {has}. "
+            f"Views store no code: call client.create_function({self.name!r}, …, version={self.version!r}) "
+            f"first{other}."
+        )
+
+
+@dataclass(eq=False, repr=False)
 class WouldRecompute(InvalidUsage):
     """A refresh that must not recompute would have to read all of an input. Nothing was written."""
 

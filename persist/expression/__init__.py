@@ -36,6 +36,14 @@ from persist.late_names import late_names
 if TYPE_CHECKING:
     from persist.expression.evaluation import as_array, evaluate, together, type_of
     from persist.expression.filters import arrow_filter, equal_values, parse_where
+    from persist.expression.python_functions import (
+        PythonFunction,
+        add_function,
+        calls_of_python,
+        check_functions,
+        functions_of_python,
+        python_function,
+    )
     from persist.expression.sql_numbers import is_cast, of_unscaled, unscaled
 
 __getattr__ = late_names(
@@ -43,6 +51,14 @@ __getattr__ = late_names(
     {
         "evaluation": ["as_array", "evaluate", "together", "type_of"],
         "filters": ["arrow_filter", "equal_values", "parse_where"],
+        "python_functions": [
+            "PythonFunction",
+            "add_function",
+            "calls_of_python",
+            "check_functions",
+            "python_function",
+            "functions_of_python",
+        ],
         "sql_numbers": ["is_cast", "of_unscaled", "unscaled"],
     },
 )

@@ -373,7 +373,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
 }
 
 
-_MAY_RAISE = ("divide_whole", "remainder", "error", "duckdb")
+_MAY_RAISE = ("divide_whole", "remainder", "error", "duckdb", "python")
 _TOTAL = (
     *("and", "or", "not", "is_null", "is_in", "lower", "upper", "length", "strip", "starts_with", "ends_with"),
     *("contains", "concat", "divide"),

@@ -29,6 +29,7 @@ import pyarrow.types as pat
 
 from persist.errors import InvalidUsage
 from persist.expression import sql_numbers as numbers
+from persist.expression.python_functions import computed_by_python
 from persist.expression.sql_numbers import cast, ordered
 from persist.expression.term import DUCKDB
 
@@ -349,7 +350,9 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "time_from": _time_from(after=False),
     "time_after": _time_from(after=True),
     "duckdb": computed_by_duckdb,
+    "python": computed_by_python,
 }
+_NAMED = {"duckdb": 1, "python": 2}  # How many arguments say what is computed: the text, or name and version.
 
 
 def called(name: str) -> Callable[..., Any]:
@@ -361,7 +364,7 @@ def called(name: str) -> Callable[..., Any]:
 
     def call(*arguments: Any) -> Any:
         *values, kind = arguments
-        first = [values.pop(0).as_py()] if name == "duckdb" else []  # Its text.
+        first = [values.pop(0).as_py() for _ in range(_NAMED.get(name, 0))]
         rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
         arrays = [_repeated(value, 1 if rows is None else rows) for value in values]
         arrays = [array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array for array in arrays]

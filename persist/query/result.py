@@ -27,6 +27,7 @@ from persist.query.tables import (
     MAIN,
     SEALED_OFF,
     TimedTable,
+    add_functions,
     collection_of,
     path_of,
     register,
@@ -132,6 +133,7 @@ class QueryResult(ArrowResult):
             config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
         with ExitStack() as opening:
             self._connection = opening.enter_context(duckdb.connect(config=config))
+            add_functions(self._connection, sql)
             self._text, timed = _with_catalogs(sql)
             tables = _tables_of(self._text, self._connection)
             read = {path: table for path in tables if (table := _table_of(path, self._collections)) is not None}

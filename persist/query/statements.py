@@ -19,7 +19,16 @@ import pyarrow.types as pat
 from persist.codecs import did_you_mean
 from persist.engine import CollectionHandle, Engine, loaded, rewrite, snapshot
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, PersistError
-from persist.query.tables import DUCKDB, SEALED_OFF, collection_of, path_of, quoted, register, why_refused
+from persist.query.tables import (
+    DUCKDB,
+    SEALED_OFF,
+    add_functions,
+    collection_of,
+    path_of,
+    quoted,
+    register,
+    why_refused,
+)
 from persist.read import ArrowResult, required
 from persist.timeline import Moment
 
@@ -116,6 +125,7 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
                         with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
                             others = stack.enter_context(snapshot(loaded(engine, name), timeout_s=0.0))
                             register(connection, name.split(".") if name.count(".") == 1 else [name], others.dataset())
+                add_functions(connection, sql)
                 count = _carried_out(connection, sql)
                 return _contents_of(connection, parts, handle) if count else None
             except duckdb.Error as error:

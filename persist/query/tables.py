@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from persist.codecs import did_you_mean
 from persist.errors import InvalidUsage
+from persist.expression import functions_of_python
 
 # What is run may be somebody else's text: it gets the collections, and none of what its user may read besides.
 SEALED_OFF = {
@@ -54,6 +57,24 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
     if len(parts) > 1:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {path_of(parts[:-1])}")
         connection.execute(f"CREATE VIEW {path_of(parts)} AS FROM {quoted(name)}")
+
+
+def add_functions(connection: Any, sql: str) -> None:
+    """Let a query call those functions of Python that it names.
+
+    Raises:
+        InvalidUsage: DuckDB does not have the types of one.
+    """
+    for function in functions_of_python():
+        if re.search(rf"(?<!\w){function.name}(?!\w)", sql, re.IGNORECASE):
+            kinds = [*function.arguments, function.returns]
+            try:
+                none = pa.schema([(f"x{at}", kind) for at, kind in enumerate(kinds)]).empty_table()
+                *arguments, returns = connection.from_arrow(none).types
+                how = {"type": "arrow", "null_handling": "special"}
+                connection.create_function(function.name, function.of_as_many(), arguments, returns, **how)
+            except Exception as error:  # DuckDB has errors of several kinds for types that it does not have.
+                raise InvalidUsage(f"DuckDB cannot call {function}: {why_refused(error)}") from error
 
 
 def why_refused(error: Exception) -> str:

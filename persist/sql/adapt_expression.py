@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from persist.errors import InvalidUsage
-from persist.expression import Call, Lit, Place, Term, calls, is_cast, sql_call
+from persist.expression import Call, Lit, Place, PythonFunction, Term, calls, is_cast, python_function, sql_call
 from persist.sql.algebra import Aggregation, Frame, Order, WindowCall
 from persist.sql.by_duckdb import Text, bare, is_json, is_nested, name_of, shown_type
 from persist.sql.duck import place
@@ -183,6 +183,8 @@ class Expressions:
     def _is_by_duckdb(self, node: Json) -> bool:
         """Return whether DuckDB computes a call itself: what views have no function for, and what is of lists, structs
         and maps, or casts JSON."""
+        if _of_python(node) is not None:
+            return False
         kind, given = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
         if kind == "OPERATOR_CAST":
             both = (node["return_type"], node["arguments"][0])
@@ -230,6 +232,9 @@ class Expressions:
             self.refuse(
                 "intervals are not compared, ordered or grouped in a view: add them to a moment, and compare that", node
             )
+        function = _of_python(node)
+        if function is not None:
+            return function.term(self.every(node.get("children")), self._at(node))
         if self._is_by_duckdb(node):
             return self._by_duckdb(node)
         kind = self.type_of(node.get("return_type", {"id": "BOOLEAN"}), node)
@@ -364,6 +369,11 @@ class Expressions:
     def _at(self, node: Json) -> int | None:
         at = node.get("query_location", _NOWHERE)
         return None if at == _NOWHERE else at
+
+
+def _of_python(node: Json) -> PythonFunction | None:
+    """Return the function of Python that a node calls; None if it calls none."""
+    return python_function(name_of(node)) if node["type"] == "BOUND_FUNCTION" else None
 
 
 def _own_name(node: Json) -> str | None:

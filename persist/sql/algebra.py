@@ -276,6 +276,12 @@ def terms_of(node: Node) -> list[Term]:
     return terms
 
 
+def all_terms_of(node: Node) -> Iterator[Term]:
+    """Give the terms of a relation and of all below it."""
+    for each in every(node):
+        yield from terms_of(each)
+
+
 def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
     """Return a node with each of its own terms given to a function, and replaced by what that returns."""
     if isinstance(value, Term):

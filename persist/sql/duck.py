@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persist.errors import InvalidUsage
 from persist.expression import DUCKDB
-from persist.query import quoted
+from persist.query import add_functions, quoted
 from persist.sql.types import Unreadable, is_nested, of_name, to_duckdb
 
 Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
@@ -58,6 +58,7 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
         for name, columns in tables.items():
             shown = ", ".join(f"{quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
             connection.execute(f"CREATE TABLE {quoted(name)} ({shown})")
+        add_functions(connection, sql)
         serialized = _json(_first(connection, _SERIALIZE, sql, sql))
         if serialized["error"]:
             raise InvalidUsage(_explained(serialized, sql))

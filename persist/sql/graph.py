@@ -15,9 +15,9 @@ import pyarrow as pa
 from persist.dataflow import DefinedAs, Program, Statistics, Stream, of_collection
 from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.expression import Col
+from persist.expression import Col, check_functions
 from persist.names import owner_of_groups, view_hold
-from persist.sql.algebra import Node, Scan, every
+from persist.sql.algebra import Node, Scan, all_terms_of, every
 from persist.sql.definition import Definition
 from persist.sql.lower import Lowering
 from persist.sql.lower_join import column
@@ -67,6 +67,7 @@ class ViewProgram(Program):
         names = {view.handle.id: view.handle.name for view in views}
         for view in views:
             name, definition = view.handle.name, view.definition
+            check_functions(name, all_terms_of(definition.plan))
             sizes = sizes_of(engine, definition)
             answer = Lowering(self, partial(self._stream_of, engine, definition), sizes).answer(definition.plan)
             columns: dict[str, Any] = {
