@@ -11,8 +11,8 @@ from persist.read import wanted_keys
 from persist.web import slider
 
 CLIENT_READS = {
-    "about", "close", "collections", "comment", "create_function", "create_or_load", "follow", "fsck", "history", "load", "metrics",
-    "mode", "properties", "seqno", "serve", "snapshots", "sql", "url", "view",
+    "about", "close", "collections", "comment", "create_function", "create_or_load", "follow", "fsck", "history",
+    "load", "metrics", "mode", "properties", "seqno", "serve", "snapshots", "sql", "url", "view",
 }  # fmt: skip
 CLIENT_WRITES = {
     "clone",
