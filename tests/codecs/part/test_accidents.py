@@ -67,6 +67,34 @@ def test_there_are_never_more_row_groups_than_readers_accept() -> None:
     refused(file_of(table, row_group_size=1), part, "1000 row groups, and 1000 rows have 64 at most")
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rows": 300}, "it holds 200 rows"),
+        ({"rows": 3}, "it holds 200 rows"),
+        ({"memory": 10}, "its pages unpack to"),
+        ({"row groups": 200}, "200 row groups"),
+    ],
+    ids=["more rows", "fewer rows", "bytes once decoded", "row groups"],
+)
+def test_a_part_that_does_not_fit_its_descriptor_is_refused_before_anything_is_decoded(
+    change: dict[str, int], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, part, table = part_of(["x" * 100_000] * 200)
+    if "row groups" in change:
+        data = file_of(table, row_group_size=1)
+    else:
+        part = msgspec.structs.replace(part, **change)
+
+    def decoded(*arguments: Any, **options: Any) -> None:
+        pytest.fail("rows were decoded")
+
+    for name in ("read", "read_row_group", "read_row_groups", "iter_batches"):
+        monkeypatch.setattr(pq.ParquetFile, name, decoded)
+    refused(data, part, reason)
+    monkeypatch.undo()
+
+
 def test_what_is_no_parquet_file_is_refused() -> None:
     data, part, _ = part_of(["a"])
     for other in (b"PAR1", b"PAR1" + bytes(4) + b"PAR1", data[:-8] + b"\xff\xff\xff\x7fPAR1", data[4:], bytes(100)):

@@ -1,0 +1,101 @@
+"""Clocks that jump both ways under leases, and a million holds on one collection."""
+
+import random
+import time
+import uuid
+
+import msgspec
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+from persist.errors import LeaseExpired
+from persist.log import encode_framed, kinds
+from persist.replica import StateObject
+from persist.state.collection_rules import after_step
+from persist.state.contents import Held
+from tests.clocks import ImpatientClock
+from tests.hold.test_leases import collection, opened, since
+
+LEASE_S = 30.0
+DAY_S = 86_400.0
+MILLION = 1_000_000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_clocks_do_a_reader_reads_what_it_held_or_is_told_that_its_lease_ended(seed: int) -> None:
+    """Reader and compactor have clocks of their own, whose wall time jumps by up to a year either way."""
+    chance, blob = random.Random(seed), MemoryBlob()
+    reads, compacts = ImpatientClock(), ImpatientClock()
+    outcomes = set()
+    with opened(blob, reads, lease_s=LEASE_S) as reader, opened(blob, compacts, lease_s=LEASE_S) as compactor:
+        written = collection(compactor)
+        expected = {as_of: written.snapshot(as_of).count() for as_of in range(19)}
+        for _ in range(12):
+            as_of = since(written) or 0
+            snapshot = reader.load("c").snapshot(as_of)
+            written.allow_compaction(as_of + 1).result()
+            for _ in range(chance.randrange(1, 6)):
+                clock = chance.choice((reads, compacts))
+                clock.jump(chance.choice((-1, 1)) * chance.choice((0.01, 1, LEASE_S, 365 * DAY_S)))
+                clock.sleep(chance.choice((0.1, LEASE_S / 2, 3 * LEASE_S)))
+                if chance.random() < 0.5:
+                    compactor.maintain()
+                    written.compact()
+                    compactor.gc()
+                try:
+                    assert snapshot.count() == expected[as_of]
+                    outcomes.add("read")
+                except LeaseExpired:
+                    outcomes.add("expired")
+                    break
+            snapshot.close()
+    assert "read" in outcomes
+
+
+def test_a_reader_that_renews_is_never_passed_by_since_whatever_its_own_clock_says() -> None:
+    blob, reads, compacts = MemoryBlob(), ImpatientClock(), ImpatientClock()
+    with opened(blob, reads, lease_s=LEASE_S) as reader, opened(blob, compacts, lease_s=LEASE_S) as compactor:
+        written = collection(compactor)
+        snapshot = reader.load("c").snapshot(3)
+        written.allow_compaction(4).result()
+        for jump in (0.5, -0.5, LEASE_S / 4, -LEASE_S / 4, 1.0, -1.0):  # Within what is allowed for skew.
+            reads.jump(jump)
+            for clock in (reads, compacts):
+                clock.sleep(LEASE_S / 2)
+            assert snapshot.count() == 4  # Renews.
+            compactor.maintain()
+            assert since(written) == 3
+        snapshot.close()
+        compactor.maintain()
+
+
+@pytest.mark.thorough
+@pytest.mark.costly("a million holds")
+def test_a_collection_with_a_million_holds_is_read_held_and_compacted_within_seconds() -> None:
+    blob = MemoryBlob()
+    with persist.open(blob, settings=persist.Settings(background=False)) as client:
+        orders = client.create_or_load("orders", key={"k": int}, value=None)
+        orders.write([((1, None), 0, 1)], seal=10).result()
+        contents = orders.handle.contents()
+    holds = {f"consumer {n}": Held(1 + n % 7) for n in range(MILLION)}
+    contents = msgspec.structs.replace(contents, holds=holds)
+    spent: dict[str, float] = {}
+    steps = {
+        "hold": kinds.SetHold(contents.id, "one more", 3),
+        "move": kinds.SetHold(contents.id, "one more", 4, None, 3),
+        "seal": kinds.Seal(contents.id, (11,)),
+        "allow compaction": kinds.AllowCompaction(contents.id, (9,)),
+        "release": kinds.ReleaseHold(contents.id, "one more", 4),
+    }
+    for name, step in steps.items():
+        began = time.process_time()
+        made = after_step(contents, step)
+        assert made is not None
+        contents, spent[name] = made, time.process_time() - began
+    assert (len(contents.holds), contents.since_times) == (MILLION, (1,))
+    began = time.process_time()
+    data = encode_framed(StateObject(location=uuid.uuid4().hex, collection=contents))
+    spent["encode"] = time.process_time() - began
+    print({name: round(seconds, 3) for name, seconds in spent.items()}, f"{len(data):,} bytes")
+    assert max(spent.values()) < 5, spent
