@@ -24,6 +24,7 @@ CLIENT_WRITES = {
     "maintain",
     "multi_write",
     "publish",
+    "upgrade",
     "write",
 }
 COLLECTION_READS = {
@@ -115,6 +116,7 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         client.gc,
         client.maintain,
         client.multi_write,
+        client.upgrade,
         lambda: client.drop("orders"),
         lambda: client.create_or_load("new", key=KEY),
         lambda: orders.write([((1, "a"), 9, 1)]),
