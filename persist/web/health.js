@@ -14,8 +14,8 @@ export async function openHealth() {
     const waiting = told.waiting_bytes === null ? "more than was counted" : bytes(told.waiting_bytes);
     $("health-line").textContent = `Record ${counted(told.seqno)} of ${told.written_at ?? "a moment that is not known"}; ${bytes(told.live_bytes)} live, ${bytes(told.history_bytes)} of earlier times, ${waiting} waiting to be deleted.`;
     list("due", told.due, ["work", "command", "of", "such as"], (d) => [d.work, d.command, counted(d.count), d.examples.join(", ")], "Nothing is due.");
-    list("views", told.views, ["view", "upper", "behind", "last error", "slowest input", ...LAST], (v) => [linkTo(v.view), time(v.upper, v.upper_moment), v.is_due ? (v.behind_s === null ? "yes" : duration(v.behind_s)) : "no", failure(v.failed), v.input ? linkTo(v.input) : "–", ...last(v.wrote)], "There is no view.");
-    list("sources", told.sources, ["source", "fills", "behind", "last error", ...LAST], (s) => [s.source, s.collections.join(", "), duration(s.behind_s), failure(s.failed), ...last(s.wrote[0])], "No source fills a collection.");
+    list("views", told.views, ["view", "upper", "behind", "slowest input", ...LAST], (v) => [linkTo(v.view), time(v.upper, v.upper_moment), v.is_due ? (v.behind_s === null ? "yes" : duration(v.behind_s)) : "no", v.input ? linkTo(v.input) : "–", ...last(v.wrote)], "There is no view.");
+    list("sources", told.sources, ["source", "fills", "behind", ...LAST], (s) => [s.source, s.collections.join(", "), duration(s.behind_s), ...last(s.wrote[0])], "No source fills a collection.");
     list("sinks", told.sinks, ["sink", "gets", "hold", "behind", "not sent"], (s) => [s.sink, s.collections.join(", "), s.hold, duration(s.behind_s), bytes(s.behind_bytes)], "Nothing is sent elsewhere.");
     list("followers", told.followers, ["follower", "of", "has taken up to", "behind"], (s) => [s.follower, linkTo(s.collection), time(s.time, s.moment), duration(s.behind_s)], "Nobody follows a collection by a name.");
     list("lagging", told.lagging, ["collection", "upper", "behind", "not sealed"], (l) => [linkTo(l.collection), time(l.upper, l.upper_moment), duration(l.behind_s), l.unsealed ? counted(l.unsealed) : "–"], "No times are moments, so no lag is known.");
@@ -24,14 +24,12 @@ export async function openHealth() {
     list("clients", Object.entries(told.clients), ["client", "does"], (c) => c, "No client has a lease.");
     for (const name of ["views", "sources", "followers", "lagging", "holds", "waiting"]) {
       const left = told[`${name}_total`] - told[name].length;
-      $(`${name}-note`).textContent = left ? `${counted(left)} more are not shown: persist status --json has them.` : "";
+      const notes = left ? [`${counted(left)} more are not shown: persist status --json has them.`] : [];
+      for (const each of told[name]) if (each.failed) notes.push(`${each.view ?? each.source} failed at ${each.failed.at}, in ${each.failed.by}: ${each.failed.error}`);
+      $(`${name}-note`).textContent = visible(notes.join(" · "));
     }
   };
   return { refresh };
-}
-
-function failure(failed) {
-  return failed ? `${failed.at}: ${failed.error}` : "–";
 }
 
 // Of what a process writes again and again: its last commit, and what all of those cost that the page knows of.

@@ -324,6 +324,22 @@ def test_health_shows_views_followers_and_who_holds_history(page: Page, tmp_path
     page.problems.clear()
 
 
+def test_health_says_why_a_view_came_no_further_in_whole(page: Page, tmp_path: Path) -> None:
+    with persist.open(tmp_path) as client:
+        client.create_or_load("words", key={"k": str}).write([("ann", None)]).result()
+        with pytest.raises(persist.errors.OperatorFailed):
+            client.create_view("numbers", "SELECT CAST(k AS INTEGER) AS n FROM words").refresh()
+    with shown(tmp_path) as url:
+        page.look(width=400)
+        page.open(f"{url}#health")
+        assert "numbers failed at 2" in page.text("#views-note")
+        assert "casting from source column" in page.text("#views-note")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.call("Page.navigate", url="about:blank")
+    page.requests.clear()
+    page.problems.clear()
+
+
 def test_a_long_name_leaves_room_for_the_columns_of_a_narrow_window(page: Page, tmp_path: Path) -> None:
     with persist.open(tmp_path) as client:
         client.create_or_load("a_very_long_name." * 8 + "x" * 60, key={"k": int}).write([(1, None)]).result()
@@ -337,6 +353,7 @@ def test_a_long_name_leaves_room_for_the_columns_of_a_narrow_window(page: Page, 
     page.problems.clear()
 
 
+@pytest.mark.costly("axe-core examines seven views in two widths and two colour schemes")
 def test_axe_finds_nothing(page: Page, tmp_path: Path) -> None:
     axe = find_axe()
     if axe is None:
