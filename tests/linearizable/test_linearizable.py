@@ -69,6 +69,7 @@ def test_threads_are_answered_in_one_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(300 + 3 * HISTORIES)
 @pytest.mark.costly("three processes make 5,400 calls")
 @pytest.mark.parametrize("through", [False, True])
 def test_processes_are_answered_in_one_order(tmp_path: Path, *, through: bool) -> None:
