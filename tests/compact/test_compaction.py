@@ -308,7 +308,9 @@ def holders(blob: MemoryBlob, secret: str) -> Iterator[str]:
         if (
             in_parquet(data)
             if entry.key.endswith(".parquet")
-            else bool(data) and in_json(json.loads(data[: data.rindex(b"}") + 1]))
+            else in_json(json.loads(data[: data.rindex(b"}") + 1]))
+            if b"}" in data
+            else secret.encode() in data
         ):
             yield entry.key
 
