@@ -231,7 +231,11 @@ class _Copying:
                     follower.restart()
         finally:
             follower.close()
-        deleted = self._forget(state, checkpoint) if forgets else 0
+        try:
+            deleted = self._forget(self._state_of_target(), checkpoint) if forgets else 0
+        except MissingBlob:
+            self._check_alone()  # Who came later may have deleted it.
+            raise
         return Copied(state.seqno, len(state.entries), self._blobs, self._bytes, deleted, tuple(sorted(self._damaged)))
 
     def _target_before(self) -> State:
@@ -252,12 +256,18 @@ class _Copying:
         first = next((seqno for seqno, _ in listed_records(self._target)), 0)
         if first and not any(True for _ in listed_checkpoints(self._target)):
             return State()  # A first copy of a log that was truncated stopped before its checkpoint came: it goes on.
+        return self._state_of_target()
+
+    def _state_of_target(self) -> State:
+        """Return the state that is there. Its entries name objects of its own checkpoint.
+
+        Those of the state that was read of the source may name objects of an older one, which were not copied.
+        """
         follower = Follower(self._target, self._clock)
         try:
-            before = follower.refresh()
+            return follower.refresh()
         finally:
             follower.close()
-        return before
 
     def _check_follows(self, before: State, state: State) -> None:
         """Raise InvalidUsage unless the log of the target is a beginning of that of the source."""
@@ -402,7 +412,7 @@ class _Copying:
         return len(data) if is_new else None
 
     def _forget(self, state: State, checkpoint: StoredCheckpoint | None) -> int:
-        """Delete from the target what the state that was copied does not name; return how many blobs."""
+        """Delete from the target what its state does not name; return how many blobs."""
         deleted = 0
         shares = sharers(state)
         for folder, entries in groupby(self._target.list(PARTS), lambda entry: collection_part(entry.key)):

@@ -109,6 +109,7 @@ def doomed(requests: int, how: str, *, is_keyed: bool) -> list[Step]:
 # Every third request of either story, on each of its sides.
 @pytest.mark.thorough(except_every=20)
 @pytest.mark.parametrize("requests", range(0, 60, 3))
+@pytest.mark.costly("it runs three episodes")
 def test_a_call_happens_when_its_record_is_created_whichever_request_its_client_dies_at(requests: int) -> None:
     for how in ("before", "after", "limbo"):
         _, violations, _ = execute(Episode(3, 120), doomed(requests, how, is_keyed=requests % 2 == 0))

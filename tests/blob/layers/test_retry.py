@@ -392,9 +392,12 @@ def test_a_dead_endpoint_is_spoken_of_and_given_up_in_time_however_it_is_dead(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with listening() as mute, listening() as closed:
-        hosts = {f"127.0.0.1:{mute.getsockname()[1]}": "no answer", f"127.0.0.1:{closed.getsockname()[1]}": "Could not"}
+        hosts = {
+            f"127.0.0.1:{mute.getsockname()[1]}": "no answer",
+            f"127.0.0.1:{closed.getsockname()[1]}": "Connection refused",
+        }
         closed.close()
-        hosts["nowhere.invalid:9"] = "Could not connect"
+        hosts["nowhere.invalid:9"] = "error sending request"
         for host, why in hosts.items():
             caplog.clear()
             options = {"endpoint_url": f"http://{host}", "region": "x", "access_key_id": "a", "secret_access_key": "b"}

@@ -94,6 +94,7 @@ def test_a_wrong_way_to_write_is_found(folders: Iterator[str], wrong: type[FileB
         Cuts(SEED).check_calls(recording.events, STATES_MAX)
 
 
+@pytest.mark.costly("it opens a location after each of many cuts")
 def test_a_client_finds_its_log_whole_and_every_part_that_it_names_after_a_power_cut(folders: Iterator[str]) -> None:
     cuts = Cuts(SEED)
 

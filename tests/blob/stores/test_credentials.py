@@ -55,6 +55,7 @@ def blob_of(role: Role, options: dict[str, Any], bucket: str) -> S3Blob:
     return blob
 
 
+@pytest.mark.costly("it loads boto3 and moto, and makes an hour of requests")
 def test_an_hour_of_requests_is_signed_with_tokens_that_have_not_expired(
     s3_options: dict[str, Any], bucket: str
 ) -> None:
