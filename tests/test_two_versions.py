@@ -23,7 +23,7 @@ from persist.log import FORMAT, LOG, record_key
 ROOT = Path(__file__).parents[1]
 LOAD_S = float(os.environ.get("PERSIST_TWO_VERSIONS_S", "12"))
 # The last commit that wrote each format.
-LAST = {6: "a548100e980a22a2ba061d97ce612c34fbdfc009", 7: "018585de"}
+LAST = {6: "a548100e980a22a2ba061d97ce612c34fbdfc009", 7: "3c41ea99587586e215076f4dc65f316a1c8cf57e"}
 
 WORKER = """
 import json, sys, time
