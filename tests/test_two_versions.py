@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,19 @@ import pytest
 
 import persist
 from persist.blob import FileBlob
+from persist.errors import AsOfNotSealed
 from persist.log import FORMAT, LOG, record_key
 
 ROOT = Path(__file__).parents[1]
 LOAD_S = float(os.environ.get("PERSIST_TWO_VERSIONS_S", "12"))
+ENOUGH = 10  # Writes of each worker before the upgrade.
 # The last commit that wrote each format.
 LAST = {6: "a548100e980a22a2ba061d97ce612c34fbdfc009", 7: "3c41ea99587586e215076f4dc65f316a1c8cf57e"}
 
 WORKER = """
-import json, sys, time
+import json, os, sys
 import persist
-location, name, ends = sys.argv[1], sys.argv[2], float(sys.argv[3])
+location, name, over = sys.argv[1:]
 settings = persist.Settings(background=False)
 told = lambda **what: print(json.dumps(what), flush=True)
 told(runs=persist.__file__)
@@ -36,7 +40,7 @@ try:
     with persist.open(location, settings=settings) as client:
         sides = [client.create_or_load(side, key={"by": str, "n": int}, value={"v": int}) for side in ("left", "right")]
         n = 0
-        while time.time() < ends:
+        while not os.path.exists(over):
             with client.multi_write() as multi:
                 for side, sign in zip(sides, (1, -1)):
                     multi.write(side, [((name, n), sign * n)])
@@ -54,7 +58,7 @@ try:
             if n % 40 == 0:
                 sides[0].compact()
                 client.gc()
-    told(end="its time")
+    told(end="is over")
 except persist.PersistError as error:
     told(end=type(error).__name__, text=str(error))
 """
@@ -85,26 +89,47 @@ def told_by(worker: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
+def wait_for_writes(location: str, names: Iterable[str]) -> None:
+    """Wait until each of some workers has written a little."""
+    deadline_s = time.monotonic() + 120
+    with persist.open(location, mode="read") as client:
+        while time.monotonic() < deadline_s:
+            rows: list[str] = []
+            with suppress(AsOfNotSealed):  # Nobody has written yet.
+                rows = client.load("left").snapshot().to_arrow()["by"].to_pylist()
+            if all(rows.count(name) > ENOUGH for name in names):
+                return
+            time.sleep(0.2)
+    pytest.fail(f"not all of {[*names]} have written {ENOUGH} times in two minutes")
+
+
 @pytest.mark.thorough
 @pytest.mark.costly("four processes of two releases write for as long as is asked")
 @pytest.mark.parametrize("number", LAST)
 def test_two_releases_work_on_one_location_until_it_is_upgraded(number: int, tmp_path: Path) -> None:
     code, location = release(LAST[number], tmp_path / "release"), str(tmp_path / "location")
-    assert told_by(started(code, location, "first", "0"))[-1] == {"end": "its time"}
-    ends = str(time.time() + LOAD_S)
-    workers = {name: started(code, location, name, ends) for name in ("old 1", "old 2")}
-    workers |= {name: started(None, location, name, ends) for name in ("new 1", "new 2")}
-    time.sleep(LOAD_S / 2)
+    over = tmp_path / "over"
+    over.touch()
+    assert told_by(started(code, location, "first", str(over)))[-1] == {"end": "is over"}
+    over.unlink()
+    workers = {name: started(code, location, name, str(over)) for name in ("old 1", "old 2")}
+    workers |= {name: started(None, location, name, str(over)) for name in ("new 1", "new 2")}
 
     def upgrade() -> None:
         command = [sys.executable, "-m", "persist", "upgrade", location]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
     both = [threading.Thread(target=upgrade) for _ in range(2)]  # Two at once.
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
+    try:
+        wait_for_writes(location, workers)
+        time.sleep(LOAD_S / 2)
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        time.sleep(LOAD_S / 2)
+    finally:
+        over.touch()
     told = {name: told_by(worker) for name, worker in workers.items()}
 
     for name, lines in told.items():
@@ -114,11 +139,11 @@ def test_two_releases_work_on_one_location_until_it_is_upgraded(number: int, tmp
         assert all(line["whole"] for line in reads), name
         end = lines[-1]
         if name.startswith("new"):
-            assert end == {"end": "its time"}, name
+            assert end == {"end": "is over"}, name
         else:
             assert end["end"] == "IncompatibleVersion", end
             assert "estore" not in end["text"]
-            assert sum("done" in line for line in lines) > 10, "it worked before that"
+            assert sum("done" in line for line in lines) > ENOUGH, "it worked before that"
     with persist.open(location, mode="read") as client:
         rows = client.load("left").snapshot().to_arrow().to_pylist()
         assert client.fsck().problems == ()
@@ -133,5 +158,5 @@ def test_two_releases_work_on_one_location_until_it_is_upgraded(number: int, tmp
     blob = FileBlob(location)
     numbers = [json.loads(blob.get(entry.key) or b"")["format"] for entry in blob.list(LOG)]
     raised = numbers.index(FORMAT)
-    assert raised > 10
+    assert raised > ENOUGH
     assert numbers == [number] * raised + [FORMAT] * (len(numbers) - raised), record_key(raised)
