@@ -191,10 +191,10 @@ def late(at: int | None, **changed: Any) -> Pausing:
         return path
 
 
-CALLS = 250  # More than a round of this world has.
+CALLS = 300  # More than a round of this world has.
 
 
-@pytest.mark.thorough(except_every=250)
+@pytest.mark.thorough(except_every=300)
 @pytest.mark.parametrize("at", range(CALLS))
 def test_rule_24_a_collector_that_is_late_anywhere_deletes_nothing_that_the_newest_checkpoint_names(at: int) -> None:
     late(at)
