@@ -48,7 +48,6 @@ _THROTTLED = {
     "RequestLimitExceeded",
     "RequestThrottled",
     "BandwidthLimitExceeded",
-    "ServerBusy",  # Of Azure.
 }
 # S3 refused before doing anything, and the same request may succeed later.
 _REFUSED_FOR_NOW = {
@@ -68,7 +67,6 @@ _NO_CREDENTIALS = (
     "LoginError",
     "UnknownCredentialError",
 )
-_NO_PLACE = ("NoSuchBucket", "ContainerNotFound")
 _BAD_SETUP = (
     "ValidationError",
     "ParamValidationError",
@@ -81,7 +79,7 @@ _BAD_SETUP = (
     "EndpointProviderError",
 )
 _ADVICE = {
-    **dict.fromkeys(_NO_PLACE, "Create it, or correct the URL, region or endpoint."),
+    "NoSuchBucket": "Create it, or correct the URL, region or endpoint.",
     "NotImplemented": "The store must support conditional writes (If-None-Match): use one that does.",
     "RequestTimeTooSkewed": "Set this machine's clock.",
     "InvalidRequest": (
@@ -144,7 +142,7 @@ class ObjectErrorMap:
     def is_absent(self, error: Exception) -> bool:
         """Tell whether the server said that there is no such object, though there is the bucket."""
         answer = self.answer(error)
-        return answer.status == 404 and answer.code not in _NO_PLACE
+        return answer.status == 404 and answer.code != "NoSuchBucket"
 
     def is_success(self, error: Exception) -> bool:
         """Tell whether the server said that it has done it, though obstore misses something in the answer."""
@@ -238,7 +236,7 @@ class ObjectErrorMap:
             )
         answer = self.answer(error)
         code, status = answer.code, answer.status
-        if code in _NO_PLACE:
+        if code == "NoSuchBucket":
             return StoreMisconfigured(f"{what}: {self.place} does not exist. {_ADVICE[code]}")
         if _is_a(error, _NO_CREDENTIALS):
             return StoreMisconfigured(

@@ -1,4 +1,6 @@
-"""A blob store in S3, Google Cloud Storage or Azure, by obstore. The modules beside this one say how each is reached.
+"""A blob store in an object store, by obstore; `persist.blob.stores.s3` says how S3 is reached.
+
+Google Cloud Storage and Azure are reached through fsspec: `docs/stores.md` says what their emulators do not show yet.
 
 `create` is a PUT that the server makes only if the key is absent. obstore never retries here: it would repeat a PUT
 whose answer was lost, and then take the refusal that its own first attempt caused for somebody else's win. Retries of
@@ -108,7 +110,7 @@ class ObjectBlob:
         except Exception as error:
             # Some servers have a 304 for it, or codes of their own; and a 409 may be said of what is there for long.
             answer = self._errors.answer(error)
-            if answer.status in (304, 412) or answer.code == "BlobAlreadyExists":
+            if answer.status in (304, 412):
                 return False
             if answer.status == 409 and self._is_there(key):
                 return False

@@ -60,6 +60,7 @@ class Program(Draft):
     def __init__(self, name: str, *, dimensions: int = 1) -> None:
         super().__init__(name, dimensions)
         self.engine: Engine | None = None
+        self.local_functions: set[str] = set()  # Of Python, by name: they are in this process alone.
 
     def input(self, name: str, *, key: Any, value: Any = None) -> Stream:
         """Return a collection that is given to the running program: `running[name].insert(…)`.

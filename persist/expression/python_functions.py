@@ -6,8 +6,7 @@ That two processes mean the same by a name and a version, only their author can 
 gives changes its version, and the views that call it are redefined.
 
 Invariants: names are lower case, as those of SQL are, and none is a function of DuckDB. A name has any number of
-versions here; new queries are bound to the one that was given last. A function sees whole columns, and never a part
-of a step twice within one call; an empty column it does not see at all, as there is nothing to compute.
+versions here; new queries are bound to the one that was given last. A function sees whole columns, and no empty ones.
 """
 
 import re

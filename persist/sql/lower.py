@@ -9,7 +9,7 @@ import pyarrow as pa
 from persist.codecs import CollectionSchema
 from persist.dataflow import Program, Stream, WindowFunction
 from persist.errors import InvalidUsage
-from persist.expression import Call, Col, Lit, Term, sql_call, type_of
+from persist.expression import Call, Col, Lit, Term, calls_of_python, sql_call, type_of
 from persist.sql.algebra import (
     Aggregate,
     Distinct,
@@ -28,6 +28,7 @@ from persist.sql.algebra import (
     Values,
     Window,
     WindowCall,
+    all_terms_of,
 )
 from persist.sql.compile import check_columns, mentioned, planned
 from persist.sql.lower_aggregate import aggregated, fold_of, kept_where, split, summable
@@ -58,6 +59,7 @@ class Lowering:
 
     def answer(self, plan: Node) -> Stream:
         """Return the stream of a whole plan, which is rewritten first."""
+        self._program.local_functions |= {name for name, _ in calls_of_python(all_terms_of(plan))}
         return self.stream(rewritten(plan, self._sizes))
 
     def stream(self, node: Node) -> Stream:

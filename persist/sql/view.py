@@ -36,11 +36,9 @@ from persist.errors import (
     UpperMismatch,
     ViewRedefined,
 )
-from persist.expression import calls_of_python
 from persist.index import create_index, refresh_indexes
 from persist.names import check_free_name, owner_of_groups
 from persist.read import record_count
-from persist.sql.algebra import all_terms_of
 from persist.sql.compile import asked_key
 from persist.sql.definition import Definition, InputBehind, Start, behind, given_start
 from persist.sql.draft import Catalog, drafted, has_groups, steps_to_drop
@@ -155,24 +153,8 @@ class LiveView:
         if policy not in get_args(Policy):
             raise InvalidUsage(f'policy={policy!r} is not a way to refresh: use "auto" or "incremental"')
         budget = Options.of(self.options).memory_budget
-        elsewhere = elsewhere and self._where_functions_are(elsewhere, where)
         spent_s = 0.0 if elsewhere else self._spent_s
         return Stepping(self.engine, program, budget, elsewhere, where, policy, spent_s)
-
-    def _where_functions_are(self, elsewhere: Elsewhere, where: Where) -> Elsewhere | None:
-        """Return where steps may run: only here if they call functions of Python, which are in this process alone.
-
-        Raises:
-            InvalidUsage: steps are to run elsewhere all the same.
-        """
-        views = views_for(self.engine, {self.handle.id: self.handle.name})
-        called = {name for view in views for name, _ in calls_of_python(all_terms_of(view.definition.plan))}
-        if called and where == "tasks":
-            raise InvalidUsage(
-                f"view {self.handle.name!r} calls {', '.join(sorted(called))}, which are functions of Python in this "
-                'process alone: refresh it here, with where="auto" or "here"'
-            )
-        return None if called else elsewhere
 
     def _refresh(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed:
         stepping = self._stepping(self._current, policy, elsewhere, where)

@@ -36,6 +36,7 @@ from persist.engine import Engine, loaded
 from persist.errors import (
     CollectionNotFound,
     HoldMoved,
+    InvalidUsage,
     LeaseExpired,
     OperatorFailed,
     UpdatesBeyondUpper,
@@ -155,6 +156,8 @@ class Stepping:
         """Return what would be done, why, and what is read, as text; nothing is written but the holds of a program that
         begins."""
         program = self.program()
+        if program.local_functions and self.elsewhere is not None:
+            return self._here_alone(program).explained()
         if (refused := self._refused(program)) is not None:
             return str(refused)
         with (
@@ -167,6 +170,8 @@ class Stepping:
 
     def _tried(self) -> Refreshed:
         program = self.program()
+        if program.local_functions and self.elsewhere is not None:
+            return self._here_alone(program)._tried()
         refused = self._refused(program)
         if refused is not None:
             return refused
@@ -182,6 +187,15 @@ class Stepping:
                             break
         # A handle with state says which row it is, and goes on where that is over by the latest time.
         return self._left_to_state("the query fails on a row, which a step has found")
+
+    def _here_alone(self, program: Program) -> "Stepping":
+        """Return this request without tasks elsewhere, which do not have the functions that the program calls."""
+        if self.where == "tasks":
+            raise InvalidUsage(
+                f"{program.name} calls {', '.join(sorted(program.local_functions))}, which are functions of Python in "
+                'this process alone: run it here, with where="auto" or "here"'
+            )
+        return replace(self, program=lambda: program, elsewhere=None)
 
     def _left_to_state(self, reason: str) -> Refreshed:
         return Refreshed("state", "here", "everything", reason)
