@@ -194,7 +194,11 @@ def live(plan: Plan) -> None:
 
 @dataclass
 class Fate:
-    """What befalls processes at moments that nobody chose: how many are killed, and how many stopped for a while."""
+    """What befalls processes: how many are killed, and how many stopped for a while.
+
+    One is killed at a request that is chosen, so that it is, however busy the machine. All else is at moments that
+    nobody chose, and processes may be done before.
+    """
 
     kills: int = 0
     stops: int = 0
@@ -257,8 +261,10 @@ class Race:
         """Do size steps, in as many processes at once as there are slots."""
         chance = random.Random(seed)
         steps = [_by_process(s) for s in generate(seed, size, features(), is_keyed=is_keyed, slots=slots)]
+        if fate.kills:
+            _let_die(steps)
         lives = [_Life(self, [s for s in steps if s["slot"] == n and s["op"] != "down"]) for n in range(slots)]
-        strokes = ["kill"] * fate.kills + ["stop"] * fate.stops
+        strokes = ["kill"] * (fate.kills - 1) + ["stop"] * fate.stops
         chance.shuffle(strokes)
         ends_s = time.monotonic() + TIMEOUT_S
         while not all(life.is_over for life in lives):
@@ -347,6 +353,13 @@ class _Blobs(dict[str, bytes]):
         assert found is not None, key
         self[key] = found
         return found
+
+
+def _let_die(steps: list[Step]) -> None:
+    """Have the process of slot 0 killed, at the fourth change of the store after it has opened its collections."""
+    of_slot = [n for n, step in enumerate(steps) if step["slot"] == 0]
+    at = next(n for n in of_slot if steps[n]["op"] not in ("open", "create_or_load", "down"))
+    steps[at] = {**steps[at], "doom": {"calls": 3, "how": "after"}}
 
 
 def _by_process(step: Step) -> Step:
