@@ -2,7 +2,8 @@
 
 `Baton.run(call)` calls in a world of its own. Each thread that is started in it is a task, and only the task that has
 the baton runs. A task gives the baton on where it waits: for a lock, an event, a queue, a future, another thread or
-the clock. It also may where `turn` is called, which the stores of the simulator do before and after each request.
+the clock. It also may where `turn` is called, which the stores of the simulator do before and after each request, and
+where it releases a lock or looks at the clock: at one of about `GLANCES` of these, drawn by chance (`glance`).
 Time passes only when every task waits; then it jumps to the next moment at which one goes on. So hours take no time,
 a deadlock is found at once, and a run with the same seed is the same run.
 
@@ -18,6 +19,7 @@ What is not controlled:
 """
 
 import _thread
+import concurrent.futures.thread
 import gc
 import itertools
 import logging
@@ -35,11 +37,13 @@ import pytest
 import persist.blob.layers.pacing
 import persist.blob.threads
 import persist.hold.leases
+import persist.log.envelope
 
 _real_lock = _thread.allocate_lock
 _start, _join, _is_alive = threading.Thread.start, threading.Thread.join, threading.Thread.is_alive
 _Random = random.Random
 FOREVER = float("inf")
+GLANCES = 40  # There are ten times as many of them as requests.
 
 
 class Stopped(BaseException):
@@ -94,6 +98,7 @@ class Baton:
         self.frozen: dict[Any, float] = {}
         self._tasks: list[Task] = []
         self._numbers = itertools.count()
+        self._glances_left = self.chance.randrange(2 * GLANCES)
         self._by_ident: dict[int, Task] = {}
         self.is_over = self._is_stuck = False
         self.current: Task | None = None
@@ -119,6 +124,13 @@ class Baton:
         task = self.task()
         if task is not None:
             self._give_on(task)
+
+    def glance(self) -> None:
+        """Perhaps let another task go on first, where that is rare."""
+        self._glances_left -= 1
+        if self._glances_left < 0 and not (self.is_over or self._is_stuck):
+            self._glances_left = self.chance.randrange(2 * GLANCES)
+            self.turn()
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
@@ -276,8 +288,11 @@ class Lock:
         except RuntimeError:  # When all is over, tasks are ended while they wait for a lock that they had.
             if Baton.active is None or not Baton.active.is_over:
                 raise
-        if self.waiting and Baton.active is not None:
-            Baton.active.released(self)
+        baton = Baton.active
+        if baton is not None:
+            if self.waiting:
+                baton.released(self)
+            baton.glance()
 
     def locked(self) -> bool:
         return self._real.locked()
@@ -354,6 +369,8 @@ def _patched(baton: Baton) -> Iterator[None]:
         (threading.Thread, "start", lambda thread: baton.start(thread)),
         (threading.Thread, "join", _joined),
         (threading.Thread, "is_alive", _lives),
+        (concurrent.futures.thread, "_global_shutdown_lock", Lock()),  # Held while a pool takes in a call.
+        (persist.log.envelope, "_making_decoder", Lock()),
         (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
         (persist.blob.threads, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
         (persist.blob.layers.pacing, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]

@@ -91,8 +91,8 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
         plain[field] = frontier(mutation[field])
     elif kind == "tokens":
         plain["tokens"] = [token for token, *_ in mutation["tokens"]]
-    else:
-        return mutation
+    else:  # A holder is called after its process, which is another one in each run.
+        return {name: value for name, value in mutation.items() if name != "holder"}
     return plain
 
 
