@@ -45,15 +45,15 @@ HOLDS = Listing(
 )  # fmt: skip
 COSTS = Listing(
     kinds={
-        "kind": "string", "puts": "int64", "put_bytes": "int64", "objects": "int64", "bytes": "int64",
+        "kind": "string", "requests": "int64", "request_bytes": "int64", "objects": "int64", "bytes": "int64",
         "dollars": "float64",
     },
     shown={
-        **{name: column(name) for name in ("kind", "puts", "put_bytes", "objects", "bytes")},
+        **{name: column(name) for name in ("kind", "requests", "request_bytes", "objects", "bytes")},
         "dollars a month": lambda row: f"{row['dollars']:,.4f}",
     },
-    right=["puts", "put_bytes", "objects", "bytes", "dollars a month"],
-    spare=("objects", "put_bytes"),
+    right=["requests", "request_bytes", "objects", "bytes", "dollars a month"],
+    spare=("objects", "request_bytes"),
 )  # fmt: skip
 RECORDS = {"seqno": "int64", "at": "string", "writer": "string", "did": "texts"}
 
@@ -182,7 +182,7 @@ def _moment(ms: int) -> str:
 @command
 def cost(
     at: Place,
-    hours: Annotated[float, typer.Option(min=0.01, help="How far back requests are counted.")] = 24.0,
+    hours: Annotated[int, typer.Option(min=1, max=24, help="How many hours back requests are counted.")] = 24,
     prices: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="A JSON object of dollars: puts_1000, gets_1000, lists_1000, …"),
@@ -190,17 +190,18 @@ def cost(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Show what was stored lately, what is stored, and what both cost in a month by the prices of S3 or yours."""
-    from persist.facts import LIST_PRICES, Prices, cost_of
+    """Show the requests of the last day, what is stored, and what both cost in a month by the prices of S3 or yours."""
+    from persist.facts import LIST_PRICES, Prices, costs_of
 
     known = LIST_PRICES if prices is None else Prices.of_file(prices)
     with at.reading() as client:
-        before = client.metrics().store
-        COSTS.write(at, [each.as_json() for each in cost_of(client, known, hours=hours)], format, output)
-        lists = client.metrics().store["list"].requests - (before["list"].requests if "list" in before else 0)
+        costs = costs_of(client, known, hours=hours)
+        COSTS.write(at, [each.as_json() for each in costs.kinds], format, output)
     tell(
-        f"Writes of the last {hours:g} h as far as objects are left of them; this look took {lists:,} listings, for "
-        f"{lists / 1000 * known.lists_1000:.6f} dollars. Reads leave no trace: 1,000 GETs are {known.gets_1000:g} "
-        "dollars, and persist_store_requests_total of each process counts them."
+        f"Since {_moment(costs.since_s * 1000)}, writing clients told of {costs.told:,} requests. Of the objects "
+        f"that were made since then, {costs.made:,} are still there. PUTs are the greater of both. Not counted are "
+        "clients that only read, tasks of Spark, and what a client did since it last told: it tells every 15 "
+        "minutes, and at its end if 100 requests are left. In a folder nobody tells. The metric "
+        "persist_store_requests_total of each process, and the store's own metrics, have all."
     )
     return OK

@@ -9,14 +9,15 @@ import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from persist.blob import Blob, Clock, Indeterminate, InvalidUsage, Pool, SystemClock
+from persist.blob import Blob, Clock, Count, Indeterminate, InvalidUsage, Pool, SystemClock, is_remote
 from persist.codecs import CollectionSchema, Stamp
 from persist.compact import CompactionReport, Compactor, LocalPartMaker, PartMaker
+from persist.engine.requests import RequestTeller
 from persist.engine.resolver import KeyedQueue, Resolver
 from persist.errors import WriterFenced
 from persist.hold import ConsumerLeases, Leases
@@ -87,11 +88,13 @@ class Writer:
         options: OpenOptions,
         caches: PartCaches,
         reader: Callable[[], PartReader],
+        counts: Callable[[], Mapping[str, Count]],
     ) -> None:
         """Start to write; in mode "exclusive", take the location over first.
 
         Args:
             reader: gives what reads parts, for one read.
+            counts: gives what this client has asked of its store so far.
 
         Raises:
             Locked: another client has the location exclusively, and this one wants it, too.
@@ -128,7 +131,9 @@ class Writer:
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget)
         collect, shorten_log = self.garbage.collect, self.garbage.shorten_log
-        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, collect, shorten_log, clock, settings)
+        self._teller = RequestTeller(counts, follower, committer.submit, clock) if is_remote(blob) else None
+        tell = int if self._teller is None else self._teller.tick
+        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, collect, shorten_log, tell, clock, settings)
         committer.groups.appended = self.upkeep.committed
         self._stop_with_client(self.upkeep.request_stop)
 
@@ -205,6 +210,8 @@ class Writer:
         """Finish what was asked for, give back leases and the location, and end the threads."""
         self.keyed.close()
         self.upkeep.close()
+        if self._teller is not None:
+            self._teller.close()
         self.consumers.close()
         self.leases.close()
         unlocked = None if self.committer.groups.epoch is None else self.committer.submit([kinds.CloseWriter()], {})

@@ -1,27 +1,25 @@
-"""What a location costs: what is stored, and the requests that stored it, as far as its objects tell.
+"""What a location costs: the requests of the last hours, what is stored, and the price of both in a month.
 
-One listing of the location has the size and the age of each object. So the requests that made objects lately are
-counted by kind, and so is what all objects take. If an object was made and deleted in the same hours, the listing does
-not have it: the counts of parts, states and checkpoints are the least that there can have been. Records stay for days,
-so their count is exact. Reads leave no trace in a store: its own metrics have them, and so does each process as
-`persist_store_requests_total` (`persist serve --metrics`).
+Requests are what writing clients told the location (`persist.engine.requests` says what of them, and what is missing).
+One listing has the size and the age of each object that is there. If more objects were made lately than clients told
+PUTs, those objects are what counts: the PUTs of a client that told nothing are not forgotten then.
 
 A large object is one request here; a client sends it in parts of some MiB.
 """
 
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import persist
+from persist.engine import REQUEST_KINDS, requests_told
 
 GIB = 2**30
 MONTH_DAYS = 30
+HOUR_S = 3600
 # The first part of a key, and what people call what lies there.
 KINDS = {
     "log": "records",
@@ -36,11 +34,17 @@ OTHER = "others"
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices in dollars; the defaults are the list prices of S3 Standard in us-east-1."""
+    """Prices in dollars; the defaults are the list prices of S3 Standard in us-east-1, for clients in that region.
+
+    Attributes:
+        read_gib: of each GiB that GETs return, such as the price of traffic out of the region.
+    """
 
     puts_1000: float = 0.005
     gets_1000: float = 0.0004
     lists_1000: float = 0.005
+    deletes_1000: float = 0.0
+    read_gib: float = 0.0
     stored_gib_month: float = 0.023
 
     @classmethod
@@ -68,17 +72,17 @@ LIST_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one kind of objects costs.
+    """What one kind of requests, or of objects, costs.
 
     Attributes:
-        puts, put_bytes: of the objects that were made lately and are there.
-        objects, bytes: all that are there.
-        dollars: of a month, if it goes on like this: of the requests and of what is stored.
+        requests, request_bytes: that were made lately, and the bytes that went over the network with them.
+        objects, bytes: that are there.
+        dollars: of a month, if it goes on like this.
     """
 
     kind: str
-    puts: int
-    put_bytes: int
+    requests: int
+    request_bytes: int
     objects: int
     bytes: int
     dollars: float
@@ -88,33 +92,61 @@ class Cost:
         return asdict(self)
 
 
-def cost_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: float = 24.0) -> list[Cost]:
-    """Return what each kind of objects costs, and the sum of all. Cost: a LIST of everything.
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What everything costs.
+
+    Attributes:
+        since_s: from when on requests count, a full hour in seconds since 1970.
+        kinds: those of requests, those of objects, and the sum of all.
+        told: how many requests clients have told.
+        made: how many objects were made since then and are there: so there were at least as many PUTs.
+    """
+
+    since_s: int
+    kinds: tuple[Cost, ...]
+    told: int
+    made: int
+
+
+def costs_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: int = 24) -> Costs:
+    """Return what a location costs. Cost: a LIST of everything.
 
     Args:
-        hours: how far back requests are counted, by this machine's clock.
+        hours: how far back requests count, up to 24, by this machine's clock; also those of the hour that it cuts.
     """
-    after_s = time.time() - hours * 3600
-    sums: dict[str, Counter[str]] = {kind: Counter() for kind in dict.fromkeys([*KINDS.values(), OTHER])}
+    now_s = client.engine.clock.wall_ms() / 1000
+    first = int(now_s // HOUR_S) - hours
+    since_s = first * HOUR_S
+    months = MONTH_DAYS * 24 * HOUR_S / (now_s - since_s)
+    stored: dict[str, Counter[str]] = {kind: Counter() for kind in dict.fromkeys([*KINDS.values(), OTHER])}
+    made = Counter[str]()
     for entry in client.engine.blob.list(""):
-        known = sums[KINDS.get(entry.key.partition("/")[0], OTHER)]
-        known.update(objects=1, bytes=entry.bytes)
-        if entry.modified_s >= after_s:
-            known.update(puts=1, put_bytes=entry.bytes)
-    found = [_cost(kind, known, prices, hours) for kind, known in sums.items() if known]
-    return [*found, _total(found)]
+        stored[KINDS.get(entry.key.partition("/")[0], OTHER)].update(objects=1, bytes=entry.bytes)
+        if entry.modified_s >= since_s:
+            made.update(requests=1, bytes=entry.bytes)
+    told = {kind: Counter[str]() for kind in REQUEST_KINDS}
+    for hour, counts in requests_told(client.engine.follower.state.control.about).items():
+        for kind, (requests, size) in counts.items() if hour >= first else ():
+            if kind in told:
+                told[kind].update(requests=requests, bytes=size)
+    counted = {**told, "PUT": told["PUT"] | made}  # The greater of two.
+    found = [_requests(kind, count, prices, months) for kind, count in counted.items()]
+    found += [
+        Cost(kind, 0, 0, each["objects"], each["bytes"], each["bytes"] / GIB * prices.stored_gib_month)
+        for kind, each in stored.items()
+        if each
+    ]
+    sums = {name: sum(getattr(each, name) for each in found) for name in Cost.__slots__ if name != "kind"}
+    total = sum(count["requests"] for count in told.values())
+    return Costs(since_s, (*found, Cost("all", **sums)), total, made["requests"])
 
 
-def _cost(kind: str, known: Mapping[str, int], prices: Prices, hours: float) -> Cost:
-    months = MONTH_DAYS * 24 / hours
-    puts, stored = known.get("puts", 0), known.get("bytes", 0)
-    dollars = puts / 1000 * prices.puts_1000 * months + stored / GIB * prices.stored_gib_month
-    return Cost(kind, puts, known.get("put_bytes", 0), known.get("objects", 0), stored, dollars)
-
-
-def _total(found: list[Cost]) -> Cost:
-    def summed(name: str) -> Iterator[Any]:
-        return (getattr(each, name) for each in found)
-
-    counts = {name: sum(summed(name)) for name in ("puts", "put_bytes", "objects", "bytes")}
-    return Cost("all", **counts, dollars=sum(summed("dollars")))
+def _requests(kind: str, count: Counter[str], prices: Prices, months: float) -> Cost:
+    of_1000 = {
+        "PUT": prices.puts_1000, "GET": prices.gets_1000, "LIST": prices.lists_1000, "DELETE": prices.deletes_1000
+    }  # fmt: skip
+    dollars = count["requests"] / 1000 * of_1000[kind]
+    if kind == "GET":
+        dollars += count["bytes"] / GIB * prices.read_gib
+    return Cost(kind, count["requests"], count["bytes"], 0, 0, dollars * months)
