@@ -44,7 +44,7 @@ from persist.sql.prune import types_of, width_of
 from persist.sql.temporal import bounded, check_without_now, reads_now
 from persist.sql.types import Unreadable, constant, to_arrow
 
-_SERIES = ("unnest", "range", "generate_series")
+_SERIES = ("unnest", "range", "generate_series", "json_each", "json_tree")
 _ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
 _HOW = {
     "INNER": "inner", "LEFT": "left", "RIGHT": "right", "OUTER": "full", "FULL": "full", "SEMI": "semi",
@@ -124,9 +124,13 @@ class Adapter:
         """Return rows that a function makes of each row: the columns that are asked for, and those that pass."""
         rows = self._child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
         width = width_of(rows)
-        made = Unnest(rows, tuple(self._of.series(plan)))
-        asked = [width + column["index"] for column in plan.get("column_indexes", ()) if column["index"] < _ROW_ID]
-        return Project(made, tuple(map(Place, [*asked, *plan.get("projected_input", ())])) or (TRUE,))
+        numbers = [column["index"] for column in plan.get("column_indexes", ())]
+        asked = [number for number in numbers if number < _ROW_ID]
+        if asked and asked != numbers:
+            raise InvalidUsage(f"rows of {name_of(plan)}() have no rowid in a view: use WITH ORDINALITY, or id of JSON")
+        made = Unnest(rows, tuple(self._of.series(plan, asked or [0])))
+        places = [*range(width, width + len(asked)), *plan.get("projected_input", ())]
+        return Project(made, tuple(map(Place, places)) or (TRUE,))
 
     def unnest(self, plan: Json) -> Node:
         return Unnest(self._child(plan), self._of.every(node["child"] for node in plan["expressions"]))
@@ -189,7 +193,8 @@ class Adapter:
         """Return each row of the left with the row of the right that is next to it in an order, and not beyond it.
 
         Both are put into one order, and each row of the left has what the last row of the right before it says. Rows
-        that agree with it stand before it or behind it, as the comparison wants.
+        that agree with it stand before it or behind it, as the comparison wants. A row of the right is found if the
+        next row is one of the left, which has a key.
         """
         left, right = self._child(plan), self._child(plan, 1)
         how, width, others = plan["join_type"], width_of(left), width_of(right)
@@ -204,8 +209,8 @@ class Adapter:
                 nearest.append((one, other, comparison))
             else:
                 equal.append((one, other, comparison == "COMPARE_EQUAL"))
-        if how not in ("INNER", "LEFT") or len(nearest) != 1 or plan.get("expressions"):
-            raise InvalidUsage(f"an ASOF {how} JOIN is not supported in a view: write ASOF JOIN or ASOF LEFT JOIN")
+        if how not in ("INNER", "LEFT", "RIGHT", "FULL", "OUTER") or len(nearest) != 1 or plan.get("expressions"):
+            raise InvalidUsage(f"an ASOF {how} JOIN with these conditions is not supported in a view")
         [(key, other_key, comparison)] = nearest
         kinds = [*types_of(left), *types_of(right)]
         nulls = [constant(kind, None) for kind in kinds]
@@ -232,23 +237,26 @@ class Adapter:
             msgspec.structs.replace(window, function="last_value", type=kinds[at], arguments=(Place(at),))
             for at in range(width, first)
         ]
-        rows = Window(SetOperation("union", ours, theirs), (*calls, window))
-        of_left: Node = Filter(rows, sql_call("not", pa.bool_(), is_right))
-        count = Place(first + len(keys) + 1 + others)
-        matched = all_of(
-            [
-                sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))),
-                *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed),
-            ]
-        )
-        if how == "INNER":
-            of_left = Filter(of_left, matched)
-        found = (Place(first + len(keys) + 1 + at) for at in range(others))
+        first_key, is_left = Place(first + len(keys) + 1), sql_call("not", pa.bool_(), is_right)
+        has_key = all_of([is_left, *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed)])
+        finds = msgspec.structs.replace(window, function="lead", type="boolean", arguments=(has_key,), where=None)
+        is_outer = how not in ("INNER", "LEFT")
+        rows = Window(SetOperation("union", ours, theirs), (*calls, window, *[finds] * is_outer))
+        count, is_found = (Place(first_key.index + others + at) for at in (0, 1))
+        matched = all_of([sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
+        of_left: Node = Filter(rows, matched if how in ("INNER", "RIGHT") else is_left)
         shown = (
-            sql_call("case", to_arrow(kinds[width + at]), matched, place, nulls[width + at])
-            for at, place in enumerate(found)
+            sql_call("case", to_arrow(kinds[width + at]), matched, Place(first_key.index + at), nulls[width + at])
+            for at in range(others)
         )
-        return Project(of_left, (*map(Place, range(width)), *shown))
+        pairs: Node = Project(of_left, (*map(Place, range(width)), *shown))
+        if not is_outer:
+            return pairs
+        is_alone = all_of([is_right, sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
+        alone = Project(Filter(rows, is_alone), tuple(map(Place, range(first))))
+        has_none = sql_call("distinct_from", pa.bool_(), there, Lit(pa.scalar(True)))
+        keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(others))))
+        return _united([pairs, alone, keyless])
 
     def aggregate(self, plan: Json) -> Node:
         node = self._child(plan)

@@ -1,6 +1,6 @@
 """Expressions of DuckDB 2.0's bound plans, as those of our plans. What is not known is refused with its place."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -28,6 +28,7 @@ FUNCTIONS = {
     "year": "year", "quarter": "quarter", "month": "month", "day": "day", "dayofmonth": "day", "hour": "hour",
     "minute": "minute", "second": "second", "date_part": "date_part", "datepart": "date_part",
 }  # fmt: skip
+_JSON_COLUMNS = ("key", "value", "type", "atom", "id", "parent", "fullkey", "path")  # Of json_each and json_tree.
 _OF_PATTERN = ("like", "not_like", "ilike", "not_ilike", "prefix", "suffix", "contains")  # Which is a constant.
 _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 COMPARISONS = {
@@ -112,12 +113,6 @@ class Expressions:
 
     def check(self, node: Json) -> None:
         """Refuse an expression that says something that is not understood here."""
-        if (node.get("return_type") or {}).get("id") == "TUPLE":
-            self.refuse(
-                "a struct whose fields have no names, row(a, b) or (a, b), is not supported in a view: write "
-                "{'a': a, 'b': b}, or compare its fields each: a = 1 AND b = 2",
-                node,
-            )
         try:
             check_members(node, _KNOWN, "an expression")
         except InvalidUsage as error:
@@ -201,11 +196,19 @@ class Expressions:
 
     def _by_duckdb(self, node: Json) -> Term:
         text = Text(self.one, self.refuse, self._is_by_duckdb)
-        kind = to_arrow(self.type_of(node["return_type"], node))
-        return sql_call("duckdb", kind, Lit(pa.scalar(text.of(node))), *text.columns, at=self._at(node))
+        shown, kind = self._as_arrow(text.of(node), node["return_type"], node)
+        return sql_call("duckdb", kind, Lit(pa.scalar(shown)), *text.columns, at=self._at(node))
 
-    def series(self, plan: Json) -> list[Term]:
-        """Return the lists of which a table function gives the elements, as columns that may be numbered."""
+    def _as_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
+        """Return an expression of DuckDB's as one of a type that Arrow has, and that type."""
+        arrow, named = to_arrow(self.type_of(kind, node)), shown_type(kind, is_named=True)
+        return text if named == shown_type(kind) else f"CAST({text} AS {named})", arrow
+
+    def series(self, plan: Json, asked: Sequence[int]) -> list[Term]:
+        """Return the lists of which a table function gives the elements: one for each column that is asked for.
+
+        With ordinality, the last one says the number of each element.
+        """
         name, kinds = name_of(plan), plan["input_table_types"]
         text = Text(self.one, self.refuse, self._is_by_duckdb)
         given = plan.get("parameters") or []
@@ -213,12 +216,20 @@ class Expressions:
             shown = [text.constant(value) for value in given]
         else:
             shown = [f'CAST("${at + 1}" AS {shown_type(kind)})' for at, kind in enumerate(kinds)]
-        whole = shown[0] if name == "unnest" else f"{name}({', '.join(shown)})"
         columns = text.columns if given else list(map(Place, range(len(kinds))))
-        element = self.type_of(plan["returned_types"][0], plan)
-        lists = sql_call("duckdb", pa.list_(to_arrow(element)), Lit(pa.scalar(whole)), *columns)
-        counted = f"range(1, len({whole}) + 1)"
-        return [lists, sql_call("duckdb", pa.list_(pa.int64()), Lit(pa.scalar(counted)), *columns)]
+        rows = f"{name}({', '.join(shown)})"
+        whole, lists = shown[0] if name == "unnest" else rows, list[Term]()
+        is_json_function, is_numbered = name.startswith("json_"), plan.get("source_ordinality") == "WITH_ORDINALITY"
+        for at in asked:
+            kind = {"id": "LIST", "type_info": {"child_type": plan["returned_types"][at]}}
+            is_number = is_numbered and at == len(plan["returned_types"]) - 1
+            values = whole
+            if is_json_function:
+                values = f"(SELECT list({_JSON_COLUMNS[0 if is_number else at]} ORDER BY id) FROM {rows})"
+            values = f"range(1, len({values}) + 1)" if is_number else values
+            values, arrow = self._as_arrow(values, kind, plan)
+            lists.append(sql_call("duckdb", arrow, Lit(pa.scalar(values)), *columns))
+        return lists
 
     def _call(self, node: Json) -> Term:
         name = name_of(node)

@@ -10,14 +10,14 @@ from typing import Any
 
 from persist.expression import Term, is_cast
 from persist.query import quoted
-from persist.sql.types import of_duckdb, to_arrow, to_duckdb
+from persist.sql.types import fields_of, of_duckdb, to_arrow, to_duckdb
 
 Json = dict[str, Any]
 
 # What depends on the connection, on DuckDB's version, or on types that columns cannot have.
 _NOT_DEFINITE = frozenset(
     (
-        *("age", "alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key", "row"),
+        *("age", "alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key"),
         *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql", "normalized_interval", "stats"),
         *("parse_duckdb_log_message", "to_aggregate_state", "vector_type", "version", "write_log", "getvariable"),
         *("now", "today", "transaction_timestamp", "get_current_timestamp", "get_current_time", "current_date"),
@@ -73,7 +73,7 @@ def is_definite(name: str) -> bool:
 
 def is_nested(kind: Json) -> bool:
     """Return whether a type of a plan is one of lists, structs or maps."""
-    return kind.get("id") in ("LIST", "STRUCT", "MAP")
+    return kind.get("id") in ("LIST", "STRUCT", "TUPLE", "MAP")
 
 
 def is_json(kind: Json) -> bool:
@@ -86,7 +86,7 @@ def casts(given: Json, kind: Json) -> bool:
     names = given.get("id"), kind.get("id")
     if {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
         return True
-    if names[0] != names[1] or not is_nested(kind):
+    if not is_nested(kind) or (names[0] != names[1] and not {*names} <= {"STRUCT", "TUPLE"}):
         return is_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind)))
     parts = [_parts_of(one) for one in (given, kind)]
     return len(parts[0]) == len(parts[1]) and all(casts(one, other) for one, other in zip(*parts, strict=True))
@@ -100,8 +100,8 @@ def _parts_of(kind: Json) -> list[Json]:
     return [info["child_type"]] if "child_type" in info else [part["second"] for part in info["child_types"]]
 
 
-def shown_type(kind: Json) -> str:
-    """Return what DuckDB calls a type of a plan.
+def shown_type(kind: Json, *, is_named: bool = False) -> str:
+    """Return what DuckDB calls a type of a plan; if asked, that of its values in Arrow, where fields have names.
 
     Raises:
         InvalidUsage: queries here cannot have such values.
@@ -109,19 +109,21 @@ def shown_type(kind: Json) -> str:
     if is_json(kind):
         return "JSON"
     form, parts = kind.get("id"), _parts_of(kind)
+    if form not in ("LIST", "MAP", "STRUCT", "TUPLE"):
+        return to_duckdb(of_duckdb(kind))
+    shown = [shown_type(part, is_named=is_named) for part in (_parts_of(parts[0]) if form == "MAP" else parts)]
     if form == "LIST":
-        return f"{shown_type(parts[0])}[]"
-    if form == "MAP":
-        return f"MAP({', '.join(map(shown_type, _parts_of(parts[0])))})"
-    if form == "STRUCT":
-        names = (quoted(part["first"]) for part in kind["type_info"]["child_types"])
-        return f"STRUCT({', '.join(f'{name} {shown_type(part)}' for name, part in zip(names, parts, strict=True))})"
-    return to_duckdb(of_duckdb(kind))
+        return f"{shown[0]}[]"
+    if form == "MAP" or (form == "TUPLE" and not is_named):
+        return f"{form}({', '.join(shown)})"
+    names = [quoted(name) for name, _ in fields_of(kind)]
+    return f"STRUCT({', '.join(f'{name} {part}' for name, part in zip(names, shown, strict=True))})"
 
 
-def _holds_json(kind: Json) -> bool:
-    """Return whether a type of a plan is JSON, or has it inside."""
-    return is_json(kind) or any(map(_holds_json, _parts_of(kind)))
+def is_another(kind: Json) -> bool:
+    """Return whether values of a type of a plan are of another one in Arrow: JSON, structs without names, and both
+    inside of others."""
+    return is_json(kind) or kind.get("id") == "TUPLE" or any(map(is_another, _parts_of(kind)))
 
 
 class Text:
@@ -154,7 +156,7 @@ class Text:
                 )
                 return f"(CASE {' '.join(whens)} ELSE {self.of(node['else_expr'])} END)"
             case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" | "BOUND_COMPARISON" if (
-                self._names or self._is_own(node)
+                self._names or self._is_own(node) or _is_number(node)
             ):
                 return self._call(node)
         if self._names:
@@ -167,7 +169,7 @@ class Text:
             self.columns.append(term)
         place = quoted(f"${self.columns.index(term) + 1}")
         kind = node.get("return_type", {"id": "BOOLEAN"})
-        return f"CAST({place} AS {shown_type(kind)})" if _holds_json(kind) or kind["id"] == "HUGEINT" else place
+        return f"CAST({place} AS {shown_type(kind)})" if is_another(kind) or kind["id"] == "HUGEINT" else place
 
     def constant(self, value: Json) -> str:
         """Return the text of a constant."""
@@ -181,12 +183,14 @@ class Text:
             return f"CAST([{', '.join(shown)}] AS {shown_type(kind)})"
         if kind["id"] == "MAP":  # A list of its entries.
             return f"map_from_entries({self.constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
-        if kind["id"] == "STRUCT":
+        if kind["id"] in ("STRUCT", "TUPLE"):
             names = (_literal(part["first"]) for part in kind["type_info"]["child_types"])
             values = (
                 self.constant({"type": part, **each})
                 for part, each in zip(_parts_of(kind), literal.get("children", ()), strict=True)
             )
+            if kind["id"] == "TUPLE":
+                return f"CAST(row({', '.join(values)}) AS {shown_type(kind)})"
             shown = (f"{name}: {each}" for name, each in zip(names, values, strict=True))
             return f"CAST({{{', '.join(shown)}}} AS {shown_type(kind)})"
         if kind["id"] == "DECIMAL":
@@ -255,6 +259,16 @@ class Text:
         body = self.of(function["lambda_expr"])
         self._names.pop()
         return [*shown, f"lambda {', '.join(own)}: {body}", *others]
+
+
+def _is_number(node: Json) -> bool:
+    """Return whether a node is a constant whole number, cast to the type that is wanted of it."""
+    kinds = [_id_of(node), *(each.get("id") for each in node.get("arguments") or ())]
+    return (
+        node.get("type") == "OPERATOR_CAST"
+        and node["children"][0].get("expression_class") == "BOUND_CONSTANT"
+        and all(kind in ("INTEGER", "INTEGER_LITERAL", "BIGINT") for kind in kinds)
+    )
 
 
 def _id_of(node: Json) -> Any:

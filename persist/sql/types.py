@@ -5,6 +5,8 @@
 
     list(type) map(type,type) struct("name" type,…)
 
+The fields of a struct without names, DuckDB's TUPLE, are called v1, v2, and so on.
+
 `hugeint`, which is what DuckDB adds integers up to, is decimal(38,0) in Arrow. A value beyond its 38 digits raises.
 """
 
@@ -248,6 +250,12 @@ def of_name(name: str) -> str:
     return f"decimal({match[1]},{match[2]})" if match else _NAMES[name.strip('"')]
 
 
+def fields_of(kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the names and types of the fields of a struct that DuckDB's plan describes."""
+    parts = kind["type_info"]["child_types"]
+    return [(part["first"] or f"v{number}", part["second"]) for number, part in enumerate(parts, 1)]
+
+
 def of_duckdb(kind: dict[str, Any]) -> str:
     """Return the type that DuckDB's plan describes.
 
@@ -269,8 +277,8 @@ def of_duckdb(kind: dict[str, Any]) -> str:
         return _nested(
             "map", [("", of_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]]
         )
-    if name == "STRUCT":
-        return _nested("struct", [(part["first"], of_duckdb(part["second"])) for part in info["child_types"]])
+    if name in ("STRUCT", "TUPLE"):
+        return _nested("struct", [(name, of_duckdb(part)) for name, part in fields_of(kind)])
     known = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32"}
     if name in known:
         return known[name]

@@ -77,6 +77,8 @@ def comparable(value: Any) -> Any:
         return decimal.Context(prec=76).normalize(decimal.Decimal(value)) or decimal.Decimal(0)
     if isinstance(value, list):
         return tuple(map(comparable, value))
+    if isinstance(value, tuple):  # A struct without names.
+        return tuple((f"v{number}", comparable(each)) for number, each in enumerate(value, 1))
     if isinstance(value, dict):
         return tuple((key, comparable(each)) for key, each in value.items())
     return value

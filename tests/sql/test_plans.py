@@ -10,7 +10,7 @@ import pytest
 import persist
 from persist.dataflow import Program
 from persist.sql import answer
-from persist.sql.algebra import Distinct, Join, Project, Scan, children
+from persist.sql.algebra import Distinct, Filter, Join, Project, Scan, children, every
 from persist.sql.compile import planned
 from persist.sql.rewrite import rewritten
 from tests.sql.oracle import TABLES, changes, check, schemas
@@ -162,6 +162,15 @@ def test_a_condition_that_may_raise_sees_no_row_that_others_leave_out(sql: str) 
     check(sql, changes(1), asked="SELECT a FROM t WHERE false")
 
 
+def test_a_condition_with_a_constant_that_duckdb_computes_is_applied_below_the_join() -> None:
+    sql = "SELECT t.a, u.b FROM t, u WHERE t.a = u.a AND t.d >= DATE '2020-02-01' AND u.s < concat('a', 'b')"
+    plan = rewritten(planned(sql, schemas(TABLES))[0])
+    filters = [node for node in every(plan) if isinstance(node, Filter)]
+    assert len(filters) == 2
+    assert not any(isinstance(node, Join) for each in filters for node in every(each))
+    check(sql, changes(1))
+
+
 @pytest.mark.parametrize("how", ["UNION ALL", "UNION"])
 def test_hundreds_of_parts_of_a_union_are_no_deep_plan(client: persist.Client, how: str) -> None:
     t = client.create_or_load("t", key={"a": pa.int64()}, value={"b": pa.int64()})
@@ -191,9 +200,10 @@ def test_a_query_that_nests_deeper_than_can_be_run_is_refused(client: persist.Cl
     ("sql", "message"),
     [
         ("SELECT * FROM t USING SAMPLE 2", "another part each time"),
-        ("SELECT t.a FROM t ASOF RIGHT JOIN t o ON t.a >= o.b", "write ASOF JOIN or ASOF LEFT JOIN"),
+        ("SELECT t.a FROM t ASOF JOIN t o ON t.a >= o.b AND t.b + o.b > 1", "one that is nearest, and nothing else"),
         ("SELECT t.a FROM t POSITIONAL JOIN t o", "in no order"),
-        ("SELECT * FROM json_each('[1]')", r"json_each\(\) is none"),
+        ("SELECT * FROM duckdb_types()", r"duckdb_types\(\) is none"),
+        ("SELECT e.rowid, e.key FROM json_each('[1]') e", "no rowid"),
         ("SELECT a FROM t LIMIT (SELECT 2)", "constant whole number"),
     ],
 )
