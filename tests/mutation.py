@@ -50,8 +50,16 @@ ROOMS = {
     ]
     + [f"tests/test_evolve{what}.py" for what in ("", "_keyed", "_narrower")],
     "log": ["tests/log"],
-    "replica": ["tests/replica", "tests/write/test_look_back.py", "tests/test_follow.py"],
+    "replica": [
+        "tests/replica",
+        "tests/write/test_look_back.py",
+        "tests/test_follow.py",
+        "tests/test_hostile.py::test_a_checkpoint_that_no_writer_would_make_is_refused",
+        "tests/test_hostile.py::test_a_state_object_that_no_writer_would_make_is_refused",
+    ],
+    "write": ["tests/write"],
     "hold": ["tests/hold"],
+    "notify": ["tests/notify"],
     "upkeep": ["tests/upkeep"],
     "upsert": ["tests/upsert"],
     "read": ["tests/read", "tests/test_exchange.py", "tests/test_home.py"],

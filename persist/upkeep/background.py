@@ -81,6 +81,8 @@ class CompactionSchedule:
                 is_overdue = self._is_overdue(contents)
                 if self._compactor.is_due(contents, destroy=is_overdue):
                     self._compactor.compact(id_, entry.name, destroy=is_overdue)
+                    if is_overdue:  # What is retracted from now on waits anew.
+                        self._undestroyed.pop(id_, None)
                 for look_after in self.also:
                     look_after(self._follower.known(id_, entry.name))
             except CollectionNotFound:
@@ -129,8 +131,6 @@ class CompactionSchedule:
 WAKE_MAX_S = 30.0
 WAKE_MIN_S = 0.05
 SHORTEN_S = 60.0  # Between two looks whether the log is too long.
-
-logger = logging.getLogger(__name__)
 
 
 class Upkeep:

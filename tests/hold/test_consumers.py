@@ -66,6 +66,29 @@ def test_a_lease_is_renewed_after_a_third_of_its_time_and_not_before(blob: Memor
         snapshot.close()
 
 
+def test_a_lease_of_a_consumer_is_renewed_and_ended_like_that_of_its_client(blob: MemoryBlob) -> None:
+    clock = ImpatientClock()
+    with opened(blob, clock, lease_s=LEASE_S) as client:
+        c = collection(client)
+        consumers = client.engine.writer("a test").consumers
+        [claim] = consumers.claim_all("x/job", [WantedClaim(c.id, "c", 3)])
+        [before] = client.engine.follower.refresh().control.leases.values()
+        clock.sleep(LEASE_S / 3)
+        client.maintain()
+        [after] = client.engine.follower.refresh().control.leases.values()
+        assert (after.consumer, after.expires_ms - before.expires_ms) == (
+            "x/job",
+            pytest.approx(LEASE_S / 3 * 1000, abs=5),
+        )
+        claim.move(9)
+        c.allow_compaction(15).result()  # It waits for what this client's own claims need.
+        assert since(c) == 9
+        claim.release()
+        client.maintain()
+        assert leases(client) == {}
+        assert since(c) == 15
+
+
 def test_a_lease_that_nobody_needs_is_ended_however_late(blob: MemoryBlob) -> None:
     clock = ImpatientClock()
     with opened(blob, clock, lease_s=LEASE_S) as client:

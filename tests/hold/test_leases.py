@@ -193,6 +193,63 @@ def test_a_reader_whose_lease_ran_out_can_begin_again(blob: MemoryBlob) -> None:
             old.count()
 
 
+def test_a_client_is_told_once_that_its_lease_ended_and_then_goes_on(blob: MemoryBlob) -> None:
+    clock = ImpatientClock()
+    with opened(blob, clock) as reader, opened(blob, clock) as writer:
+        theirs = collection(writer)
+        snapshot = reader.load("c").snapshot(3)
+        clock.sleep(700)
+        writer.gc()
+        with pytest.raises(persist.errors.LeaseExpired):
+            reader.maintain()  # It would have renewed it.
+        reader.maintain()
+        with pytest.raises(persist.errors.LeaseExpired):
+            snapshot.count()
+        assert reader.load("c").snapshot(3).count() == 4
+        theirs.allow_compaction(15).result()
+        assert reader.engine.writer("a test").leases.counts()["granted"] == 1
+
+
+@pytest.mark.parametrize("is_unknown", [True, False])
+def test_a_lease_whose_beginning_got_no_answer_is_given_back(blob: MemoryBlob, is_unknown: bool) -> None:
+    unreliable = UnreliableBlob(blob)
+    with opened(unreliable) as client, opened(blob) as other:
+        c = collection(client)
+        if is_unknown:
+            unreliable.next_faults("create", Fault.HAPPENED_BUT_FAILED)
+            unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
+        unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+        with pytest.raises(persist.Indeterminate if is_unknown else persist.Unavailable):
+            client.engine.writer("a test").leases.claim(c.id, "c", 4)
+        unreliable.clear_faults()
+        assert bool(other.engine.follower.refresh().control.leases) is is_unknown
+        seqno = other.seqno
+    with opened(blob) as other:
+        assert not other.engine.follower.refresh().control.leases
+        assert (other.seqno > seqno) is is_unknown
+
+
+def test_a_client_ends_although_it_cannot_give_its_lease_back(
+    blob: MemoryBlob, caplog: pytest.LogCaptureFixture
+) -> None:
+    unreliable = UnreliableBlob(blob)
+    with opened(unreliable) as client:
+        collection(client).hold(4)
+        unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+    assert "a lease was not given back, and lasts until it expires" in caplog.text
+
+
+def test_a_claim_that_is_refused_leaves_nothing_in_the_log(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = collection(client)
+        c.allow_compaction(9).result()
+        seqno = client.seqno
+        with pytest.raises(persist.errors.AsOfCompacted):
+            c.hold(3)
+        assert client.seqno == seqno
+        assert not client.engine.follower.state.control.leases
+
+
 def test_an_explicit_hold_keeps_since_until_it_is_advanced_or_closed(blob: MemoryBlob) -> None:
     with opened(blob) as reader, opened(blob) as writer:
         theirs = collection(writer)

@@ -1,21 +1,24 @@
 """What a client believes of checkpoints and records, and what it asks the store for to find out."""
 
 import uuid
+from typing import Any
 
 import msgspec
 import pytest
 
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob, MissingBlob
 from persist.errors import LogReplaced
-from persist.log import CollectionMutation, checkpoint_key, kinds, record_key, state_prefix
+from persist.log import BlobRef, CollectionMutation, checkpoint_key, encode_framed, kinds, record_key, state_prefix
 from persist.log.envelope import put_framed
 from persist.replica import Follower, StateObject, checkpoint, directory
 from persist.replica.directory import EMPTY, DirectoryEntry, KnownLevels, check_leases
 from persist.replica.past import fate_of
+from persist.state import Dropped, TakenOver
 from persist.state.contents import CollectionState
 from persist.state.state import CollectionEntry
 from tests.clocks import ImpatientClock
 from tests.replica.test_directory import SCHEMA, Writer
+from tests.state.test_refusals import part
 
 ID, HOLD, LEASE = "1" * 32, "2" * 32, "3" * 32
 LOCATION = "f" * 32
@@ -33,6 +36,137 @@ def test_leased_holds_are_ids_which_are_there_once_and_live_by_leases_that_are_t
     for leased in ([(HOLD, LEASE), (HOLD, LEASE)], [("x", LEASE)], [(HOLD, "x")]):
         with pytest.raises(ValueError, match="the leased holds of collection 1111"):
             EMPTY.with_changes([entry(*leased)], [])
+
+
+def pointer(id_: str = ID, seqno: int = 0, like: str = "a") -> BlobRef:
+    return BlobRef(f"state/{id_}/{seqno:020d}-{like * 32}.json", 1, "x")
+
+
+CREATED = kinds.Create(ID, "c", SCHEMA)
+CLONE_PART = msgspec.structs.replace(part(1, 0), blob=part(1, 0).blob.replace("0" * 32, HOLD, 1))
+SHARED = kinds.Clone(ID, "c", HOLD, 0, SCHEMA, parts=(CLONE_PART,))
+
+
+@pytest.mark.parametrize(
+    ("good", "wrong", "reason"),
+    [
+        ({"base": pointer()}, {"base": pointer(HOLD)}, "does not name a state object"),
+        ({"base": pointer(), "levels": (pointer(),)}, {"base": pointer(), "levels": (pointer(HOLD),)}, "does not name"),
+        ({"base": pointer()}, {"levels": (pointer(),), "pending": (CREATED,)}, "None does not name a state object"),
+        (
+            {"base": pointer(), "levels": (pointer(),) * 63},
+            {"base": pointer(), "levels": (pointer(),) * 64},
+            "has 64 state objects after the first",
+        ),
+        (
+            {"name": "d", "pending": (CREATED, kinds.Rename(ID, "x"), kinds.Rename(ID, "d"))},
+            {"name": "x", "pending": (CREATED, kinds.Rename(ID, "x"), kinds.Rename(ID, "d"))},
+            "was renamed to another name than it has",
+        ),
+        (
+            {"pending": (CREATED,)},
+            {"name": "d", "pending": (CREATED,)},
+            "mutation 0 of collection 1+ cannot stand there",
+        ),
+        (
+            {"pending": (CREATED, kinds.Seal(ID, (1,)))},
+            {"pending": (CREATED, kinds.Seal(HOLD, (1,)))},
+            "mutation 1 of collection 1+ cannot",
+        ),
+        ({"pending": (CREATED,)}, {"pending": (CREATED, CREATED)}, "mutation 1 of"),
+        ({"pending": (CREATED,)}, {"pending": (CREATED, kinds.Destroy(ID))}, "mutation 1 of"),
+        ({"base": pointer()}, {"base": pointer(), "pending": (CREATED,)}, "mutation 0 of"),
+        ({"pending": (CREATED, kinds.Append(ID))}, {"pending": (CREATED, kinds.Append(ID, (part(1, 0),)))}, "upload"),
+        ({"pending": (SHARED,), "folders": (HOLD,)}, {"pending": (SHARED,)}, "has parts of collections that are not"),
+        (
+            {"base": pointer(), "pending": (kinds.Replace(ID, unused=(CLONE_PART.blob,)),), "folders": (HOLD,)},
+            {"base": pointer(), "pending": (kinds.Replace(ID, unused=(CLONE_PART.blob,)),)},
+            "upload",
+        ),
+        ({"base": pointer(), "folders": (HOLD, LEASE)}, {"base": pointer(), "folders": (LEASE, HOLD)}, "not in order"),
+        ({"base": pointer(), "folders": ()}, {"base": pointer(), "folders": (ID,)}, "with what is no other collection"),
+        ({"base": pointer(), "folders": (HOLD,)}, {"base": pointer(), "folders": ("x",)}, "with what is no other"),
+        ({"pending": (CREATED,)}, {}, "nothing says what collection"),
+        ({"base": pointer()}, {"base": pointer(), "id": "x"}, "is not the id of a collection"),
+        ({"base": pointer()}, {"base": pointer(), "name": ""}, "name"),
+    ],
+)
+def test_an_entry_of_a_directory_is_one_that_a_writer_would_make(
+    good: dict[str, Any], wrong: dict[str, Any], reason: str
+) -> None:
+    assert EMPTY.with_changes([DirectoryEntry(**{"id": ID, "name": "c"} | good)], []).entries[ID].id == ID
+    with pytest.raises(ValueError, match=reason):
+        EMPTY.with_changes([DirectoryEntry(**{"id": ID, "name": "c"} | wrong)], [])
+
+
+def test_a_directory_has_each_id_and_each_name_once() -> None:
+    one, other = DirectoryEntry(ID, "c", pointer()), DirectoryEntry(HOLD, "d", pointer(HOLD))
+    both = EMPTY.with_changes([one, other], [])
+    assert dict(both.ids) == {"c": ID, "d": HOLD}
+    exchanged = [msgspec.structs.replace(one, name="d"), msgspec.structs.replace(other, name="c")]
+    assert dict(both.with_changes(exchanged, []).ids) == {"d": ID, "c": HOLD}
+    taken = msgspec.structs.replace(other, name="c")
+    assert dict(both.with_changes([taken], [ID]).ids) == {"c": HOLD}
+    with pytest.raises(ValueError, match="two collections have the same id or name"):
+        both.with_changes([taken], [])
+    for again in ([one, msgspec.structs.replace(one, name="d")], [one, one]):
+        with pytest.raises(ValueError, match="it speaks twice of collection"):
+            EMPTY.with_changes(again, [])
+    for gone in ([LEASE], [ID]):
+        with pytest.raises(ValueError, match="is gone, and is there, or never was"):
+            both.with_changes([one], gone)
+
+
+def test_a_checkpoint_says_nothing_of_what_comes_after_it() -> None:
+    """What lies at its own seqno is the last that it may speak of."""
+    writer = Writer(MemoryBlob())
+    for _ in range(6):
+        writer.create(1)
+    writer.checkpoint()
+    [stored] = checkpoint.stored_checkpoints(writer.blob)
+    made, at = stored.checkpoint, stored.checkpoint.seqno
+    assert at == 5
+    older = BlobRef(checkpoint_key(3), 1, "x")
+
+    def read(**control: Any) -> object:
+        changed = msgspec.structs.replace(made, control=msgspec.structs.replace(made.control, **control))
+        writer.blob.set(stored.pointer.blob, encode_framed(changed))
+        return checkpoint.read_checkpoint(writer.blob, stored.pointer.blob)
+
+    for good, wrong in [
+        ({"log_floor": 6}, {"log_floor": 7}),
+        ({"upload_floor": 6}, {"upload_floor": 7}),
+        ({"erased": 6}, {"erased": 7}),
+        ({"log_floor": 0}, {"log_floor": -1}),
+        ({"erasures": ((6, ID),)}, {"erasures": ((7, ID),)}),
+        ({"dropped": (Dropped(5, 0, ID),)}, {"dropped": (Dropped(6, 0, ID),)}),
+        ({"dropped": (Dropped(5, 0, ID, folders=(HOLD,)),)}, {"dropped": (Dropped(5, 0, ID, folders=(HOLD, "x")),)}),
+        (
+            {"dropped": (Dropped(5, 0, ID, (), (CLONE_PART.blob,), (HOLD,)),)},
+            {"dropped": (Dropped(5, 0, ID, (), (CLONE_PART.blob,)),)},
+        ),
+        ({"taken_over": TakenOver(5, older)}, {"taken_over": TakenOver(6, older)}),
+        ({"taken_over": TakenOver(4, older)}, {"taken_over": TakenOver(3, older)}),
+    ]:
+        assert read(**good)
+        with pytest.raises(CorruptBlob, match="it is not one that a writer would make"):
+            read(**wrong)
+    largest = BlobRef(f"directory/{5:020d}-{'a' * 32}.json", checkpoint.CHECKPOINT_BYTES_MAX, "x")
+    for directory_, is_good in [
+        ((largest,), True),
+        ((msgspec.structs.replace(largest, bytes=largest.bytes + 1),), False),
+        ((largest,) * 64, True),
+        ((largest,) * 65, False),
+        ((msgspec.structs.replace(largest, blob=largest.blob.replace("5-", "6-", 1)),), False),
+        ((msgspec.structs.replace(largest, blob=checkpoint_key(3)),), False),
+    ]:
+        changed = msgspec.structs.replace(made, directory=directory_)
+        writer.blob.set(stored.pointer.blob, encode_framed(changed))
+        if is_good:
+            assert checkpoint.read_checkpoint(writer.blob, stored.pointer.blob) == changed
+        else:
+            with pytest.raises(CorruptBlob):
+                checkpoint.read_checkpoint(writer.blob, stored.pointer.blob)
 
 
 def test_directory_objects_that_were_read_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +242,6 @@ def test_contents_are_those_of_the_collection_under_the_name_that_it_had() -> No
 def test_a_part_list_of_a_record_that_waits_in_a_checkpoint_names_uploads_of_its_collection() -> None:
     blob = MemoryBlob()
     from persist.log.commits import PartList
-    from tests.state.test_refusals import part
 
     listed = PartList(location=LOCATION, collection=ID, parts=(part(1, 0),))  # A part of another collection.
     pointer = put_framed(blob, f"list/{ID}/{0:020d}-", listed)

@@ -1,14 +1,19 @@
 """Refreshing is linearizable: whoever asks sees every record that was created before."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
+import pytest
 
 import persist
-from persist.blob import MemoryBlob, MeteredBlob
-from persist.replica import INTERVAL, Follower
+from persist.blob import MemoryBlob, MeteredBlob, MissingBlob
+from persist.log import kinds, read_record, record_key
+from persist.replica import INTERVAL, Follower, follower
+from persist.state import PENDING_MAX, apply
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import ImpatientClock
+from tests.replica.test_directory import Writer
 from tests.stepped import Stepped, wait_until
 
 
@@ -77,3 +82,241 @@ def test_a_client_goes_on_without_any_checkpoint_if_the_log_tells_all() -> None:
             for entry in list(blob.list(prefix)):
                 blob.delete(entry.key)
         assert reader["c"].upper.time == 4 * INTERVAL - 1
+
+
+class Waited(threading.Condition):
+    """Takes note of how long somebody would wait, and does not wait."""
+
+    def __init__(self, follower: Follower) -> None:
+        super().__init__(follower._lock)
+        self.pauses_s: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses_s.append(timeout)
+        return False
+
+
+def pauses(following: Follower, answers: list[object], timeout_s: float | None = None) -> list[float | None]:
+    """Return the pauses of who waits until the last of some answers; one that can be called happens first."""
+    following._advanced = waited = Waited(following)
+    coming = iter(answers)
+
+    def look() -> object:
+        answer = next(coming)
+        return answer() if callable(answer) else answer
+
+    assert following.wait_for(look, timeout_s) is answers[-1]
+    return waited.pauses_s
+
+
+def test_pauses_double_while_the_log_stands_still_and_begin_anew_when_it_moves() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    following = Follower(writer.blob, ImpatientClock(), poll_s=0.03)
+
+    def moved() -> None:
+        writer.create(1)
+        following.refresh()
+
+    assert pauses(following, [None, None, None, None, None, 7]) == [0.005, 0.01, 0.02, 0.03, 0.03]
+    writer.create(1)
+    assert pauses(following, [None, None, 7]) == [0.005, 0.01]
+    assert pauses(following, [None, None, moved, None, None, 7]) == [0.005, 0.01, 0.005, 0.01]
+    following.is_told = True
+    assert pauses(following, [None, 7]) == [0.03]
+    assert following.first_pause_s == 0.03
+    told = Follower(writer.blob, ImpatientClock(), poll_s=1.0)
+    told.is_told = True
+    assert pauses(told, [None, None, None, None, 7]) == [0.25, 0.5, 1.0, 1.0]
+
+
+def test_nobody_waits_longer_than_they_have_time_nor_after_the_client_is_closed() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    clock = ImpatientClock()
+    following = Follower(writer.blob, clock, poll_s=3600.0)
+    following.is_told = True
+    [pause_s] = pauses(following, [None, 7], timeout_s=0.2)
+    assert pause_s == pytest.approx(0.2, abs=0.001)
+    assert pauses(following, [lambda: clock.sleep(1), None], timeout_s=0.5) == []
+    assert pauses(following, [lambda: following.hint(99), 7]) == []
+    assert pauses(following, [lambda: following.wake(), 7]) == []
+    with pytest.raises(persist.errors.ClientClosed):
+        following.wait_for(lambda: following.close(), None)
+
+
+def test_in_one_look_a_thread_asks_once_and_who_waits_looks_again() -> None:
+    store = MeteredBlob(MemoryBlob())
+    writer = Writer(store)  # type: ignore[arg-type]
+    writer.create(1)
+    following = Follower(store, ImpatientClock(), poll_s=0.001)
+
+    def gets() -> int:
+        return store.counts()["get"].requests
+
+    with following.one_look():
+        with following.one_look():
+            before = gets()
+            following.refresh()
+            following.refresh()
+            assert gets() == before + 1
+        following.refresh()
+        assert gets() == before + 1
+        assert pauses(following, [None, None, 7]) == [0.001, 0.001]
+        assert gets() == before + 3  # The first of these looks was that of before.
+        following.look_again()
+        writer.create(1)
+        assert following.refresh().seqno == 1
+    before = gets()
+    following.refresh()
+    following.refresh()
+    assert gets() == before + 2
+    following.look_again()
+    following.refresh()
+    following.refresh()
+    assert gets() == before + 4
+
+
+def test_what_a_committer_has_applied_is_not_applied_again_unless_the_state_has_moved() -> None:
+    writer, other = Writer(MemoryBlob()), Writer(MemoryBlob())
+    writer.create(1)
+    record = read_record(writer.blob, 0)
+    assert record is not None
+    empty = other.follower.state
+    after = apply(empty, record)
+    other.follower.advance(record, (empty, after))
+    assert other.follower.state is after
+    following = Follower(MemoryBlob(), ImpatientClock())
+    following.advance(record, (empty, after))
+    assert following.state is not after
+    assert following.state.commit == after.commit
+
+
+def test_so_many_of_the_last_records_are_kept_for_the_next_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "RECENT_MAX", 3)
+    writer = Writer(MemoryBlob())
+    for _ in range(5):
+        writer.create(1)
+    assert [*writer.follower.recent()[1]] == [2, 3, 4]
+
+
+def test_the_newest_record_is_known_or_read() -> None:
+    store = MeteredBlob(MemoryBlob())
+    writer = Writer(store)  # type: ignore[arg-type]
+    writer.create(1)
+    writer.checkpoint()
+    opened = Follower(store, ImpatientClock())
+    for following, costs in ((writer.follower, 0), (opened, 0)):
+        before = store.counts()["get"].requests
+        record = following.newest_record()
+        assert record is not None
+        assert record.seqno == 0
+        assert store.counts()["get"].requests == before + costs
+    opened._recent.clear()
+    assert opened.newest_record() == read_record(store, 0)
+
+
+def test_a_collection_that_changes_often_is_loaded_though_nobody_reads_it() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(2)
+    writer.checkpoint()
+    following = Follower(writer.blob, ImpatientClock())
+    for time in range(1, PENDING_MAX):
+        writer.commit(kinds.Seal(writer.ids[0], (time,)))
+    busy, quiet = (following.refresh().entries[id_] for id_ in writer.ids)
+    assert (busy.contents, quiet.contents) == (None, None)
+    writer.commit(kinds.Seal(writer.ids[0], (PENDING_MAX,)))
+    busy, quiet = (following.refresh().entries[id_] for id_ in writer.ids)
+    assert busy.contents is not None
+    assert busy.contents.upper.time == PENDING_MAX
+    assert quiet.contents is None
+
+
+def test_what_was_known_when_others_committed_must_be_there_still() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    following = Follower(writer.blob, ImpatientClock())
+    first = following.state
+    assert following.tops(first) == [(0, first.commit)]
+    writer.create(1)
+    winner = read_record(writer.blob, 1)
+    assert winner is not None
+    following.lost_to(winner)
+    assert following.tops(following.state) == [(0, first.commit), (1, winner.commit)]
+    assert following.sees(following.state)
+    assert following.tops(following.state) == [(1, winner.commit)]
+    following.lost_to(winner)  # It is known already.
+    assert following.tops(following.state) == [(1, winner.commit)]
+
+
+def test_contents_of_many_collections_are_read_at_once_unless_there_are_few() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(3)
+    writer.checkpoint()
+    following, asked = Follower(writer.blob, ImpatientClock()), list[int]()
+
+    def each_of(load, entries):  # type: ignore[no-untyped-def]
+        asked.append(len(entries))
+        return map(load, entries)
+
+    Follower(MemoryBlob(), ImpatientClock()).load_all(["x"], each_of)
+    following.load_all([writer.ids[0], "9" * 32], each_of)
+    assert asked == []
+    following.load_all([*writer.ids[:2], "9" * 32], each_of)
+    assert asked == [2]
+    loaded = following.state.entries
+    assert [loaded[id_].contents is not None for id_ in writer.ids] == [True, True, False]
+    following.load_all(writer.ids, each_of)
+    assert asked == [2]
+
+
+def grown(length: int, floor: int) -> Writer:
+    """Return a log of so many records, one of which says that it begins at floor, and a checkpoint made after it."""
+    writer = Writer(MemoryBlob())
+    for seqno in range(length):
+        writer.commit(kinds.TruncateLog(floor)) if seqno == floor else writer.create(1)
+    writer.checkpoint()
+    return writer
+
+
+def test_a_checkpoint_without_its_record_nor_any_later_is_not_believed() -> None:
+    writer = grown(9, floor=5)
+    for seqno in [*range(5), 8]:
+        writer.blob.delete(record_key(seqno))
+    with pytest.raises(MissingBlob, match=r"it is missing, and checkpoint/.* was made after it"):
+        Follower(writer.blob, ImpatientClock())
+
+
+def test_who_opens_a_location_while_the_record_of_its_checkpoint_is_truncated_takes_the_next_checkpoint() -> None:
+    writer = grown(9, floor=5)
+    store = Stepped(writer.blob)
+
+    def truncated() -> None:
+        writer.commit(kinds.TruncateLog(9))
+        writer.checkpoint()
+        for seqno in range(9):
+            writer.blob.delete(record_key(seqno))
+
+    store.before("get", record_key(8), truncated)
+    opened = Follower(store, ImpatientClock())
+    assert store.is_done
+    assert opened.refresh().seqno == writer.follower.state.seqno
+
+
+def test_a_client_that_was_asleep_goes_on_from_a_checkpoint_only_where_the_log_after_its_state_is_gone() -> None:
+    for floor, is_skipped in ((2, False), (3, True)):
+        writer = Writer(MemoryBlob())
+        writer.create(1)
+        writer.create(1)
+        clock = ImpatientClock()
+        following = Follower(writer.blob, clock)  # It knows the record 1.
+        writer.create(1)
+        writer.create(1)
+        writer.commit(kinds.TruncateLog(floor))
+        writer.checkpoint()
+        clock.sleep(121)
+        seen = list[int]()
+        following.on_advance = seen.append
+        assert following.refresh().seqno == 4
+        assert seen == ([] if is_skipped else [2, 3, 4])
+        assert following.submissions.knows(1) is not is_skipped

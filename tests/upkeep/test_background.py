@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import BlobEntry, MemoryBlob, SystemClock
-from persist.upkeep.background import COMMITS_MAX
+from persist.blob import BlobEntry, MemoryBlob
+from persist.upkeep.background import COMMITS_MAX, RepeatingThread, Upkeep
+from tests.clocks import ImpatientClock
 from tests.stepped import wait_until
 from tests.tuned import tuned
 
@@ -57,32 +58,115 @@ def test_all_threads_end_with_their_client() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_maintain_does_what_is_due_although_one_thing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = persist.Settings(background=False, gc_interval_s=1.0)
-    done = []
+class Due:
+    """What is due of a client by a clock that a test moves, where collecting and shortening only take note."""
 
-    def fail() -> None:
-        done.append("garbage")
-        raise persist.Unavailable("the store is down")
+    def __init__(self, client: persist.Client, clock: ImpatientClock, **changed: float) -> None:
+        writer = client.engine.writer("a test")
+        self.done: list[str] = []
+        self.clock = clock
+        self.failing: persist.PersistError | None = None
+        settings = tuned(**{"background": False, "gc_interval_s": 3600.0, **changed})
+        self.upkeep = Upkeep(
+            writer.leases, writer.consumers, writer.compaction, self.collect, self.shorten, clock, settings
+        )
 
-    with persist.open(MemoryBlob(), settings=settings, clock=FarAhead()) as client:
-        upkeep = client.engine.writer("a test").upkeep
-        monkeypatch.setattr(upkeep, "_collect", fail)
-        monkeypatch.setattr(upkeep.compaction, "tick", lambda: done.append("compaction"))
-        with pytest.raises(persist.Unavailable, match="the store is down"):
-            client.maintain()
-        assert done == ["compaction", "garbage"]
+    def collect(self) -> None:
+        self.done.append("collect")
+        if self.failing is not None:
+            raise self.failing
+
+    def shorten(self) -> None:
+        self.done.append("shorten")
+
+    def after(self, seconds: float) -> list[str]:
+        """Return what is done when so much time has passed."""
+        self.clock.sleep(seconds)
+        self.done.clear()
+        self.upkeep.tick()
+        return [*self.done]
 
 
-class FarAhead(SystemClock):
-    """A clock by which an hour passes between any two looks at it."""
+@pytest.fixture
+def due() -> Iterator[Due]:
+    clock = ImpatientClock()
+    with persist.open(MemoryBlob(), clock=clock, settings=tuned(background=False)) as client:
+        yield Due(client, clock)
 
-    def __init__(self) -> None:
-        self._hours = 0
 
-    def monotonic_s(self) -> float:
-        self._hours += 1
-        return self._hours * 3600.0
+def test_garbage_is_collected_and_the_log_looked_at_at_intervals(due: Due) -> None:
+    assert due.after(29) == []
+    assert due.after(31.1) == ["shorten"]
+    assert due.after(59) == []
+    assert due.after(1) == ["shorten"]
+    assert due.after(1600) == ["shorten"]  # Not half an interval has passed since the beginning.
+    assert due.after(1800) == ["collect"]
+    assert due.after(1) == ["shorten"]
+    assert due.after(3598) == ["shorten"]
+    assert due.after(1) == ["collect"]
+
+
+def test_garbage_is_collected_although_compaction_fails_and_what_fails_has_had_its_turn(due: Due) -> None:
+    due.upkeep.compaction.stop()
+    due.failing = persist.Unavailable("the store is down")
+    with pytest.raises(persist.Unavailable, match="the store is down"):
+        due.after(3601)
+    assert due.done == ["collect"]
+    assert due.after(60) == ["shorten"]
+
+
+def test_leases_of_others_that_ran_out_are_ended_every_tenth_of_a_lease(due: Due) -> None:
+    with persist.open(
+        due.upkeep.compaction._follower._blob, clock=due.clock, settings=tuned(background=False)
+    ) as other:
+        c = other.create_or_load("c", key={"k": pa.int64()})
+        c.hold(0)
+        follower = due.upkeep.compaction._follower
+        (lease,) = follower.refresh().control.leases.values()
+        due.after(lease.expires_ms / 1000 - due.clock.wall_ms() / 1000 + 29.9)
+        assert len(follower.refresh().control.leases) == 1
+        due.after(59.9)
+        assert len(follower.refresh().control.leases) == 1
+        due.after(0.2)
+        assert not follower.refresh().control.leases
+
+
+def test_a_thread_goes_on_after_any_failure_and_ends_when_its_client_does(caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter(
+        [persist.Unavailable("down"), ZeroDivisionError("odd"), None, persist.errors.ClientClosed("reading"), None]
+    )
+    began = list[object]()
+
+    def do() -> None:
+        failure = next(failures)
+        began.append(failure)
+        if failure is not None:
+            raise failure
+
+    thread = RepeatingThread("a test", do, lambda: 0.001)
+    thread.join()
+    assert len(began) == 4
+    said = [(record.levelname, record.getMessage().partition(" and ")[0]) for record in caplog.records]
+    assert said == [
+        ("WARNING", "upkeep of the location failed"),
+        ("ERROR", "upkeep of the location failed in a way nobody thought of; it will be tried again"),
+    ]
+
+
+def test_a_thread_pauses_until_it_is_woken_or_stopped() -> None:
+    done, seen = threading.Event(), list[int]()
+
+    def do() -> None:
+        seen.append(1)
+        done.set()
+
+    thread = RepeatingThread("a test", do, lambda: 3600.0)
+    assert not seen
+    thread.wake()
+    assert done.wait(PATIENCE_S)
+    thread.request_stop()
+    thread.join()
+    assert seen == [1]
 
 
 def test_a_client_is_closed_once_its_threads_have_ended() -> None:

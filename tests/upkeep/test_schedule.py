@@ -13,6 +13,7 @@ from persist.upkeep.background import COMMITS_MAX, CompactionSchedule
 from persist.upkeep.garbage import void_floor
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import ImpatientClock
+from tests.rollback import interrupted
 from tests.tuned import tuned
 
 HOUR_S = 3600.0
@@ -86,18 +87,34 @@ def test_runs_that_are_due_are_merged_and_what_is_not_due_costs_nothing() -> Non
         assert client.engine.follower.state.seqno == seqno
 
 
-def test_who_writes_waits_for_a_merge_from_so_many_runs_on_and_not_again_at_once() -> None:
+def test_who_writes_waits_for_a_merge_from_so_many_runs_on_and_not_again_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is tried again, whether it failed or not, when a fourth as many runs have come."""
     with scheduled(ImpatientClock(), runs_max=16) as (client, schedule):
         id_ = client["a"].id
         schedule.relieve("0" * 32)
-        for time in range(16):
-            before = client.engine.follower.state.seqno
+
+        def written(times: range) -> list[int]:
+            """Return at which times somebody who then writes has to wait for a merge."""
+            waited = []
+            for time in times:
+                before = client.engine.follower.state.seqno
+                schedule.relieve(id_)
+                waited += [time] if client.engine.follower.state.seqno > before else []
+                client["a"].write([((time, None), time, 1)], seal=time + 1).result()
+            return waited
+
+        assert written(range(18)) == [16]
+        assert history_of(client, "a") < 16
+        schedule.stop()
+        counts = []
+        for time in range(18, 60):
+            caplog.clear()
             schedule.relieve(id_)
-            assert client.engine.follower.state.seqno == before, f"{time} runs are not too many"
+            counts += [history_of(client, "a")] if "'a' has too many runs, and compaction failed" in caplog.text else []
             client["a"].write([((time, None), time, 1)], seal=time + 1).result()
-        before = client.engine.follower.state.seqno
-        schedule.relieve(id_)
-        assert client.engine.follower.state.seqno > before
+        assert counts == [16, 20, 24, 28, 32, 36, 40, 44]
 
 
 def test_a_collection_is_due_after_so_many_commits_since_it_was_looked_at() -> None:
@@ -116,4 +133,86 @@ def test_uploads_are_void_before_the_last_checkpoint_that_is_old_enough() -> Non
     assert void_floor(state, checkpoints, 200.0, 51.0) == 4
     assert void_floor(state, checkpoints, 250.0, 51.0) == 10
     assert void_floor(state, checkpoints, 200.0, 101.0) == 0
+    assert void_floor(state, [*checkpoints, (11, 300.0)], 200.0, 50.0) == 8, "the store's clock went back"
     assert void_floor(state, checkpoints, 200.0, 0) == state.seqno + 2
+
+
+def test_what_was_retracted_is_destroyed_when_it_has_waited_since_it_was_first_seen() -> None:
+    clock = ImpatientClock()
+    with scheduled(clock, destroy_after_s=100.0) as (client, schedule):
+        a = client["a"]
+
+        def retract(time: int) -> None:
+            a.write([((time, None), time, 1)], seal=time + 1).result()
+            a.write([((time, None), time + 1, -1)], seal=time + 2).result()
+            a.allow_compaction(time + 1).result()
+
+        def is_destroyed_after(seconds: float) -> bool:
+            clock.sleep(seconds)
+            schedule.tick()
+            return not any(part.negatives for part in a.handle.contents().history_parts)
+
+        retract(0)
+        assert [is_destroyed_after(seconds) for seconds in (0, 99, 1)] == [False, False, True]
+        retract(10)
+        assert [is_destroyed_after(seconds) for seconds in (500, 99, 1)] == [False, False, True]
+        retract(20)
+        assert not is_destroyed_after(0)
+        a.compact()  # Somebody else does it: what comes after that is seen anew.
+        schedule.tick()
+        retract(30)
+        assert [is_destroyed_after(seconds) for seconds in (99, 99, 1)] == [False, False, True]
+
+
+def test_what_is_retracted_waits_half_the_grace_period_unless_settings_say_otherwise() -> None:
+    clock = ImpatientClock()
+    with scheduled(clock, grace_s=100.0) as (client, schedule):
+        a = client["a"]
+        a.write([((1, None), 0, 1), ((1, None), 1, -1)], seal=2).result()
+        a.allow_compaction(1).result()
+        seqnos = []
+        for seconds in (0, 49, 1):
+            clock.sleep(seconds)
+            schedule.tick()
+            seqnos.append(client.engine.follower.state.seqno)
+        assert seqnos[0] == seqnos[1] < seqnos[2]
+
+
+def test_a_collection_that_is_dropped_meanwhile_is_no_failure_and_others_have_their_turn() -> None:
+    seen = list[str]()
+
+    def resolve(contents: CollectionState) -> None:
+        seen.append(contents.name)
+        if len(seen) == 1:
+            client[contents.name].drop().result()
+
+    with scheduled(ImpatientClock(), resolve) as (client, schedule):
+        also = list[str]()
+        schedule.also.append(lambda contents: also.append(contents.name))
+        schedule.tick()
+        assert sorted(seen) == ["a", "b"]
+        assert also == seen[1:]
+
+
+def test_a_client_that_is_closed_meanwhile_looks_at_no_further_collection() -> None:
+    seen = list[str]()
+
+    def resolve(contents: CollectionState) -> None:
+        seen.append(contents.name)
+        raise persist.errors.ClientClosed("reading")
+
+    with scheduled(ImpatientClock(), resolve) as (_, schedule), pytest.raises(persist.errors.ClientClosed):
+        schedule.tick()
+    assert len(seen) == 1
+
+
+def test_where_nothing_can_be_committed_nothing_is_looked_at() -> None:
+    blob, clock = interrupted()
+    with persist.open(blob, clock=clock, settings=tuned(background=False)) as client:
+        writer, seen = client.engine.writer("a test"), list[str]()
+        schedule = CompactionSchedule(
+            writer.compactor, client.engine.follower, clock, tuned(), lambda contents: seen.append(contents.name)
+        )
+        client["c"].upper  # noqa: B018  It is known.
+        schedule.tick()
+        assert seen == []

@@ -1,0 +1,310 @@
+"""What one round of a collector deletes and keeps, where the store says to the millisecond how old everything is."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import Blob, BlobEntry, MemoryBlob, StoreFull
+from persist.log import CLOCK_KEY, checkpoint_key, checkpoint_seqno, commits, kinds, read_record, record_key
+from persist.replica import write_checkpoint
+from persist.upkeep import Deleted, GarbageReport
+from persist.write import PartWriter
+from tests.checkpoints import wait_for_checkpoint
+from tests.clocks import ImpatientClock
+from tests.rollback import Copy, copied, restore
+from tests.tuned import tuned
+
+KEY = {"k": pa.int64()}
+UPLOADED = pa.table({"k": range(2_000), "_time": [90] * 2_000, "_diff": [1] * 2_000})
+NOW_S = 1_800_000_000.0
+GRACE_S = 500.0
+
+
+class Dated(MemoryBlob):
+    """A store whose clock shows `now_s`, and which dates what it holds by it, or as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = NOW_S
+        self.dates: dict[str, float] = {}
+        self.full: tuple[str, ...] = ()  # Prefixes for which there is no room.
+
+    def _take(self, key: str) -> None:
+        if key.startswith(self.full) and self.full:
+            raise StoreFull(f"no room for {key}")
+
+    def set(self, key: str, value: bytes) -> None:
+        self._take(key)
+        super().set(key, value)
+        self.dates[key] = self.now_s
+
+    def create(self, key: str, value: bytes) -> bool:
+        self._take(key)
+        created = super().create(key, value)
+        if created:
+            self.dates[key] = self.now_s
+        return created
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        for entry in super().list(prefix, start_after):
+            yield replace(entry, modified_s=self.dates[entry.key])
+
+
+def keys(blob: MemoryBlob, prefix: str = "") -> list[str]:
+    return [entry.key for entry in blob.list(prefix)]
+
+
+def opened(blob: Blob, **changed: Any) -> persist.Client:
+    settings = tuned(**{"background": False, "hold_linger_s": 0, "grace_s": GRACE_S, **changed})
+    return persist.open(blob, clock=ImpatientClock(NOW_S), settings=settings)
+
+
+def floor(client: persist.Client) -> int:
+    return client.engine.follower.state.control.log_floor
+
+
+@pytest.fixture(scope="module")
+def sixty() -> Copy:
+    """A location of 60 records, the last of which is at 59, with checkpoints at 15, 31 and 47."""
+    blob = Dated()
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        for time in range(1, 60):
+            c.seal(time).result()
+            wait_for_checkpoint(client)
+    return copied(blob)
+
+
+def aged(copy: Copy, ages_s: dict[int, float]) -> Dated:
+    """Return the location of a copy, whose records were made long ago, and its checkpoints so long ago."""
+    blob = Dated()
+    blob.now_s = NOW_S - 1e6
+    restore(blob, copy)
+    blob.now_s = NOW_S
+    for seqno, age_s in ages_s.items():
+        blob.dates[checkpoint_key(seqno)] = NOW_S - age_s
+    return blob
+
+
+FEW: dict[str, Any] = {"log_retention_records": 16, "log_retention_s": 1000.0}
+LONG: dict[str, Any] = {"log_retention_records": 16, "log_retention_s": 1e9}
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "settings", "expected"),
+    [
+        ((1000, 999, 10), FEW, 16),  # What a checkpoint proves to be as old as the retention, and no later record.
+        ((999.9, 999, 10), FEW, 0),
+        ((-1, -2, -3), FEW, 0),  # By a store whose clock went back.
+        ((3000, 2000, 1500), FEW, 44),  # The last 16 of 60 stay, however old.
+        ((3000, 2000, 1500), FEW | {"log_retention_records": 30}, 30),
+        ((3000, 2000, 1500), FEW | {"log_retention_records": 58}, 0),  # A tenth of that is not worth a record.
+        ((3000, 2000, 1500), FEW | {"log_retention_records": 55}, 5),
+        ((500, 499, 10), LONG | {"log_records_max": 20}, 16),  # Too many, and as old as the grace period.
+        ((900, 800, 700), LONG | {"log_records_max": 20}, 40),  # The newest 20 are not too many.
+        ((900, 800, 700), LONG | {"log_records_max": 60}, 0),
+        ((900, 800, 700), LONG | {"log_records_max": 59}, 1),
+        ((240, 239, 10), LONG | {"log_records_max": 20, "grace_s": 0.0}, 16),  # Four minutes at least.
+    ],
+)
+def test_the_log_begins_where_nobody_needs_what_was_before(
+    sixty: Copy, ages_s: tuple[float, ...], settings: dict[str, Any], expected: int
+) -> None:
+    blob = aged(sixty, dict(zip((15, 31, 47), ages_s, strict=True)))
+    with opened(blob, **settings) as client:
+        client.gc()
+        assert floor(client) == expected
+        assert keys(blob, "log/")[0] == record_key(expected)
+
+
+def test_the_newest_records_that_stay_have_no_more_than_so_many_bytes(sixty: Copy) -> None:
+    blob = aged(sixty, {15: 900, 31: 800, 47: 700})
+    newest = [entry.bytes for entry in blob.list("log/")][-30:]
+    for spare, expected in ((0, 30), (-1, 31)):
+        with opened(aged(sixty, {15: 900, 31: 800, 47: 700}), **LONG, log_bytes_max=sum(newest) + spare) as client:
+            client.gc()
+            assert floor(client) == expected
+
+
+def test_between_two_collections_the_log_is_shortened_when_it_is_a_quarter_longer_than_it_should_be(
+    sixty: Copy,
+) -> None:
+    for records_max, expected in ((48, 0), (47, 13)):
+        with opened(aged(sixty, {15: 900, 31: 800, 47: 700}), **LONG, log_records_max=records_max) as client:
+            client.engine.writer("a test").garbage.shorten_log()
+            assert floor(client) == expected
+
+
+def test_where_records_alone_are_dated_none_goes_that_follows_a_checkpoint_which_somebody_has_just_read(
+    sixty: Copy,
+) -> None:
+    """There is room for a record only, not for a checkpoint nor for the question what time it is."""
+    for age_s, expected in ((240, 32), (239, 16)):
+        blob = aged(sixty, {15: 900, 31: age_s, 47: 10})
+        blob.dates[record_key(59)] = NOW_S  # The present, as far as the store tells it.
+        blob.full = ("checkpoint/", CLOCK_KEY)
+        with opened(blob, **FEW) as client:
+            with pytest.raises(StoreFull, match="to delete more, a little must be written first"):
+                client.gc()
+            assert floor(client) == expected
+        assert keys(blob, "log/")[0] == record_key(0), "no checkpoint says yet where the log begins"
+
+
+def kept_checkpoints(ages_s: dict[int, float], floor: int) -> set[int]:
+    """Return which checkpoints stay: the newest two; the last one of each minute, or hour if it is an hour old."""
+    seqnos = sorted(ages_s, reverse=True)
+    kept, seen = set(seqnos[:2]), set()
+    for seqno in seqnos:
+        width_s = 3600 if ages_s[seqno] >= 3600 else 60
+        span = width_s, (NOW_S - ages_s[seqno]) // width_s
+        if span not in seen and seqno >= floor - 1:
+            kept.add(seqno)
+        seen.add(span)
+    return kept
+
+
+def test_checkpoints_stay_one_a_minute_for_an_hour_and_one_an_hour_after_that(sixty: Copy) -> None:
+    blob = aged({key: data for key, data in sixty.items() if not key.startswith("checkpoint/")}, {})
+    ages = [
+        -130,
+        -70,
+        -10,
+        0,
+        20,
+        59.9,
+        60,
+        61,
+        120,
+        3540,
+        3599.9,
+        3600,
+        3660,
+        3700,
+        7199,
+        7200,
+        7201,
+        10_800,
+        14_399,
+        15_000,
+    ]
+    ages_s = {59 - n: age_s for n, age_s in enumerate(ages)}
+    for seqno in sorted(ages_s):
+        with persist.open(blob, mode="read", seqno=seqno, clock=ImpatientClock(NOW_S)) as then:
+            assert write_checkpoint(blob, then.engine.follower.state, {})
+        blob.dates[checkpoint_key(seqno)] = NOW_S - ages_s[seqno]
+    with opened(blob, log_retention_s=1e9) as client:
+        client.gc()
+    assert {checkpoint_seqno(key) for key in keys(blob, "checkpoint/")} - {60} == kept_checkpoints(ages_s, 0)
+
+
+@pytest.fixture
+def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make directory objects, state objects and part lists of little data."""
+    monkeypatch.setattr("persist.replica.directory.INLINE_BYTES_MAX", 600)
+    monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 2)
+    monkeypatch.setattr(commits, "PARTS_INLINE_MAX", 0)
+
+
+LARGE = pa.table({"k": np.random.default_rng(0).integers(0, 2**62, 20_000)})
+
+
+def littered(blob: Dated, client: persist.Client) -> tuple[str, str]:
+    """Bring about old garbage; return the part of a destroyed collection, and one that no record names."""
+    blob.now_s = NOW_S - 10_000
+    stays, doomed, quiet = (client.create_or_load(name, key=KEY) for name in ("stays", "doomed", "quiet"))
+    for each in (stays, doomed, quiet):
+        each.write(LARGE, time=0, seal=1).result()
+    (destroyed,) = keys(blob, f"part/{doomed.id}/")
+    (orphan,) = PartWriter(blob, client.engine.follower.next_seqno).upload(stays.id, stays.schema, UPLOADED)
+    doomed.drop().result()
+    for time in range(2, 40):
+        stays.write([((1, None), time, 1)], seal=time + 1).result()
+        wait_for_checkpoint(client)
+    blob.now_s = NOW_S
+    return destroyed, orphan.blob
+
+
+ALL_AT_ONCE: dict[str, Any] = {"log_retention_s": 1000.0, "log_retention_records": 16, "orphan_grace_s": 2000.0}
+
+
+def reported(blob: Dated, before: Copy) -> dict[str, int]:
+    """Return what a report should say of what has gone from a store since it was copied."""
+    gone = before.keys() - copied(blob).keys()
+    folders = {"parts": "part/", "lists": "list/", "states": "state/", "directories": "directory/"}
+    folders |= {"checkpoints": "checkpoint/", "records": "log/"}
+    counts = {what: sum(key.startswith(folder) for key in gone) for what, folder in folders.items()}
+    return counts | {"bytes": sum(len(before[key]) for key in gone)}
+
+
+@pytest.mark.usefixtures("small_objects")
+def test_a_plan_says_what_a_collection_of_garbage_deletes_and_a_report_what_it_deleted() -> None:
+    blob = Dated()
+    with opened(blob, **ALL_AT_ONCE) as client:
+        parts = littered(blob, client)
+        before = copied(blob)
+        planned, length = client.gc(dry_run=True), len(keys(blob, "log/"))
+        assert copied(blob) == before
+        done, added = client.gc(), 2  # Records that say what is collected, and what uploads are void.
+        assert asdict(done) == {"collections": 1, **reported(blob, before)}
+        assert not {*parts} & {*keys(blob, "part/")}
+        assert len(keys(blob, "part/")) == 2
+        assert (planned.collections, planned.parts) == (done.collections, done.parts) == (1, 2)
+        assert planned.records == length - 16 == done.records - added
+        assert planned.lists == done.lists - added == planned.records - 4  # The first ones made no part lists.
+        assert done.blobs == 2 + done.lists + done.states + done.directories + done.checkpoints + done.records
+        assert [client[name].snapshot().count() for name in ("stays", "quiet")] == [20_038, 20_000]
+        assert client.fsck().is_clean
+
+
+@pytest.mark.usefixtures("small_objects")
+def test_of_what_is_said_to_have_leaked_only_that_goes_which_a_collection_of_garbage_would_delete() -> None:
+    blob = Dated()
+    with opened(blob, **ALL_AT_ONCE) as client:
+        garbage = client.engine.writer("a test").garbage
+        assert garbage.delete_leaked(["part/x"]) == Deleted()
+        destroyed, orphan = littered(blob, client)
+        (unused,) = [f"state/{client['stays'].id}/{0:020d}-{'0' * 32}.json"]
+        blob.set(unused, b"")
+        blob.dates[unused] = NOW_S - 10_000
+        before = copied(blob)
+        named = [key for key in keys(blob, "part/") if key not in (destroyed, orphan)]
+        asked = [*named, destroyed, orphan, unused, record_key(0), "elsewhere", *keys(blob, "checkpoint/")]
+        deleted = garbage.delete_leaked(asked)
+        assert sorted(deleted.keys) == sorted([orphan, unused])
+        assert before.keys() - copied(blob).keys() == {*deleted.keys}
+        seqnos = [n for n in deleted.declared_at if client.engine.follower.state.seqno >= n]
+        assert [type(m) for n in seqnos for m in read_record(blob, n).mutations] == [kinds.VoidUploads, kinds.TakeOver]  # type: ignore[union-attr]
+        assert garbage.delete_leaked(asked) == Deleted()
+
+
+def test_nothing_is_planned_for_a_location_without_records() -> None:
+    with opened(Dated()) as client:
+        garbage = client.engine.writer("a test").garbage
+        assert garbage.plan() == GarbageReport()
+        assert str(garbage.plan()) == "nothing to delete"
+
+
+@pytest.mark.parametrize(("what", "after_s"), [("destroyed", GRACE_S), ("uploaded", 2000.0)])
+def test_blobs_go_when_their_grace_is_over_and_not_a_moment_sooner(what: str, after_s: float) -> None:
+    blob = Dated()
+    with opened(blob, orphan_grace_s=2000.0) as client:
+        c = client.create_or_load("c", key=KEY)
+        if what == "uploaded":
+            list(PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, UPLOADED))
+            c.seal(91).result()
+        else:
+            c.write(LARGE, time=0, seal=1).result()
+            c.drop().result()
+        (part,) = keys(blob, "part/")
+        client.gc()  # It makes a checkpoint, which proves later how old the records are.
+        blob.now_s = NOW_S - 5  # The store's clock goes back.
+        client.gc()
+        for since_s, expected in ((after_s - 0.001, [part]), (after_s, [])):
+            blob.now_s = NOW_S + since_s
+            client.gc()
+            assert keys(blob, "part/") == expected
