@@ -42,6 +42,7 @@ def pointer(id_: str = ID, seqno: int = 0, like: str = "a") -> BlobRef:
     return BlobRef(f"state/{id_}/{seqno:020d}-{like * 32}.json", 1, "x")
 
 
+NAMED: dict[str, Any] = {"id": ID, "name": "c"}
 CREATED = kinds.Create(ID, "c", SCHEMA)
 CLONE_PART = msgspec.structs.replace(part(1, 0), blob=part(1, 0).blob.replace("0" * 32, HOLD, 1))
 SHARED = kinds.Clone(ID, "c", HOLD, 0, SCHEMA, parts=(CLONE_PART,))
@@ -94,9 +95,9 @@ SHARED = kinds.Clone(ID, "c", HOLD, 0, SCHEMA, parts=(CLONE_PART,))
 def test_an_entry_of_a_directory_is_one_that_a_writer_would_make(
     good: dict[str, Any], wrong: dict[str, Any], reason: str
 ) -> None:
-    assert EMPTY.with_changes([DirectoryEntry(**{"id": ID, "name": "c"} | good)], []).entries[ID].id == ID
+    assert EMPTY.with_changes([DirectoryEntry(**(NAMED | good))], []).entries[ID].id == ID
     with pytest.raises(ValueError, match=reason):
-        EMPTY.with_changes([DirectoryEntry(**{"id": ID, "name": "c"} | wrong)], [])
+        EMPTY.with_changes([DirectoryEntry(**(NAMED | wrong))], [])
 
 
 def test_a_directory_has_each_id_and_each_name_once() -> None:
@@ -133,7 +134,7 @@ def test_a_checkpoint_says_nothing_of_what_comes_after_it() -> None:
         writer.blob.set(stored.pointer.blob, encode_framed(changed))
         return checkpoint.read_checkpoint(writer.blob, stored.pointer.blob)
 
-    for good, wrong in [
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"log_floor": 6}, {"log_floor": 7}),
         ({"upload_floor": 6}, {"upload_floor": 7}),
         ({"erased": 6}, {"erased": 7}),
@@ -147,7 +148,8 @@ def test_a_checkpoint_says_nothing_of_what_comes_after_it() -> None:
         ),
         ({"taken_over": TakenOver(5, older)}, {"taken_over": TakenOver(6, older)}),
         ({"taken_over": TakenOver(4, older)}, {"taken_over": TakenOver(3, older)}),
-    ]:
+    ]
+    for good, wrong in pairs:
         assert read(**good)
         with pytest.raises(CorruptBlob, match="it is not one that a writer would make"):
             read(**wrong)

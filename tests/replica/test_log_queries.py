@@ -136,7 +136,8 @@ def test_the_table_of_records_has_those_that_are_asked_for_and_says_who_did_what
     log.by("three", kinds.Note(OTHER, "", {"x": "y"}), kinds.Note(OTHER, "first"), kinds.Note(OTHER, "second"))
 
     def table(last: int | None, collection: str | None = None) -> list[dict[str, Any]]:
-        return log_table(log.blob, log.follower.state, last, collection, map).to_pylist()
+        rows: list[dict[str, Any]] = log_table(log.blob, log.follower.state, last, collection, map).to_pylist()
+        return rows
 
     rows = table(None)
     assert [row["seqno"] for row in rows] == [0, 1, 2, 3]

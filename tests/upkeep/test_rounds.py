@@ -101,6 +101,7 @@ LONG: dict[str, Any] = {"log_retention_records": 16, "log_retention_s": 1e9}
         ((1000, 999, 10), FEW, 16),  # What a checkpoint proves to be as old as the retention, and no later record.
         ((999.9, 999, 10), FEW, 0),
         ((-1, -2, -3), FEW, 0),  # By a store whose clock went back.
+        ((9000, 5000, 10), FEW, 32),
         ((3000, 2000, 1500), FEW, 44),  # The last 16 of 60 stay, however old.
         ((3000, 2000, 1500), FEW | {"log_retention_records": 30}, 30),
         ((3000, 2000, 1500), FEW | {"log_retention_records": 58}, 0),  # A tenth of that is not worth a record.
@@ -120,6 +121,9 @@ def test_the_log_begins_where_nobody_needs_what_was_before(
         client.gc()
         assert floor(client) == expected
         assert keys(blob, "log/")[0] == record_key(expected)
+    stay = {checkpoint_seqno(key) or 0 for key in keys(blob, "checkpoint/")}
+    made = {seqno: 0.0 for seqno in stay if seqno >= 59}
+    assert stay == kept_checkpoints(dict(zip((15, 31, 47), ages_s, strict=True)) | made, expected) | made.keys()
 
 
 def test_the_newest_records_that_stay_have_no_more_than_so_many_bytes(sixty: Copy) -> None:
@@ -268,18 +272,20 @@ def test_of_what_is_said_to_have_leaked_only_that_goes_which_a_collection_of_gar
         garbage = client.engine.writer("a test").garbage
         assert garbage.delete_leaked(["part/x"]) == Deleted()
         destroyed, orphan = littered(blob, client)
-        (unused,) = [f"state/{client['stays'].id}/{0:020d}-{'0' * 32}.json"]
-        blob.set(unused, b"")
-        blob.dates[unused] = NOW_S - 10_000
+        newest = max(checkpoint_seqno(key) or 0 for key in keys(blob, "checkpoint/"))
+        states = [f"state/{client['stays'].id}/{seqno:020d}-{'0' * 32}.json" for seqno in (0, newest, newest + 1)]
+        for unused in states:
+            blob.set(unused, b"")
+            blob.dates[unused] = NOW_S - 10_000
         before = copied(blob)
         named = [key for key in keys(blob, "part/") if key not in (destroyed, orphan)]
-        asked = [*named, destroyed, orphan, unused, record_key(0), "elsewhere", *keys(blob, "checkpoint/")]
+        asked = [*named, destroyed, orphan, *states, record_key(0), "elsewhere", *keys(blob, "checkpoint/")]
         deleted = garbage.delete_leaked(asked)
-        assert sorted(deleted.keys) == sorted([orphan, unused])
+        assert sorted(deleted.keys) == sorted([orphan, *states[:2]]), "a later checkpoint may name the other one"
         assert before.keys() - copied(blob).keys() == {*deleted.keys}
         seqnos = [n for n in deleted.declared_at if client.engine.follower.state.seqno >= n]
         assert [type(m) for n in seqnos for m in read_record(blob, n).mutations] == [kinds.VoidUploads, kinds.TakeOver]  # type: ignore[union-attr]
-        assert garbage.delete_leaked(asked) == Deleted()
+        assert garbage.delete_leaked([orphan, *named]) == Deleted()
 
 
 def test_nothing_is_planned_for_a_location_without_records() -> None:
@@ -308,3 +314,21 @@ def test_blobs_go_when_their_grace_is_over_and_not_a_moment_sooner(what: str, af
             blob.now_s = NOW_S + since_s
             client.gc()
             assert keys(blob, "part/") == expected
+
+
+@pytest.mark.usefixtures("small_objects")
+def test_a_checkpoint_that_came_late_and_names_what_is_gone_is_deleted_with_its_round() -> None:
+    blob = Dated()
+    with opened(blob, log_retention_s=1e9) as client:
+        c = client.create_or_load("c", key=KEY)
+        for time in range(1, 48):
+            c.seal(time).result()
+            wait_for_checkpoint(client)
+            blob.now_s += 100
+        states = keys(blob, "state/")
+        assert [checkpoint_seqno(key) for key in keys(blob, "checkpoint/")] == [47, 31, 15]
+        blob.delete(states[0])
+        client.gc()
+        assert [n for key in keys(blob, "checkpoint/") if (n := checkpoint_seqno(key) or 0) <= 47] == [47, 31]
+        assert c.snapshot().count() == 0
+        assert client.fsck().is_clean
