@@ -1,13 +1,20 @@
 """Why a view or a source came no further: kept in the location, without values of rows, until it succeeds again."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import persist
+from persist.cli.exposition import Exposition
 from persist.cli.main import main
-from persist.engine import failure_of, failures_told
+from persist.egress.files import FilesConfig, FilesSink
+from persist.engine import failures_of, failures_told
+from persist.errors import TargetUnavailable
 from persist.facts import health_of
+from persist.facts.health import Fed
+from tests.clocks import ImpatientClock
 
 SETTINGS = persist.Settings(background=False)
 
@@ -73,8 +80,7 @@ def test_neither_secrets_nor_values_are_kept(place: str, error: Exception, told:
         orders = client.create_or_load("orders", key={"k": str})
         with pytest.raises(type(error)), failures_told([orders.handle]):
             raise error
-        failure = failure_of(orders.handle.contents())
-    assert failure is not None
+        failure = failures_of(orders.handle.contents())[""]
     assert failure.error.startswith(told)
     assert len(failure.error) <= 400
     for word in ("Brien", "1971", "secret", "token", "a value"):
@@ -87,7 +93,7 @@ def test_conflicts_the_own_store_and_interrupts_are_no_failures(place: str, erro
         orders = client.create_or_load("orders", key={"k": str})
         with pytest.raises(type(error)), failures_told([orders.handle]):
             raise error
-        assert failure_of(orders.handle.contents()) is None
+        assert not failures_of(orders.handle.contents())
 
 
 def test_a_property_of_that_name_that_somebody_else_set_stays(place: str) -> None:
@@ -120,3 +126,77 @@ def test_a_source_that_fails_says_so_until_it_is_read_again(place: str, tmp_path
     with persist.open(place, mode="read") as client:
         assert health_of(client).sources[0].failed is None
         assert client.load("orders").snapshot().count() == 2
+
+
+def numbers(place: str, *values: float) -> None:
+    with persist.open(place, settings=SETTINGS) as client:
+        made = client.create_or_load("numbers", key={"id": int}, value={"x": float})
+        made.write([(at, value) for at, value in enumerate(values)]).result()
+
+
+def sink_of(place: str) -> Fed:
+    with persist.open(place, mode="read") as client:
+        [sink] = health_of(client).sinks
+        collection = client.load("numbers")
+        failed = int(sink.failed is not None)
+        assert f'persist_collection_failed{{collection="numbers"}} {failed}\n' in Exposition(client).text()
+        assert ("failed.out" in collection.about.properties) == bool(failed)
+        return sink
+
+
+def test_a_sink_that_fails_says_so_until_it_sends_again(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers(place, 1.0)
+    there = {"sink": str(tmp_path / "out"), "name": "out", "format": "json", "collections": ["numbers"]}
+    persist.egress(place, there, once=True)
+    assert sink_of(place).failed is None
+    numbers(place, 1.0, float("nan"))
+    for _ in range(2):
+        with pytest.raises(persist.InvalidUsage, match="has NaN"):
+            persist.egress(place, there, once=True)
+    sink = sink_of(place)
+    assert sink.sink == str(tmp_path / "out")
+    assert sink.failed is not None
+    assert sink.failed.error.startswith("InvalidUsage: ")
+    assert main(["status", place]) == 0
+    assert sink.failed.at in capsys.readouterr().out
+    with persist.open(place, settings=SETTINGS) as client:
+        copy = client.clone("numbers", "copy")
+        assert "failed.out" not in copy.about.properties, "nothing is sent of it"
+    persist.egress(place, {**there, "nan": "null"}, once=True)
+    assert sink_of(place).failed is None
+
+
+def test_a_sink_whose_target_was_never_there_is_told_of_by_its_hold_until_it_is_given_up(place: str) -> None:
+    numbers(place, 1.0)
+    there = {"sink": "postgresql://me:hunter2@127.0.0.1:1/db", "name": "out", "collections": ["numbers"]}
+    with pytest.raises(persist.Unavailable, match="does not answer"):
+        persist.egress(place, there, once=True)
+    sink = sink_of(place)
+    assert (sink.sink, sink.hold, sink.behind_s, sink.behind_bytes > 0) == ("out", "out", None, True)
+    assert sink.failed is not None
+    assert "hunter2" not in sink.failed.error
+
+
+class Flaky(FilesSink):
+    """A target that answers, and does not take its first steps."""
+
+    refusals = 5
+    stop = threading.Event()
+
+    def take(self, step: Any) -> Any:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise TargetUnavailable("it is busy")
+        self.stop.set()
+        return super().take(step)
+
+
+def test_a_target_that_is_away_for_a_while_costs_two_records(tmp_path: Path) -> None:
+    with persist.open(persist.MemoryBlob(), clock=ImpatientClock(), settings=SETTINGS) as client:
+        client.create_or_load("numbers", key={"id": int}).write([(1, None)]).result()
+        sink = Flaky(FilesConfig(sink=str(tmp_path / "out"), collections=["numbers"], name="out"))
+        persist.egress(client, sink, stop=sink.stop)
+        assert client.load("numbers").about.version == 2 + 1, "and the name of the sink"
+        assert not failures_of(client.load("numbers").handle.contents())

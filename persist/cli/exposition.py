@@ -8,7 +8,7 @@ Families, beside those of `persist.metrics` (dots become underscores, counters e
     persist_seqno                        the last record of the log
     persist_collections                  how many there are
     persist_collection_<rows|bytes|parts|holds|unsealed_updates|since|upper>     by collection
-    persist_collection_failed            by collection: 1 if its last refresh, or its source, failed
+    persist_collection_failed            by collection: 1 if its last refresh, its source or a sink failed
     persist_collection_lag_seconds       by collection: how far its upper is behind now, if its times are moments
 
 A scrape costs one GET of the log, and one for each collection that has changed since the last one. Of more than
@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 import persist
 from persist.closing import Closes
-from persist.engine import failure_of
+from persist.engine import failures_of
 from persist.facts import Facts, KnownFacts
 from persist.metrics import Reading, readings
 from persist.notify import host_of, is_loopback, listening
@@ -85,7 +85,7 @@ def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
         "since": facts.since,
         "upper": facts.upper,
         "lag_seconds": facts.lag_s(now_s),
-        "failed": int(failure_of(facts.contents) is not None),
+        "failed": int(bool(failures_of(facts.contents))),
     }
     for name, value in values.items():
         if value is not None:

@@ -90,9 +90,6 @@ def print_health(health: "Health") -> None:
         lambda s: (s.source, len(s.collections), _ago(s.behind_s), _bytes(s.behind_bytes)),
         right=(1, 2, 3),
     )
-    failed = [(v.view, v.failed) for v in health.views if v.failed]
-    failed += [(s.source, s.failed) for s in health.sources if s.failed]
-    _section("failed", failed, ("last", "error"), lambda f: (f[0], f[1].at, f[1].error))
     _section(
         "sinks",
         health.sinks,
@@ -102,6 +99,10 @@ def print_health(health: "Health") -> None:
         ),
         right=(1, 2, 3),
     )  # fmt: skip
+    failed = [(v.view, v.failed) for v in health.views if v.failed]
+    failed += [(s.source, s.failed) for s in health.sources if s.failed]
+    failed += [(s.sink, s.failed) for s in health.sinks if s.failed]
+    _section("failed", failed, ("last", "error"), lambda f: (f[0], f[1].at, f[1].error))
     _section(
         "history kept back of",
         health.kept_back,

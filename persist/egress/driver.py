@@ -22,6 +22,7 @@ from persist.blob import Backoff
 from persist.client import Client, open
 from persist.egress.feed import Feed
 from persist.egress.sink import Piece, Sink
+from persist.engine import CollectionHandle, failures_told, tell_failure, tell_success
 from persist.errors import InvalidUsage, TargetUnavailable
 from persist.ingest import check_no_options, checked, described
 from persist.settings import Location
@@ -91,13 +92,20 @@ def egress(
             stack.callback(feed.close)
         if drop:
             return _dropped(client, writing, feeds)
-        return _Egress(client, writing, feeds, once, stop or threading.Event()).run()
+        with failures_told([_first_of(feeds)], writing.hold):
+            return _Egress(client, writing, feeds, once, stop or threading.Event()).run()
 
 
 def _dropped(client: Client, sink: Sink, feeds: Sequence[Feed]) -> Egressed:
     names = tuple(feed.leaving.name for feed in feeds if feed.release())
+    tell_success([_first_of(feeds)], sink.hold)
     sink.forget(_id_of(client), [feed.leaving for feed in feeds])
     return Egressed(sink.name, 0, 0, {}, names)
+
+
+def _first_of(feeds: Sequence[Feed]) -> CollectionHandle:
+    """Return the collection that says what is wrong with a sink."""
+    return min(feeds, key=lambda feed: feed.leaving.name).handle
 
 
 def _id_of(client: Client) -> str:
@@ -150,7 +158,7 @@ class _Egress:
 
     def _take(self, step: Sequence[Piece]) -> None:
         taken = self.sink.take(step)
-        self._tries = None
+        self._succeeded()
         for feed in self.feeds:
             for piece in step:
                 if piece.leaving.id == feed.leaving.id:
@@ -164,13 +172,21 @@ class _Egress:
                 feed.keep()
 
     def _wait(self, problem: TargetUnavailable) -> None:
-        """Wait a while before the target is asked again; raise what is wrong, if it has been so for long."""
+        """Wait a while before the target is asked again; raise what is wrong, if it has been so for long.
+
+        The location is told of it.
+        """
+        tell_failure([_first_of(self.feeds)], problem, self.sink.hold)
         if self.once:
             raise problem
         self._tries = self._tries or Backoff(self.client.engine.clock, RETRY_S, first_s=0.2, bound_max_s=5.0)
         if self.stop.is_set() or not self._tries.wait():
             raise problem
         logger.warning("%s; it is tried again", problem)
+
+    def _succeeded(self) -> None:
+        self._tries = None
+        tell_success([_first_of(self.feeds)], self.sink.hold)
 
     def _steps(self) -> Iterator[list[Piece]]:
         """Yield steps; each is taken before the next one is asked for."""
@@ -242,6 +258,7 @@ class _Egress:
 
     def _look(self, wanted: Any) -> bool:
         """Wait until a collection has what is wanted, or a second has passed; return whether this is to go on."""
+        self._succeeded()  # The target answered, and has all.
         if not self.stop.is_set():
             self.client.engine.follower.wait_for(lambda: any(wanted(*each) for each in self._at_once()) or None, WAIT_S)
         return not self.stop.is_set()

@@ -10,7 +10,7 @@ from persist.engine.collection_handle import LATEST, CollectionHandle
 from persist.engine.commit import Commit
 from persist.engine.engine import Engine
 from persist.engine.evolving import WantedEvolution, evolve
-from persist.engine.failures import failure_of, failures_told, tell_failure, tell_success
+from persist.engine.failures import failures_of, failures_told, tell_failure, tell_success
 from persist.engine.keyed import (
     AskedEvents,
     check_upserts,

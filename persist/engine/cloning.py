@@ -32,6 +32,7 @@ from persist.blob import Indeterminate, MissingBlob
 from persist.codecs import Part
 from persist.compact import Rewrite
 from persist.engine.collection_handle import LATEST, CollectionHandle
+from persist.engine.failures import is_of_failures
 from persist.engine.opening import handle_on
 from persist.errors import CollectionExists, Superseded, UploadExpired
 from persist.log import Keyframe, Numbers, Words, kinds
@@ -177,7 +178,8 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
         ),
     ]
     about = contents.about
-    if about.comment or about.properties or about.columns:
+    properties = {name: text for name, text in about.properties.items() if not is_of_failures(name)}
+    if about.comment or properties or about.columns:
         columns = {column: Words(said.comment, {**said.properties}) for column, said in about.columns.items()}
-        steps.append(kinds.Describe(id_, Words(about.comment, {**about.properties}), columns))
+        steps.append(kinds.Describe(id_, Words(about.comment, {**properties}), columns))
     return steps if contents.retention is None else [*steps, kinds.SetRetention(id_, contents.retention)]

@@ -1,8 +1,9 @@
-"""Why a collection came no further: the last failure of what fills it, kept in what the collection says of itself.
+"""Why a collection came no further: the last failure of what fills it, or of a sink, in what it says of itself.
 
 A refresh or a source that fails writes one record with the property `failed` of the collections that it fills: when, in
-which process, and what the error was. The next success takes it back. So nothing is written or asked while all goes
-well, and whoever opens the location can see why a process that is gone came no further.
+which process, and what the error was. A sink writes `failed.<its hold>` of the first of its collections. The next
+success takes it back. So nothing is written or asked while all goes well, and whoever opens the location can see why a
+process that is gone came no further.
 
 - The same failure is told again after `RETOLD_S` at the earliest: a process that is started again and again does not
   fill the log.
@@ -14,7 +15,7 @@ well, and whoever opens the location can see why a process that is gone came no 
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -34,7 +35,7 @@ from persist.shown import plain, without_secrets
 from persist.state import CollectionState
 
 logger = logging.getLogger(__name__)
-FAILED = "failed"  # A property of collections.
+FAILED = "failed"  # A property of collections; of a sink, a point and the name of its hold follow.
 RETOLD_S = 300.0
 TEXT_MAX = 400
 NOT_TOLD = (Conflict, Unavailable, Indeterminate, ClientClosed, CollectionNotFound, ReadOnly)
@@ -51,28 +52,41 @@ class Failure(msgspec.Struct, frozen=True):
     error: str
 
 
-def failure_of(contents: CollectionState) -> Failure | None:
-    """Return the last failure of what fills a collection; None if it has succeeded since."""
-    told = contents.about.properties.get(FAILED)
-    try:
-        return None if told is None else msgspec.json.decode(told, type=Failure)
-    except msgspec.MsgspecError:
-        return None  # A user's own property of that name.
+def failures_of(contents: CollectionState) -> dict[str, Failure]:
+    """Return the last failures by the hold of a sink, or "" for what fills a collection; none that has succeeded since.
+
+    What a user says by such a name is none.
+    """
+    found = {}
+    for name, told in contents.about.properties.items():
+        if is_of_failures(name):
+            with suppress(msgspec.MsgspecError):
+                found[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(told, type=Failure)
+    return found
+
+
+def is_of_failures(name: str) -> bool:
+    """Return whether a property of that name tells of a failure."""
+    return name == FAILED or name.startswith(FAILED + ".")
 
 
 @contextmanager
-def failures_told(handles: Sequence[CollectionHandle]) -> Iterator[None]:
-    """Let collections tell of the failure of what is done in the block, or that it succeeds again."""
+def failures_told(handles: Sequence[CollectionHandle], sink: str = "") -> Iterator[None]:
+    """Let collections tell of the failure of what is done in the block, or that it succeeds again.
+
+    Args:
+        sink: the hold of the sink that fails, or "" if it is what fills them.
+    """
     try:
         yield
     except Exception as error:
         if not isinstance(error, NOT_TOLD):
-            tell_failure(handles, error)
+            tell_failure(handles, error, sink)
         raise
-    tell_success(handles)
+    tell_success(handles, sink)
 
 
-def tell_failure(handles: Sequence[CollectionHandle], error: Exception) -> None:
+def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: str = "") -> None:
     """Let collections tell of a failure. If that fails, too, it is logged, and no error."""
     if not handles:
         return
@@ -82,16 +96,16 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception) -> None:
         columns = {name for each in handles for name in each.schema.names}
         told = _text_of(error, {*engine.follower.state.names(), *columns})
         failure = Failure(now_ms, engine.writer("tell_failure").name, told)
-        stale = [each for each in handles if _is_news(failure_of(each.known()), failure)]
-        _say(stale, msgspec.json.encode(failure).decode())
+        stale = [each for each in handles if _is_news(failures_of(each.known()).get(sink), failure)]
+        _say(stale, sink, msgspec.json.encode(failure).decode())
     except PersistError as problem:
         logger.warning("the location could not be told of a failure: %s", problem)
 
 
-def tell_success(handles: Sequence[CollectionHandle]) -> None:
+def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
     """Take back that what fills collections failed, where they say so. Cost: nothing if they do not."""
     try:
-        _say([each for each in handles if failure_of(each.known()) is not None], None)
+        _say([each for each in handles if sink in failures_of(each.known())], sink, None)
     except PersistError as problem:
         logger.warning("the location could not be told of a success: %s", problem)
 
@@ -100,9 +114,10 @@ def _is_news(before: Failure | None, now: Failure) -> bool:
     return before is None or before.error != now.error or now.at_ms - before.at_ms >= RETOLD_S * 1000
 
 
-def _say(handles: Sequence[CollectionHandle], text: str | None) -> None:
+def _say(handles: Sequence[CollectionHandle], sink: str, text: str | None) -> None:
     if handles:
-        steps = [describe_step(each, None, {FAILED: text}, None, None) for each in handles]
+        name = f"{FAILED}.{sink}" if sink else FAILED
+        steps = [describe_step(each, None, {name: text}, None, None) for each in handles]
         handles[0].engine.submit("failed", steps, {each.id: each.name for each in handles}).result()
 
 

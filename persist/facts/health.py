@@ -23,7 +23,7 @@ import persist
 from persist.codecs import TIME_MAX
 from persist.compact import must_destroy, next_work
 from persist.egress import SINK
-from persist.engine import failure_of
+from persist.engine import failures_of
 from persist.facts.surveys import THREADS, Facts, KnownFacts, hold_for_people, names_by_id
 from persist.ingest import BEHIND, SOURCE
 from persist.log import collection_part, read_record, table_root
@@ -96,9 +96,11 @@ class Fed:
     """A sink, and the collections that it gets.
 
     Attributes:
+        sink: what it is called; the name of its hold if it failed before it had one.
         behind_s: how far what was sent is behind what is sealed, of the collection that lags most; None if times have
             no moments.
         behind_bytes: of parts with updates that were not sent yet.
+        failed: why nothing was sent; None if the last attempt succeeded.
     """
 
     sink: str
@@ -106,6 +108,7 @@ class Fed:
     collections: tuple[str, ...]
     behind_s: float | None
     behind_bytes: int
+    failed: "Failed | None" = None
 
 
 @dataclass(frozen=True)
@@ -254,8 +257,8 @@ def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
     )
 
 
-def _failed(facts: Facts) -> Failed | None:
-    failure = failure_of(facts.contents)
+def _failed(facts: Facts, sink: str = "") -> Failed | None:
+    failure = failures_of(facts.contents).get(sink)
     return None if failure is None else Failed(_moment(failure.at_ms / 1000), failure.by, failure.error)
 
 
@@ -277,19 +280,24 @@ def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float)
 
 
 def _sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[Fed, ...]:
-    fed = defaultdict[tuple[str, str], list[tuple[str, float | None, int]]](list)
+    """Return the sinks that have a hold, and those that failed before they had one, by the names of their holds."""
+    fed = defaultdict[tuple[str, str], list[tuple[Facts, float | None, int]]](list)
     for facts in all_facts:
-        for name, sink in facts.contents.about.properties.items():
-            hold = name.removeprefix(SINK)
-            if name.startswith(SINK) and (held := facts.contents.holds.get(hold)) is not None:
-                fed[sink, hold].append((facts.name, *_unsent(client, facts, held.time)))
+        said, held = facts.contents.about.properties, facts.contents.holds
+        sinks = {name.removeprefix(SINK): sink for name, sink in said.items() if name.startswith(SINK)}
+        for hold in {*sinks, *failures_of(facts.contents)} - {""}:
+            if hold in sinks and hold in held:
+                fed[sinks[hold], hold].append((facts, *_unsent(client, facts, held[hold].time)))
+            elif _failed(facts, hold):
+                fed[hold, hold].append((facts, None, facts.bytes))
     return tuple(
         Fed(
             sink,
             hold,
-            tuple(name for name, _, _ in some),
+            tuple(facts.name for facts, _, _ in some),
             max((lag for _, lag, _ in some if lag is not None), default=None),
             sum(left for _, _, left in some),
+            next((failed for facts, _, _ in some if (failed := _failed(facts, hold))), None),
         )
         for (sink, hold), some in sorted(fed.items())
     )

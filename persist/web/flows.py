@@ -83,6 +83,7 @@ class Flows:
                 {**asdict(source), "wrote": [wrote(name) for name in source.collections][:1]}
                 for source in health.sources
             ],
+            "sinks": [asdict(sink) for sink in health.sinks],
             "followers": [each for facts in all_facts for each in _follower_lags(facts)],
             "holds": [hold for facts in all_facts for hold in _holds(self._client, facts)],
             "kept_back": [asdict(kept) for kept in health.kept_back],

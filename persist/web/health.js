@@ -22,10 +22,10 @@ export async function openHealth() {
     list("holds", told.holds, ["collection", "held by", "process", "time", "keeps history back"], (h) => [linkTo(h.collection), h.hold, h.holder ?? "–", time(h.time, h.moment), h.keeps_back ? "yes" : "no"], "Nobody holds history.");
     list("waiting", told.waiting, ["collection", "why", "size", "until", "waits for"], (w) => [w.collection, w.why, w.bytes === null ? "?" : bytes(w.bytes), w.until, w.waits_for], "Nothing waits to be deleted.");
     list("clients", Object.entries(told.clients), ["client", "does"], (c) => c, "No client has a lease.");
-    for (const name of ["views", "sources", "followers", "lagging", "holds", "waiting"]) {
+    for (const name of ["views", "sources", "sinks", "followers", "lagging", "holds", "waiting"]) {
       const left = told[`${name}_total`] - told[name].length;
       const notes = left ? [`${counted(left)} more are not shown: persist status --json has them.`] : [];
-      for (const each of told[name]) if (each.failed) notes.push(`${each.view ?? each.source} failed at ${each.failed.at}, in ${each.failed.by}: ${each.failed.error}`);
+      for (const each of told[name]) if (each.failed) notes.push(`${each.view ?? each.source ?? each.sink} failed at ${each.failed.at}, in ${each.failed.by}: ${each.failed.error}`);
       $(`${name}-note`).textContent = visible(notes.join(" · "));
     }
   };
