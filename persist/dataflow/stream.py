@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pyarrow as pa
-import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, SchemaMismatch
@@ -503,13 +502,6 @@ class Grouped:
                 f"top_k: {len(down)} directions for {len(names)} columns: give one for each, or one for all"
             )
         mapped, values = self._whole()
-        for name in values:
-            kind = mapped.schema.field(name).type
-            if pat.is_interval(kind):
-                raise SchemaMismatch(
-                    f"top_k: column {name!r} is of type {kind}, which has no order, and every column decides where "
-                    "others agree: leave it out with project(), or map it to what has an order"
-                )
         return self._reduce(
             mapped,
             values,

@@ -34,6 +34,7 @@ from persist.expression.sql_numbers import cast, ordered
 from persist.expression.term import DUCKDB
 
 VALUE_BYTES_MAX = 16 << 20
+_INTERVAL_HOURS = 2**63 // 3_600_000_000_000
 _QUOTED = re.compile("""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
 EXPRESSIONS_KEPT = 64  # Of all threads together.
 _MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
@@ -67,11 +68,16 @@ def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
                 numbers_of[id(column)] = len(columns)
         texts.append(_renumbered(text, tuple(numbers_of[id(column)] for column in given)))
     table = pa.table({f"${number}": column for number, column in enumerate(columns, 1)})
+    texts += [f"date_part('hour', {text})" for text, call in zip(texts, calls, strict=True) if pat.is_interval(call[2])]
     try:
         made = _bound(tuple(texts), table.schema, get_ident()).of(table)
     except duckdb.Error as error:
         raise ValueError(str(error).split("\n")[0]) from error
-    return [_checked(column, kind) for column, (_, _, kind) in zip(made.columns, calls, strict=True)]
+    for hours in made.columns[len(calls) :]:
+        most = pc.max(pc.abs(hours)).as_py()
+        if most is not None and most >= _INTERVAL_HOURS:  # Arrow counts nanoseconds, and DuckDB gives it what is left.
+            raise ValueError("an interval has up to 292 years of hours, minutes and seconds")
+    return [_checked(column, kind) for column, (_, _, kind) in zip(made.columns[: len(calls)], calls, strict=True)]
 
 
 @lru_cache(1024)

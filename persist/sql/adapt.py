@@ -165,7 +165,7 @@ class Adapter:
             if comparison == "INVALID":
                 rest.append(self._of.one(clause["left"]))
                 continue
-            one, other = self._of.one(clause["left"]), self._of.one(clause["right"])
+            one, other = self._of.compared(clause["left"]), self._of.compared(clause["right"])
             if comparison == "COMPARE_EQUAL":
                 equal.append((one, other))
             elif comparison == "COMPARE_NOT_DISTINCT_FROM":
@@ -204,7 +204,7 @@ class Adapter:
             comparison = clause["comparison"]
             if comparison not in ("COMPARE_EQUAL", "COMPARE_NOT_DISTINCT_FROM", *_NEAREST):
                 raise InvalidUsage("an ASOF JOIN has columns that are equal, and one that is nearest, and nothing else")
-            one, other = self._of.one(clause["left"]), self._of.one(clause["right"])
+            one, other = self._of.compared(clause["left"]), self._of.compared(clause["right"])
             if comparison in _NEAREST:
                 nearest.append((one, other, comparison))
             else:
@@ -268,6 +268,8 @@ class Adapter:
                 "is not supported in a view: say count(*) >= 0 AND what you ask, or use WHERE"
             )
         sets = plan.get("grouping_sets") or [list(range(len(keys)))]
+        if len(sets) > 1:  # DuckDB shows one of the intervals where the column is not grouped by.
+            self._refuse_intervals(types_of(Project(node, keys)), "ROLLUP, CUBE or GROUPING SETS")
         groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
         return Aggregate(node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings)
 
@@ -331,9 +333,14 @@ class Adapter:
 
     def _set_operation(self, plan: Json, how: Any) -> Node:
         left, right = self._child(plan), self._child(plan, 1)
+        self._refuse_intervals(types_of(left), how.upper())
         if plan.get("setop_all"):
             return SetOperation(how, left, right)
         return SetOperation(how, Distinct(left), Distinct(right))
+
+    def _refuse_intervals(self, kinds: Sequence[str], what: str) -> None:
+        if "interval" in kinds:
+            raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
 
     def window(self, plan: Json) -> Node:
         return Window(self._child(plan), tuple(map(self._of.window, plan["expressions"])))
@@ -351,6 +358,8 @@ class Adapter:
         if plan.get("key_targets") or plan.get("payload_aggregates"):
             raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
         anchor, step = self._child(plan), self._child(plan, 1)
+        if not plan.get("union_all"):
+            self._refuse_intervals(types_of(anchor), "WITH RECURSIVE with UNION")
         if any(isinstance(node, Temporal) for node in every(step)):
             raise InvalidUsage("_now() is not supported in the step of WITH RECURSIVE: compare it before, or after")
         return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step)

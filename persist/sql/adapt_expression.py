@@ -11,7 +11,7 @@ from persist.expression import Call, Lit, Place, PythonFunction, Term, calls, is
 from persist.sql.algebra import Aggregation, Frame, Order, WindowCall
 from persist.sql.by_duckdb import Text, bare, is_json, is_nested, name_of, shown_type
 from persist.sql.duck import place
-from persist.sql.types import constant, of_duckdb, to_arrow
+from persist.sql.types import constant, has_interval, of_duckdb, to_arrow
 
 Json = dict[str, Any]
 _NOWHERE = 2**64 - 1
@@ -64,11 +64,15 @@ WINDOWS = {
 }  # fmt: skip
 _BETWEEN = ("DOUBLE", "FLOAT", "DECIMAL", "TIME")  # What medians are of that may lie between two values.
 _BITS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
+_OF_INTERVALS = (
+    *("first", "last", "any", "min", "max", "arg_min", "arg_max"),
+    *("lag", "lead", "first_value", "last_value", "nth_value"),
+)
 _EXCLUDED = {"NO_OTHER": "", "CURRENT_ROW": "current row", "GROUP": "group", "TIES": "ties"}
 _NOT_DEFINITE = (
     *("random", "now", "current_timestamp", "current_date", "current_time", "today", "uuid", "gen_random_uuid"),
     *("get_current_timestamp", "current_localtimestamp", "current_localtime", "transaction_timestamp", "nextval"),
-    *("localtime", "localtimestamp", "setseed", "get_current_time", "txid_current", "pg_sleep", "sleep_ms", "age"),
+    *("localtime", "localtimestamp", "setseed", "get_current_time", "txid_current", "pg_sleep", "sleep_ms"),
 )
 
 
@@ -120,9 +124,12 @@ class Expressions:
 
     def type_of(self, kind: Json, node: Json) -> str:
         try:
-            return of_duckdb(kind)
+            name = of_duckdb(kind)
         except InvalidUsage as error:
             self.refuse(str(error), node)
+        if is_nested(kind) and has_interval(name):
+            self.refuse("lists, structs and maps hold no intervals in a view: take their lengths, epoch_us(…)", node)
+        return name
 
     def every(self, nodes: Any) -> tuple[Term, ...]:
         return tuple(map(self.one, nodes or ()))
@@ -170,10 +177,19 @@ class Expressions:
             arguments += [self.one(check["when_expr"]), self.one(check["then_expr"])]
         return sql_call("case", to_arrow(kind), *arguments, self.one(node["else_expr"]), at=self._at(node))
 
+    def compared(self, node: Json) -> Term:
+        """Return one expression as what it is compared by: of an interval, its microseconds."""
+        if (node.get("return_type") or {}).get("id") != "INTERVAL":
+            return self.one(node)
+        # DuckDB puts this around intervals that it compares: months become days there, which these have, too.
+        bare_ = node["children"][0] if name_of(node) == "normalized_interval" else node
+        return sql_call("duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.one(bare_), at=self._at(node))
+
     def _between(self, node: Json) -> Term:
         low = "greater_equal" if node.get("lower_inclusive", True) else "greater"
         high = "less_equal" if node.get("upper_inclusive", True) else "less"
-        return _between(low, high, *self.every([node[name] for name in ("input", "lower", "upper")]), at=self._at(node))
+        value, least, greatest = (self.compared(node[name]) for name in ("input", "lower", "upper"))
+        return _between(low, high, value, least, greatest, at=self._at(node))
 
     def _is_by_duckdb(self, node: Json) -> bool:
         """Return whether DuckDB computes a call itself: what views have no function for, and what is of lists, structs
@@ -233,15 +249,11 @@ class Expressions:
 
     def _call(self, node: Json) -> Term:
         name = name_of(node)
-        if name in _NOT_DEFINITE:
+        if name in _NOT_DEFINITE or (name == "age" and len(node["children"]) == 1):  # Until today.
             self.refuse(
                 f"{name}() gives something else each time, and a view is the same whenever it is computed: keep the "
                 "value in a collection, and join with it",
                 node,
-            )
-        if name == "normalized_interval":  # DuckDB puts it around intervals that it compares.
-            self.refuse(
-                "intervals are not compared, ordered or grouped in a view: add them to a moment, and compare that", node
             )
         function = _of_python(node)
         if function is not None:
@@ -249,8 +261,9 @@ class Expressions:
         if self._is_by_duckdb(node):
             return self._by_duckdb(node)
         kind = self.type_of(node.get("return_type", {"id": "BOOLEAN"}), node)
-        arguments = self.every(node.get("children"))
         type_, at = node["type"], self._at(node)
+        is_comparison = type_.startswith("COMPARE_")
+        arguments = tuple(map(self.compared if is_comparison else self.one, node.get("children") or ()))
         if type_ == "OPERATOR_CAST":
             given = self.type_of(node["arguments"][0], node)
             if given == "null" and isinstance(arguments[0], Lit | Place):
@@ -315,8 +328,8 @@ class Expressions:
         return arguments
 
     def _refuse_interval(self, node: Json, name: str) -> None:
-        if self.type_of(node["return_type"], node) == "interval":
-            self.refuse(f"{name}() of intervals is not supported in a view: add them to a moment before", node)
+        if AGGREGATES.get(name, name) not in _OF_INTERVALS and self.type_of(node["return_type"], node) == "interval":
+            self.refuse(f"{name}() of intervals is not supported in a view: take it of epoch_us(…), their length", node)
 
     def window(self, node: Json) -> WindowCall:
         """Return one window function."""
@@ -362,6 +375,8 @@ class Expressions:
             return ("rows" if mode.endswith("ROWS") else "range", 0), None
         expression = node[f"{which}_expr"]
         if mode.endswith("RANGE"):
+            if (expression.get("return_type") or {}).get("id") == "INTERVAL":
+                self.refuse("a frame of RANGE over intervals is not supported in a view: order by epoch_us(…)", node)
             return ("value", 0), self.one(expression)
         offset = self.whole(expression, "an offset of a frame")
         if offset < 0:

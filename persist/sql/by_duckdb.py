@@ -17,8 +17,8 @@ Json = dict[str, Any]
 # What depends on the connection, on DuckDB's version, or on types that columns cannot have.
 _NOT_DEFINITE = frozenset(
     (
-        *("age", "alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key"),
-        *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql", "normalized_interval", "stats"),
+        *("alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key"),
+        *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql", "stats"),
         *("parse_duckdb_log_message", "to_aggregate_state", "vector_type", "version", "write_log", "getvariable"),
         *("now", "today", "transaction_timestamp", "get_current_timestamp", "get_current_time", "current_date"),
     )

@@ -4,16 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+import pyarrow as pa
+
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
-from persist.expression import Call, Place, Term
+from persist.expression import Call, Lit, Place, Term, sql_call
 from persist.sql.adapt import Adapter
 from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of
 from persist.sql.duck import Columns, bound, names_column, place, tables_of
 from persist.sql.lower_join import with_constants
 from persist.sql.prune import types_of
 from persist.sql.temporal import MARK
-from persist.sql.types import Unreadable, of_arrow
+from persist.sql.types import Unreadable, of_arrow, to_arrow
 
 _ROW_ID = "rowid"
 LEVELS_MAX = 250  # Rewriting takes two calls of Python for each, of the 1000 that may be under way at once.
@@ -21,7 +23,12 @@ _TOO_DEEP = (
     "the query nests deeper than views can take, which is about 100 subqueries or 200 operators in each other: make "
     "views of its parts, or write a long chain in parentheses, as (a + b) + (c + d)"
 )
-_NOT_STORED = ("interval", "null")
+_STORED_INTERVAL = 'struct("months" int32,"days" int32,"micros" int64)'
+_PARTS_OF_INTERVAL = """CASE WHEN "$1" IS NOT NULL THEN {
+    'months': CAST(12 * date_part('year', "$1") + date_part('month', "$1") AS INTEGER),
+    'days': CAST(date_part('day', "$1") AS INTEGER),
+    'micros': 60000000 * (60 * date_part('hour', "$1") + date_part('minute', "$1")) + date_part('microsecond', "$1")
+} END"""
 
 
 def mentioned(sql: str, names: Sequence[str]) -> list[str]:
@@ -88,8 +95,20 @@ def _planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, l
     plan = with_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
     if _levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
-    columns = bound_query.columns(types_of(plan))
-    return plan, columns
+    return _stored(plan, bound_query.columns(types_of(plan)))
+
+
+def _stored(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node, list[tuple[str, str]]]:
+    """Return a plan and its columns with intervals as structs, as which collections have them."""
+    if not any(kind == "interval" for _, kind in columns):
+        return plan, columns
+    text, arrow = Lit(pa.scalar(_PARTS_OF_INTERVAL)), to_arrow(_STORED_INTERVAL)
+    outputs = (
+        sql_call("duckdb", arrow, text, Place(at)) if kind == "interval" else Place(at)
+        for at, (_, kind) in enumerate(columns)
+    )
+    stored = [(name, _STORED_INTERVAL if kind == "interval" else kind) for name, kind in columns]
+    return Project(plan, tuple(outputs)), stored
 
 
 @contextmanager
@@ -118,7 +137,7 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
             raise InvalidUsage(f"the query has two columns {name!r}: give one of them another name with AS")
         if name in ("_time", "_diff"):
             raise InvalidUsage(f"a column of a view cannot be called {name!r}: give it another name with AS")
-        if kind in _NOT_STORED:
+        if kind == "null":
             raise InvalidUsage(f"column {name!r} is of type {kind}, which collections cannot hold: cast it")
 
 

@@ -112,6 +112,11 @@ def is_nested(kind: str) -> bool:
     return bool(_parts(kind)[0])
 
 
+def has_interval(kind: str) -> bool:
+    """Return whether a type is of intervals, or has them inside."""
+    return kind == "interval" or any(has_interval(part) for _, part in _parts(kind)[1])
+
+
 def _nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
     named = form == "struct"
     return f"{form}({','.join(f'{json.dumps(name)} {kind}' if named else kind for name, kind in parts)})"

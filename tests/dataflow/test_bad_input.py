@@ -256,19 +256,6 @@ def test_an_empty_frontier_of_an_input_completes_it() -> None:
             running["a"].insert([((1, 1), 10**18, 1)])
 
 
-def test_the_first_records_of_what_has_no_order_are_an_error_when_the_program_is_built() -> None:
-    month = pa.scalar((1, 0, 0), pa.month_day_nano_interval())
-    x = Program("p").input("x", key={"k": pa.int64()}, value={"s": pa.string()}).extend(l=lit(month))
-    for by in ("l", "s"):
-        with pytest.raises(SchemaMismatch, match=r"top_k: column 'l' is of type month_day_nano.*leave it out"):
-            x.group_by("k").top_k(1, by)
-    with pytest.raises(SchemaMismatch, match=r"top_k: column 'l'"):
-        x.upsert("k", order_by="s")
-    with pytest.raises(SchemaMismatch, match=r"agg: m is the min of values of type month_day_nano_interval"):
-        x.group_by("k").agg(m=col("l").min())
-    x.project("k", "s").upsert("k", order_by="s")
-
-
 @pytest.mark.parametrize("name", ["a/b", "a..b"])
 def test_a_program_name_that_its_holds_cannot_have_is_an_error_when_the_program_is_built(name: str) -> None:
     with pytest.raises(InvalidUsage, match=r"program name 'a.*cannot be part of the name of its holds"):

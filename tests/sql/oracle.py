@@ -79,6 +79,10 @@ def comparable(value: Any) -> Any:
         return tuple(map(comparable, value))
     if isinstance(value, tuple):  # A struct without names.
         return tuple((f"v{number}", comparable(each)) for number, each in enumerate(value, 1))
+    if isinstance(value, datetime.timedelta):
+        return "interval", value
+    if isinstance(value, dict) and [*value] == ["months", "days", "micros"]:
+        return "interval", datetime.timedelta(30 * value["months"] + value["days"], 0, value["micros"])
     if isinstance(value, dict):
         return tuple((key, comparable(each)) for key, each in value.items())
     return value

@@ -161,3 +161,24 @@ def test_one_function_that_raises_is_told_with_its_record_though_others_are_comp
     view = client.create_view("v", "SELECT id, reverse(a) AS r, CAST(a AS INTEGER) AS n FROM t")
     with pytest.raises(OperatorFailed, match="two"):
         view.refresh()
+
+
+def test_intervals_are_stored_as_their_months_days_and_microseconds() -> None:
+    with persist.open("memory://intervals") as client:
+        given = client.create_or_load("given", key={"id": int}, value={"days": int, "micros": int})
+        rows = [(1, (400, -5)), (2, (None, 3)), (3, (-1, 90_061_000_001)), (4, (-1, 2**62))]
+        given.write(rows[:3], time=1, seal=2).result()
+        asked = "SELECT id, to_months(days) + to_days(days) + to_microseconds(micros) AS i FROM given"
+        view = client.create_view("v", asked)
+        again = "to_months(i.months) + to_days(i.days) + to_microseconds(i.micros)"
+        above = client.create_view("above", f"SELECT id, {again} > INTERVAL 1 DAY AS is_long FROM v", key=["id"])
+        above.refresh()
+        kept = [{"months": m, "days": m, "micros": n} for _, (m, n) in rows[:3]]
+        assert view.snapshot().to_arrow()["i"].to_pylist() == [kept[0], None, kept[2]]
+        assert sorted(above.snapshot().rows()) == [(1, True), (2, None), (3, False)]
+        given.write(rows[3:], time=2, seal=3).result()
+        with pytest.raises(OperatorFailed):  # 292 years of microseconds.
+            view.refresh()
+        given.write([(rows[3], 3, -1)], seal=4).result()
+        view.refresh()
+        assert view.snapshot().count() == 3

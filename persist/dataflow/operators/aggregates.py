@@ -85,8 +85,6 @@ def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
         if kind == "sum" and pat.is_decimal128(of):
             return pa.decimal128(38, of.scale)
         raise SchemaMismatch(f"agg: {name} is the {kind} of values of type {of}, which are not numbers; cast them")
-    if pat.is_interval(of):
-        raise SchemaMismatch(f"agg: {name} is the {kind} of values of type {of}, which have no order")
     return of
 
 

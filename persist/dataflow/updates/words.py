@@ -382,13 +382,19 @@ def _of_floats(array: pa.Array) -> Ints:
     return words
 
 
+def _length(interval: Any) -> tuple[Any, ...]:
+    """Return what intervals are ordered by: their length, where a month has 30 days, then their months and days."""
+    if interval is None:
+        return (True,)
+    months, days, nanoseconds = interval
+    return (False, (30 * months + days) * 86_400_000_000_000 + nanoseconds, months, days)
+
+
 def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     """Return numbers that are in the order of the values that words stand for; NULL comes last.
 
     Nested values are in the order of `persist.codecs.order.ordering`, which is that of the rows of collections.
-
-    Raises:
-        InvalidUsage: values of this type have no order.
+    Intervals are in the order of their lengths.
     """
     if is_ordered(kind) and (not len(words) or words.max() < _MAGNITUDE):
         return np.where(words == NULL, _MAGNITUDE, words)
@@ -400,10 +406,11 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     if pat.is_nested(kind):
         table = canonical(pa.table({"values": domain.decode(distinct, kind)}))
         return int64_values(order_keys(table, ["values"])[0]).take(at)
-    try:
-        order = pc.array_sort_indices(domain.decode(distinct, kind), null_placement="at_end").to_numpy()
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise InvalidUsage(f"values of type {kind} have no order: {error}") from error
+    if pat.is_interval(kind):
+        values = domain.decode(distinct, kind).to_pylist()
+        order = np.array(sorted(range(len(values)), key=lambda row: _length(values[row])), np.int64)
+        return np.argsort(order).take(at)
+    order = pc.array_sort_indices(domain.decode(distinct, kind), null_placement="at_end").to_numpy()
     places = np.empty(len(distinct), np.int64)
     places[order] = np.arange(len(distinct))
     return places.take(at)
