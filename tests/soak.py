@@ -16,6 +16,7 @@ KINDS = {
     "corruption": "tests.corruption.soak",
     "fuzz": "tests.fuzz.soak",
     "sql": "tests.sql.soak",
+    "year": "tests.year.soak",
 }
 
 

@@ -117,7 +117,7 @@ def maintain(
         while True:
             done: dict[str, int] = {}
             try:
-                done = _maintained(client, not no_refresh)
+                done = maintain_once(client, refreshes=not no_refresh)
             except persist.PersistError as error:
                 if every is None:
                     raise
@@ -128,7 +128,7 @@ def maintain(
                 return OK
 
 
-def _maintained(client: "persist.Client", refreshes: bool) -> dict[str, int]:
+def maintain_once(client: "persist.Client", *, refreshes: bool = True) -> dict[str, int]:
     """Do what is due; return how much there was of what. Of several errors the first is raised, after all was tried."""
     from persist.cli.naming import refreshed_together
     from persist.facts import health_of

@@ -15,6 +15,7 @@ from persist.replica.checkpoint import (
     load_base,
     load_contents,
     read_checkpoint,
+    stored_checkpoint,
     stored_checkpoints,
     write_checkpoint,
 )

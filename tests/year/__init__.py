@@ -1,0 +1,33 @@
+"""A year in the life of one location, in the time that its work takes: `scripts/soak year`.
+
+Suites show that a call does what it should. This shows what only age shows: memory that grows, objects that stay,
+operations that slow down. Nothing is shortened. Leases, grace and retention have the defaults of the library, and are
+met, because all clients and the store share a clock that moves only when the scenario lets it.
+
+The store        A folder on a file system in memory, `DatedFiles`: the production store for files, without fsync. It
+                 dates its files by the shared clock, and can be given a size beyond which it is full.
+The writer       One client that is open all year. Commits come at random moments. A third of the plain collections'
+                 share goes to thirty hot ones. Bags get retractions and insertions, keyed collections upserts and
+                 deletions, and some commits are of several collections. Contents do not grow, so growth is a fault.
+The maintainer   A second client that is open all year, and does every six hours what `persist maintain` does, by the
+                 function behind that command: it refreshes views, compacts, and collects garbage.
+Readers          Short-lived ones every day: a client opens, reads, and closes. A consumer follows a collection by name
+                 all year. Every ten days, a reader dies with a snapshot open, and its lease has to run out.
+The days         Collections are dropped and created every day. On stated days (`scenario.CALENDAR`), schemas evolve,
+                 records are erased, the disk is full, the location is lost and comes back from its backup of that
+                 morning, and the format is upgraded: the year begins with a location of an older release.
+The books        `books.py` is the model: what each collection holds, and held on evenings that can still be read. It
+                 shares no code with the library. Answers are compared every day for some collections, and in the end
+                 for all of them, with each view and what the consumer has made of its changes.
+
+Bounds are assertions, each looked at when a day ends (`bounds.py`):
+
+memory     A line through the resident bytes of all days after the first tenth rises by less than 5%.
+storage    Objects, and their bytes, are at most 1.6 times what is live or what retention keeps. `census.py` finds out
+           by the JSON of the store and by the documents what that is.
+speed      Of no operation, the 99th percentile of a span of days is above three times its median of the first day.
+           This counts processor time of the process, because others use the machine, too.
+answers    None is wrong, and nothing fails that should not.
+
+The first bound that breaks ends the run, with the day and by how much. `plants.py` has a fault for each of them.
+"""
