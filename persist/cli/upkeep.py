@@ -117,7 +117,7 @@ def maintain(
         while True:
             done: dict[str, int] = {}
             try:
-                done = maintain_once(client, refreshes=not no_refresh)
+                done = maintain_once(client, refreshes=not no_refresh, is_repeated=every is not None)
             except persist.PersistError as error:
                 if every is None:
                     raise
@@ -128,7 +128,7 @@ def maintain(
                 return OK
 
 
-def maintain_once(client: "persist.Client", *, refreshes: bool = True) -> dict[str, int]:
+def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeated: bool = False) -> dict[str, int]:
     """Do what is due; return how much there was of what. Of several errors the first is raised, after all was tried."""
     from persist.cli.naming import refreshed_together
     from persist.facts import health_of
@@ -141,14 +141,11 @@ def maintain_once(client: "persist.Client", *, refreshes: bool = True) -> dict[s
             done["views refreshed"] = sum(1 for _ in refreshed_together(client, {}))
         except persist.PersistError as error:
             failed = error
-    for name in client.collections():
-        try:
-            report = client.load(name).compact(only_due=True)
-            done["collections compacted"] += report != persist.CompactionReport()
-        except persist.errors.CollectionNotFound:
-            continue  # It was destroyed meanwhile.
-        except persist.PersistError as error:
-            failed = failed or error
+    try:
+        # One that is run again and again knows for how long what was retracted has waited; a single one does not.
+        done["collections compacted"] = client.engine.writer("maintain").compaction.sweep(destroys=not is_repeated)
+    except persist.PersistError as error:
+        failed = failed or error
     garbage = client.gc()
     done["blobs deleted"] = garbage.parts + garbage.lists + garbage.states + garbage.checkpoints + garbage.records
     if failed is not None:

@@ -14,7 +14,7 @@ import logging
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from persist.blob import Clock, StoreFull
 from persist.compact import Compactor, must_destroy
@@ -22,7 +22,7 @@ from persist.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.hold import ConsumerLeases, Leases
 from persist.replica import Follower
 from persist.settings import Settings
-from persist.state import CollectionState
+from persist.state import CollectionEntry, CollectionState
 
 COMMITS_MAX = 16  # Of one collection, before it is looked at without waiting for the interval.
 
@@ -70,18 +70,38 @@ class CompactionSchedule:
         sweeps = now_s >= self._sweep_at_s
         if sweeps:
             self._sweep_at_s = now_s + self._sweep_interval_s
+        self._look_after(
+            [entry for entry in state.entries.values() if sweeps or entry.contents is not None], self._is_overdue
+        )
+
+    def sweep(self, *, destroys: bool) -> int:
+        """Do what is due now in all collections; return in how many something was.
+
+        Args:
+            destroys: also destroy all that since has passed, as a process must that does not live to see it overdue.
+
+        Cost: a request for each collection of which this client does not know the contents, and the work itself.
+
+        Raises:
+            PersistError: as `tick`.
+        """
+        entries = self._follower.refresh().entries.values()
+        return self._look_after(entries, (lambda contents: True) if destroys else self._is_overdue)
+
+    def _look_after(self, entries: Iterable[CollectionEntry], is_overdue: Callable[[CollectionState], bool]) -> int:
+        worked = 0
         failed: PersistError | None = None
-        for id_, entry in state.entries.items():
-            if not sweeps and entry.contents is None:
-                continue
+        for entry in [*entries]:
+            id_ = entry.id
             try:
-                # As of the refresh above: a location of many idle collections must not cost requests for each.
+                # As of the last look: a location of many idle collections must not cost requests for each.
                 self._resolve(self._follower.known(id_, entry.name))
                 contents = self._follower.known(id_, entry.name)
-                is_overdue = self._is_overdue(contents)
-                if self._compactor.is_due(contents, destroy=is_overdue):
-                    self._compactor.compact(id_, entry.name, destroy=is_overdue)
-                    if is_overdue:  # What is retracted from now on waits anew.
+                destroys = is_overdue(contents)
+                if self._compactor.is_due(contents, destroy=destroys):
+                    self._compactor.compact(id_, entry.name, destroy=destroys)
+                    worked += 1
+                    if destroys:  # What is retracted from now on waits anew.
                         self._undestroyed.pop(id_, None)
                 for look_after in self.also:
                     look_after(self._follower.known(id_, entry.name))
@@ -94,6 +114,7 @@ class CompactionSchedule:
                 failed = failed or error
         if failed is not None:
             raise failed
+        return worked
 
     def committed(self, collection: str) -> bool:
         """Take note of a commit that added updates; tell whether there were so many that compaction is due."""

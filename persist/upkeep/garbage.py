@@ -172,8 +172,8 @@ class Garbage:
 
         Cost: LISTs of everything, a GET for each checkpoint and directory object kept and for the state of each
         collection, up to four commits and three checkpoints, and a few GETs for each 1,000 blobs that are deleted.
-        Memory: the part list of one collection, and the names of objects of checkpoints. Kept between two calls: 8 bytes
-        for each of these names, 32 MB at most.
+        Memory: the part list of one collection, and the names of objects of checkpoints. Kept between two calls: 8
+        bytes for each of these names, 32 MB at most.
 
         Raises:
             StoreFull: what could be deleted without a commit was, and there still is no room for one.
@@ -226,7 +226,9 @@ class Garbage:
 
     def _round(self, *only: frozenset[str], is_dry: bool = False, done: Done = lambda count: None) -> "_Round":
         names = Names(self._blob, self._known_names)
-        return _Round(self._blob, self._follower, self._committer, self._settings, names, *only, is_dry=is_dry, done=done)
+        return _Round(
+            self._blob, self._follower, self._committer, self._settings, names, *only, is_dry=is_dry, done=done
+        )
 
 
 class _Round:

@@ -7,6 +7,7 @@ from typing import Any
 Rows = dict[int, tuple[Any, ...]]  # The values of each key.
 
 EVENINGS = 6  # So many days back can be read: a week is kept.
+DAYS_KEPT = 8  # A week, and the present day.
 
 
 class Books:
@@ -15,10 +16,20 @@ class Books:
     def __init__(self) -> None:
         self.rows: dict[str, Rows] = {}
         self.evenings: deque[tuple[int, dict[str, Rows]]] = deque(maxlen=EVENINGS)
+        self.updates: deque[int] = deque([0], maxlen=DAYS_KEPT)  # Written on each of the last days.
 
     def note_evening(self, time: int, names: Iterable[str]) -> None:
         """Remember what collections hold as of a time."""
         self.evenings.append((time, {name: dict(self.rows[name]) for name in names}))
+
+    def begin_day(self) -> None:
+        """Count updates for another day."""
+        self.updates.append(0)
+
+    @property
+    def needed_updates(self) -> int:
+        """How many updates make up what can be read: the contents, and what was written in the time that is kept."""
+        return sum(map(len, self.rows.values())) + sum(self.updates)
 
     def add_column(self, name: str, default: Any) -> None:
         """Do what an evolution does to all times: older records have the default."""
@@ -47,6 +58,8 @@ class Books:
         copied = Books()
         copied.rows = {name: dict(rows) for name, rows in self.rows.items()}
         copied.evenings.extend((time, {n: dict(rows) for n, rows in held.items()}) for time, held in self.evenings)
+        copied.updates.clear()
+        copied.updates.extend(self.updates)
         return copied
 
     def totals(self, name: str, label: Mapping[str, str] | None = None) -> dict[str, tuple[int, int]]:

@@ -20,8 +20,9 @@ STORAGE_MAX = 1.6
 SPEED_MAX = 3.0
 SETTLING_DAYS = 8  # A week of retention has to pass before anything can stay as it was.
 YARDSTICK = "yardstick"
-SAMPLES_MIN = 200  # Of a span that a percentile is taken of; a span ends with the day on which it has so many.
-MEMORY_DAYS_MIN = 8  # Before so many days have been seen after the first tenth, there is no line.
+FIRST_MIN = 20  # Calls that make a first day: of what is done less often, the days until there are so many.
+SAMPLES_MIN = 1_000  # Of a span that a percentile is taken of; a span ends with the day on which it has so many.
+MEMORY_DAYS_MIN = 60  # Before so many days have been seen after the first tenth, there is no line.
 
 
 class BrokenBound(AssertionError):
@@ -103,15 +104,17 @@ class Gauges:
         line = self.memory_line()
         if line is not None and line.rise >= MEMORY_RISE_MAX:
             grew = f"from {line.first / 2**20:.0f} to {line.last / 2**20:.0f} MiB"
-            self._break("memory", day, f"resident bytes rise by {line.rise:.1%} {grew}; {MEMORY_RISE_MAX:.0%} is allowed")
+            self._break(
+                "memory", day, f"resident bytes rise by {line.rise:.1%} {grew}; {MEMORY_RISE_MAX:.0%} is allowed"
+            )
 
     def check_storage(self, day: int, found: Found) -> None:
         """Judge what is stored by what is needed."""
-        for what, ratio in zip(("objects", "bytes"), found.ratios, strict=True):
+        for what, ratio in found.ratios.items():
             if ratio > STORAGE_MAX:
                 stored, needed = getattr(found.stored, what), getattr(found.needed, what)
-                text = f"{stored:,} {what} are stored and {needed:,} needed, which is {ratio:.2f}; {STORAGE_MAX} is allowed"
-                self._break("storage", day, f"{text}. {excess(found)}")
+                text = f"{stored:,} {what} are stored and {needed:,} needed, which is {ratio:.2f}"
+                self._break("storage", day, f"{text}; {STORAGE_MAX} is allowed. {excess(found)}")
 
     def memory_line(self) -> Line | None:
         """Return the line, if enough days have been seen; None before."""
@@ -127,7 +130,7 @@ class Gauges:
     def _end_span(self, operation: str, day: int) -> None:
         samples = self._samples[operation]
         is_first = operation not in self.first_day
-        if not is_first and len(samples) < SAMPLES_MIN and day < self.days:
+        if len(samples) < (FIRST_MIN if is_first else SAMPLES_MIN) and day < self.days:
             return
         median, p99 = np.percentile(samples, [50, 99])
         span = Span(day, len(samples), float(median), float(p99))

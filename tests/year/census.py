@@ -7,13 +7,16 @@
   because the location can be opened as of each record of the log;
 - what was replaced within the hour of grace, and what was stored in that hour.
 
+A collection needs its contents, and the updates of the week that can be read. All other updates in its parts are too
+many.
+
 Objects never change, so each is read once.
 """
 
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from persist.blob import Blob, BlobEntry
@@ -26,12 +29,16 @@ RECORDS_MIN = 1_000
 PARTS = "part/"
 
 
+COUNTED = ("objects", "bytes", "updates")
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Objects and their bytes."""
+    """Objects, their bytes, and updates in parts, where they were counted."""
 
     objects: int
     bytes: int
+    updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +50,9 @@ class Found:
     by_kind: dict[str, tuple[Count, Count]]
 
     @property
-    def ratios(self) -> tuple[float, float]:
-        return self.stored.objects / self.needed.objects, self.stored.bytes / self.needed.bytes
+    def ratios(self) -> dict[str, float]:
+        """How much more is stored than needed, of what."""
+        return {what: getattr(self.stored, what) / max(1, getattr(self.needed, what)) for what in COUNTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +79,12 @@ class Census:
         self._blob = blob
         self._known: dict[str, _Read] = {}
 
-    def take(self, now_s: float) -> Found:
-        """Count what is stored, and what is needed."""
+    def take(self, now_s: float, updates: int = 0, needed_updates: int = 0) -> Found:
+        """Count what is stored, and what is needed.
+
+        Args:
+            updates, needed_updates: those in parts, which are counted elsewhere, because parts are no JSON.
+        """
         entries = {entry.key: entry for entry in self._blob.list("")}
         self._known = {key: read for key, read in self._known.items() if key in entries}
         newest = next(key for key in sorted(entries) if CHECKPOINT.fullmatch(key))
@@ -98,7 +110,8 @@ class Census:
         needed &= entries.keys()
         kinds = sorted({key.split("/")[0] for key in entries})
         by_kind = {kind: (_count(entries, entries, kind), _count(entries, needed, kind)) for kind in kinds}
-        return Found(_count(entries, entries), _count(entries, needed), by_kind)
+        stored = replace(_count(entries, entries), updates=updates)
+        return Found(stored, replace(_count(entries, needed), updates=needed_updates), by_kind)
 
     def _checkpoints(self, entries: dict[str, BlobEntry], now_s: float, first: int) -> Iterator[str]:
         buckets: set[tuple[float, int]] = set()

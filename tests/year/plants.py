@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import persist
-from tests.year import scenario
 from tests.year.scenario import Year
 
 
@@ -20,13 +19,13 @@ def collect_nothing(year: Year) -> None:
 
 
 def slow_down(year: Year) -> None:
-    """Look at all commits before each commit."""
+    """Let each commit take longer than the one before."""
     made: list[int] = []
     write = year._handle
 
     def slower(name: str) -> Any:
         made.append(len(made))
-        sum(number * number for number in made)
+        sum(number * number for number in range(30 * len(made)))
         return write(name)
 
     year._handle = slower  # type: ignore[method-assign]
@@ -59,6 +58,3 @@ def _after(year: Year, name: str, act: Callable[[], object]) -> None:
         act()
 
     setattr(year, name, both)
-
-
-__all__ = ["PLANTS", "scenario"]

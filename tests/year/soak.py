@@ -2,13 +2,13 @@
 
 import argparse
 import logging
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.year.bounds import MEMORY_RISE_MAX, SPEED_MAX, STORAGE_MAX, BrokenBound, Gauges
+from tests.year.census import COUNTED
 from tests.year.plants import PLANTS
 from tests.year.scenario import Plan, Year
 
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--census-days", type=int, default=plan.census_days, help="between two counts of storage (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=plan.seed, help="of all that is random (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, help="where the location is made (default: in /dev/shm, which is memory)")
+    parser.add_argument(
+        "--folder", type=Path, help="where the location is made (default: in /dev/shm, which is memory)"
+    )
     parser.add_argument("--plot", type=Path, help="draw memory, storage and speed by day into this file")
     parser.add_argument("--plant", choices=[*PLANTS], help="put a fault into the library, which a bound must show")
 
@@ -90,6 +92,8 @@ def live(
         year.end()
     except BrokenBound as broken:
         return [broken]
+    except KeyboardInterrupt:
+        tell(f"interrupted on day {year.day}")
     return year.gauges.broken
 
 
@@ -98,8 +102,8 @@ def _progress(year: Year, seconds: float, cpu_s: float) -> str:
     memory = gauges.resident[-1][1] / 2**20
     storage = ""
     if gauges.census:
-        objects, size = gauges.census[-1][1].ratios
-        storage = f", storage {objects:.2f} and {size:.2f}"
+        ratios = gauges.census[-1][1].ratios
+        storage = "".join(f", {ratio:.2f} of {what}" for what, ratio in ratios.items())
     commits = year.counts.get("commits", 0)
     return f"day {year.day}: {commits:,} commits, {memory:.0f} MiB{storage}; {cpu_s:.0f} s of CPU in {seconds:.0f} s"
 
@@ -113,12 +117,12 @@ def table(year: Year) -> str:
     if line is not None:
         seen = f"{line.first / 2**20:.0f} to {line.last / 2**20:.0f} MiB"
         lines.append(f"{'memory rises by':<28}{MEMORY_RISE_MAX:>12.0%}{line.rise:>12.1%}   {seen}")
-    for n, what in enumerate(("objects", "bytes")):
+    for what in COUNTED:
         if gauges.census:
-            day, found = max(gauges.census, key=lambda each: each[1].ratios[n])
+            day, found = max(gauges.census, key=lambda each: each[1].ratios[what])
             stored, needed = getattr(found.stored, what), getattr(found.needed, what)
             told = f"day {day}: {stored:,} of {needed:,}"
-            lines.append(f"{f'{what} on storage':<28}{STORAGE_MAX:>12}{found.ratios[n]:>12.2f}   {told}")
+            lines.append(f"{f'{what} on storage':<28}{STORAGE_MAX:>12}{found.ratios[what]:>12.2f}   {told}")
     for operation in gauges.spans:
         first, worst = gauges.first_day[operation], gauges.worst(operation)
         allowed = gauges.allowed_ms(operation, worst.day)
@@ -141,8 +145,8 @@ def draw(gauges: Gauges, path: Path) -> None:
     memory.plot(*zip(*((day, size / 2**20) for day, size in gauges.resident), strict=True))
     memory.set_ylabel("resident MiB")
     memory.set_ylim(bottom=0)
-    for n, what in enumerate(("objects", "bytes")):
-        storage.plot(*zip(*((day, found.ratios[n]) for day, found in gauges.census), strict=True), label=what)
+    for what in COUNTED:
+        storage.plot(*zip(*((day, found.ratios[what]) for day, found in gauges.census), strict=True), label=what)
     storage.axhline(STORAGE_MAX, color="gray", linestyle=":")
     storage.set_ylabel("stored / needed")
     storage.set_ylim(bottom=0)
