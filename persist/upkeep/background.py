@@ -86,6 +86,8 @@ class CompactionSchedule:
             PersistError: as `tick`.
         """
         entries = self._follower.refresh().entries.values()
+        if self._follower.interrupted is not None:
+            return 0
         return self._look_after(entries, (lambda contents: True) if destroys else self._is_overdue)
 
     def _look_after(self, entries: Iterable[CollectionEntry], is_overdue: Callable[[CollectionState], bool]) -> int:

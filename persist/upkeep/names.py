@@ -83,7 +83,7 @@ class Names:
     def named_by_others(
         self, seqnos: Iterable[int], newest: StoredCheckpoint, present: set[str]
     ) -> tuple[set[str], set[str]]:
-        """Return what of present the checkpoints at seqnos name, but for the newest, and which of them name what is gone.
+        """Return what of present the checkpoints at seqnos, but the newest, name; and which of them name what is gone.
 
         These came late, when there were newer ones already, and cannot be used.
 

@@ -653,3 +653,34 @@ def where_it_is(blob: MemoryBlob, prefix: str) -> list[str]:
         inline = re.findall(rb'"inline":"([^"]+)"', data)
         found += [key] if any(b"the secret" in text for text in (data, *map(base64.b64decode, inline))) else []
     return found
+
+
+class CountedReads(DatedBlob):
+    """Remembers which keys were read."""
+
+    def __init__(self, clock: ImpatientClock) -> None:
+        super().__init__(clock)
+        self.read: list[str] = []
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        self.read.append(key)
+        return super().get(key, range)
+
+
+def test_a_collector_reads_the_objects_of_old_checkpoints_once_however_many_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 500)
+    blob = CountedReads(ImpatientClock())
+    with opened(blob) as writer, opened(blob) as collector:
+        made = [writer.create_or_load(f"c{n}", key=KEY) for n in range(20)]
+        reads = []
+        for hour in range(1, 13):
+            for n in range(2 * INTERVAL):
+                made[n % 20].seal(100 * hour + n).result()
+            blob.clock.sleep(HOUR)
+            blob.read.clear()
+            collector.gc()
+            reads.append(sum(key.startswith("directory/") for key in blob.read))
+    assert len(keys(blob, "checkpoint/")) > 10
+    assert reads[-1] <= reads[3] + 2

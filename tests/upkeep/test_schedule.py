@@ -216,3 +216,16 @@ def test_where_nothing_can_be_committed_nothing_is_looked_at() -> None:
         client["c"].upper  # noqa: B018  It is known.
         schedule.tick()
         assert seen == []
+
+
+@pytest.mark.parametrize("destroys", [True, False])
+def test_a_sweep_destroys_at_once_what_since_has_passed_if_it_is_to(destroys: bool) -> None:
+    with scheduled(ImpatientClock()) as (client, schedule):
+        for time in range(6):
+            client["a"].write([((1, None), time, -1 if time % 2 else 1)], seal=time + 1).result()
+        client["a"].allow_compaction(5).result()
+        before = history_of(client, "a")
+        assert schedule.sweep(destroys=destroys) == int(destroys)
+        assert (history_of(client, "a") < before) == destroys
+        assert client["a"].snapshot(5).count() == 0
+        assert schedule.sweep(destroys=destroys) == 0

@@ -79,7 +79,11 @@ class Gauges:
         """Count the processor time of a block that makes so many calls of an operation, all alike."""
         began = time.process_time_ns()
         yield
-        self._samples.setdefault(operation, []).append((time.process_time_ns() - began) / 1e6 / calls)
+        self.add(operation, (time.process_time_ns() - began) / 1e6 / calls)
+
+    def add(self, operation: str, cost_ms: float) -> None:
+        """Count a call of an operation."""
+        self._samples.setdefault(operation, []).append(cost_ms)
 
     def measure_yardstick(self) -> None:
         """Time work that is always the same: what it takes more at times is the machine's doing."""

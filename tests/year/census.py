@@ -136,8 +136,9 @@ class Census:
             entries.update(one.entries)
             for id_ in one.gone:
                 entries.pop(id_, None)
-        reached, unused = set(read.names), set()
-        left = []
+        reached = set(read.names)
+        unused: set[str] = set()
+        left: list[str] = []
         for named, no_more in entries.values():
             left += named
             unused.update(no_more)

@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,7 +254,7 @@ class Year:
             self.books.updates[-1] += 1
         self._count("commits")
 
-    def _upsert(self, name: str, events: list[tuple[int, tuple[object, ...] | None]]) -> None:
+    def _upsert(self, name: str, events: Sequence[tuple[int, tuple[object, ...] | None]]) -> None:
         time = self.now()
         self._handle(name).upsert(events, time=time, seal=time + 1).result()
         for key, row in events:
