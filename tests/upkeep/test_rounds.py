@@ -273,15 +273,23 @@ def test_of_what_is_said_to_have_leaked_only_that_goes_which_a_collection_of_gar
         assert garbage.delete_leaked(["part/x"]) == Deleted()
         destroyed, orphan = littered(blob, client)
         newest = max(checkpoint_seqno(key) or 0 for key in keys(blob, "checkpoint/"))
-        states = [f"state/{client['stays'].id}/{seqno:020d}-{'0' * 32}.json" for seqno in (0, newest, newest + 1)]
-        for unused in states:
-            blob.set(unused, b"")
-            blob.dates[unused] = NOW_S - 10_000
+        unused = [
+            f"{folder}/{seqno:020d}-{'0' * 32}.json"
+            for folder in (f"state/{client['stays'].id}", "directory")
+            for seqno in (0, newest, newest + 1)
+        ]
+        late = f"state/{client['stays'].id}/{0:020d}-{'1' * 32}.json"
+        for key in (*unused, late):
+            blob.set(key, b"")
+            blob.dates[key] = NOW_S - 10_000
+        blob.dates[late] = NOW_S + 10  # The store's clock went back.
         before = copied(blob)
         named = [key for key in keys(blob, "part/") if key not in (destroyed, orphan)]
-        asked = [*named, destroyed, orphan, *states, record_key(0), "elsewhere", *keys(blob, "checkpoint/")]
+        asked = [*named, destroyed, orphan, *unused, late, record_key(0), "elsewhere", *keys(blob, "checkpoint/")]
         deleted = garbage.delete_leaked(asked)
-        assert sorted(deleted.keys) == sorted([orphan, *states[:2]]), "a later checkpoint may name the other one"
+        assert sorted(deleted.keys) == sorted([orphan, *unused[:2], *unused[3:5]]), (
+            "a later checkpoint may name the others"
+        )
         assert before.keys() - copied(blob).keys() == {*deleted.keys}
         seqnos = [n for n in deleted.declared_at if client.engine.follower.state.seqno >= n]
         assert [type(m) for n in seqnos for m in read_record(blob, n).mutations] == [kinds.VoidUploads, kinds.TakeOver]  # type: ignore[union-attr]
@@ -332,3 +340,42 @@ def test_a_checkpoint_that_came_late_and_names_what_is_gone_is_deleted_with_its_
         assert [n for key in keys(blob, "checkpoint/") if (n := checkpoint_seqno(key) or 0) <= 47] == [47, 31]
         assert c.snapshot().count() == 0
         assert client.fsck().is_clean
+
+
+@pytest.mark.parametrize(
+    ("settings", "after_s"),
+    [({"grace_s": 0.0}, 240), ({"grace_s": 500.0}, 500), ({"grace_s": 500.0, "orphan_grace_s": 100.0}, 100)],
+)
+def test_objects_that_nothing_names_go_after_the_grace_period_or_four_minutes(
+    sixty: Copy, settings: dict[str, Any], after_s: float
+) -> None:
+    blob = aged(sixty, {})
+    with opened(blob, **settings) as client:
+        ages_s = (after_s - 0.001, after_s)
+        young, old = (f"state/{client['c'].id}/{0:020d}-{n * 32}.json" for n in "01")
+        for key, age_s in zip((young, old), ages_s, strict=True):
+            blob.set(key, b"")
+            blob.dates[key] = NOW_S - age_s
+        client.gc()
+        assert {young, old} & {*keys(blob)} == {young}
+
+
+def test_records_that_may_hold_what_was_destroyed_go_after_the_grace_period_whatever_the_retention_says() -> None:
+    for age_s, is_gone in ((GRACE_S - 0.001, False), (GRACE_S, True)):
+        blob = Dated()
+        with opened(blob, **LONG) as client:
+            c = client.create_or_load("c", key=KEY)
+            for time in range(19):
+                c.write([((time, None), time, 1 - 2 * (time % 2))], seal=time + 1).result()
+            c.allow_compaction(18).result()
+            c.compact()
+            destroyed = client.seqno
+            for time in range(20, 60):
+                c.seal(time).result()
+            wait_for_checkpoint(client)
+            client.gc()
+            assert floor(client) == 0
+            blob.now_s = NOW_S + age_s
+            client.gc()
+            assert floor(client) == is_gone * client.engine.follower.state.control.erased
+            assert 19 < client.engine.follower.state.control.erased <= destroyed
