@@ -57,7 +57,7 @@ ROOMS = {
         "tests/test_hostile.py::test_a_checkpoint_that_no_writer_would_make_is_refused",
         "tests/test_hostile.py::test_a_state_object_that_no_writer_would_make_is_refused",
     ],
-    "write": ["tests/write"],
+    "write": ["tests/write", "tests/notify/test_commit_through.py", "tests/test_errors_written.py"],
     "hold": ["tests/hold"],
     "notify": ["tests/notify"],
     "upkeep": ["tests/upkeep"],

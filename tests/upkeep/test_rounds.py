@@ -144,6 +144,17 @@ def test_between_two_collections_the_log_is_shortened_when_it_is_a_quarter_longe
             assert floor(client) == expected
 
 
+def test_between_two_collections_nothing_is_done_about_a_log_that_is_short_enough_where_it_begins(sixty: Copy) -> None:
+    blob = aged(sixty, {15: 900, 31: 800, 47: 700})
+    with opened(blob, **LONG, log_records_max=47) as client:
+        client.engine.writer("a test").garbage.shorten_log()
+        assert floor(client) == 13
+    blob.now_s += 1000
+    with opened(blob, **FEW, log_records_max=47) as client:
+        client.engine.writer("a test").garbage.shorten_log()
+        assert floor(client) == 13, "it would be 44 after a collection of garbage"
+
+
 def test_where_records_alone_are_dated_none_goes_that_follows_a_checkpoint_which_somebody_has_just_read(
     sixty: Copy,
 ) -> None:
@@ -157,6 +168,14 @@ def test_where_records_alone_are_dated_none_goes_that_follows_a_checkpoint_which
                 client.gc()
             assert floor(client) == expected
         assert keys(blob, "log/")[0] == record_key(0), "no checkpoint says yet where the log begins"
+
+
+@pytest.mark.parametrize("full", ["checkpoint/", CLOCK_KEY, "log/"])
+def test_a_round_for_which_there_was_no_room_says_so_whatever_it_was_for(sixty: Copy, full: str) -> None:
+    blob = aged(sixty, {15: 5000, 31: 4900, 47: 4800})
+    blob.full = (full,)
+    with opened(blob, **FEW) as client, pytest.raises(StoreFull, match=f"there is no room: no room for {full}"):
+        client.gc()
 
 
 def kept_checkpoints(ages_s: dict[int, float], floor: int) -> set[int]:
@@ -296,6 +315,15 @@ def test_of_what_is_said_to_have_leaked_only_that_goes_which_a_collection_of_gar
         assert garbage.delete_leaked([orphan, *named]) == Deleted()
 
 
+def test_without_a_grace_period_a_plan_counts_what_was_just_destroyed() -> None:
+    with opened(Dated(), grace_s=0.0) as client:
+        c = client.create_or_load("c", key=KEY)
+        c.write(LARGE, time=0, seal=1).result()
+        c.drop().result()
+        planned = client.gc(dry_run=True)
+        assert (planned.collections, planned.parts) == (1, 1)
+
+
 def test_nothing_is_planned_for_a_location_without_records() -> None:
     with opened(Dated()) as client:
         garbage = client.engine.writer("a test").garbage
@@ -352,10 +380,11 @@ def test_objects_that_nothing_names_go_after_the_grace_period_or_four_minutes(
     blob = aged(sixty, {})
     with opened(blob, **settings) as client:
         ages_s = (after_s - 0.001, after_s)
-        young, old = (f"state/{client['c'].id}/{0:020d}-{n * 32}.json" for n in "01")
+        young, old = (f"state/{client['c'].id}/{47:020d}-{n * 32}.json" for n in "01")
         for key, age_s in zip((young, old), ages_s, strict=True):
             blob.set(key, b"")
             blob.dates[key] = NOW_S - age_s
+        assert client.gc(dry_run=True).states == 1
         client.gc()
         assert {young, old} & {*keys(blob)} == {young}
 
