@@ -11,7 +11,7 @@ from persist.errors import LogReplaced
 from persist.log import BlobRef, CollectionMutation, checkpoint_key, encode_framed, kinds, record_key, state_prefix
 from persist.log.envelope import put_framed
 from persist.replica import Follower, StateObject, checkpoint, directory
-from persist.replica.directory import EMPTY, DirectoryEntry, KnownLevels, check_leases
+from persist.replica.directory import EMPTY, DirectoryEntry, DirectoryObject, KnownLevels, check_leases
 from persist.replica.past import fate_of
 from persist.state import Dropped, TakenOver
 from persist.state.contents import CollectionState
@@ -184,6 +184,22 @@ def test_directory_objects_that_were_read_are_not_read_again(monkeypatch: pytest
     asked = blob.counts()["get"].requests
     assert levels.read(blob, LOCATION, pointers) == first
     assert blob.counts()["get"].requests == asked
+
+
+def test_directory_objects_count_only_after_those_that_they_were_made_after() -> None:
+    """The second object is known, but after another first one."""
+    blob = MemoryBlob()
+
+    def stored(seqno: int, name: str, id_: str = ID) -> BlobRef:
+        entries = (DirectoryEntry(id_, name, pointer(id_)),)
+        made = DirectoryObject(location=LOCATION, seqno=seqno, collections=entries)
+        return put_framed(blob, f"directory/{seqno:020d}-", made)
+
+    first, other, second = stored(0, "a"), stored(1, "b"), stored(2, "c", HOLD)
+    levels = KnownLevels()
+    assert dict(levels.read(blob, LOCATION, [first, second])[-1].directory.ids) == {"a": ID, "c": HOLD}
+    assert dict(levels.read(blob, LOCATION, [other, second])[-1].directory.ids) == {"b": ID, "c": HOLD}
+    assert len(levels.read(blob, LOCATION, [other])) == 1
 
 
 def test_a_checkpoint_that_is_damaged_is_raised_or_passed_over() -> None:

@@ -73,7 +73,7 @@ def test_an_operation_knows_what_it_takes_and_whether_it_can_be_committed() -> N
         False,
         False,
     ]
-    noted = [write(at_commit=True), AtCommit(A), kinds.Note(A, "x"), kinds.Tokens(A, ())]
+    noted: list[Step] = [write(at_commit=True), AtCommit(A), kinds.Note(A, "x"), kinds.Tokens(A, ())]
     assert operation(*noted).shares_time
     assert not operation(*noted, kinds.Seal(A, (1,))).shares_time
     assert not operation(write(at_commit=True), AtCommit(A, time=7)).shares_time
