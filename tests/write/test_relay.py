@@ -54,7 +54,7 @@ def test_only_so_many_operations_are_sent_which_nobody_has_sent_before(monkeypat
 
 
 def test_what_a_client_must_read_itself_is_not_plain() -> None:
-    plain = [write(), kinds.Tokens(A, ()), kinds.Seal(A, (1,)), kinds.Note(A), AtCommit(A), Asked(A, 1)]
+    plain: list[Step] = [write(), kinds.Tokens(A, ()), kinds.Seal(A, (1,)), kinds.Note(A), AtCommit(A), Asked(A, 1)]
     assert is_plain(operation(*plain, ExpectUpper(A, (1,)), kinds.Batch(A, "q", 1, "r")))
     events = Write(A, SCHEMA, 0, 1, pa.table({}), events=PlannedPend(A, 0, 0, None))
     for other in (events, kinds.Create(A, "c", FIELDS), kinds.SetHold(A, "h", 1)):
@@ -145,7 +145,7 @@ def test_rows_are_of_the_schema_that_the_collection_has_or_is_given() -> None:
 def test_times_that_are_not_those_of_the_rows_are_refused() -> None:
     def steps(**wrong: Any) -> list[Step]:
         [asking] = request_from(request_bytes(LOCATION, [asked(1, write(time=7))])).operations
-        changed = msgspec.structs.replace(asking.steps[0], **wrong)  # type: ignore[type-var]
+        changed = msgspec.structs.replace(asking.steps[0], **wrong)
         return steps_from(msgspec.structs.replace(asking, steps=(changed,)), known)
 
     assert len(steps()) == 1
