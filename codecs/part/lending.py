@@ -150,14 +150,16 @@ class _Decoded(threading.local):
 _decoded = _Decoded()
 
 
-def give_back_freed(decoded_bytes: int) -> None:
-    """Let Arrow's allocator return what this very thread has freed, once it has decoded `STEP_BYTES` since it last did.
+def give_back_freed(decoded_bytes: int, step_bytes: int) -> None:
+    """Let Arrow's allocator return what this very thread has freed, once it has decoded a step since it last did.
+
+    The step is `STEP_BYTES`, or less where so much is too much for a small budget.
 
     Nothing that is in use is touched. Only mimalloc is asked: jemalloc returns what was freed after a while, and glibc
     would walk through the memory of all threads.
     """
     _decoded.bytes += decoded_bytes
-    if _decoded.bytes >= STEP_BYTES:
+    if _decoded.bytes >= min(step_bytes, STEP_BYTES):
         _decoded.bytes = 0
         pool = pa.default_memory_pool()
         if pool.backend_name == "mimalloc":

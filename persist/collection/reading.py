@@ -210,6 +210,9 @@ class ReadingCalls(CollectionBase):
     def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.
 
+        Memory: `Settings.memory_budget`. So a backlog comes in several steps, and a large time in parts; see
+        `Progress`.
+
         Args:
             as_of: the last time of which nothing is wanted; None leaves nothing out, from the very first time on.
             times: as in `changes`.
@@ -223,6 +226,9 @@ class ReadingCalls(CollectionBase):
         self, as_of: int | Moment | None = None, *, times: Times = "int", timeout_s: float | None = READ_TIMEOUT_S
     ) -> Listen:
         """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
+
+        Contents that are larger than a fifth of the memory budget come in parts: all but the last have as_of as their
+        upper.
 
         Both are taken at one point of the log, so that no update is seen twice or missed. Where nothing may be sealed
         yet, `listen()` gives everything from the first time on, as soon as it is sealed.
@@ -241,9 +247,10 @@ class ReadingCalls(CollectionBase):
         """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
 
         How far the consumer has come is the permanent hold of that name; see `persist.follow`. Where there is none yet,
-        the contents as of the latest sealed time come first. Acknowledge with `Following.ack`, or exactly once, in the
-        commit that writes the output, with `MultiWrite.ack`. Whoever follows by this name next takes over at once what
-        this one held besides; this one then gets `LeaseExpired` when it polls, if it lives.
+        the contents as of the latest sealed time come first. Each time comes as a whole, in memory. Acknowledge with
+        `Following.ack`, or exactly once, in the commit that writes the output, with `MultiWrite.ack`. Whoever follows
+        by this name next takes over at once what this one held besides; this one then gets `LeaseExpired` when it
+        polls, if it lives.
 
         Args:
             name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.

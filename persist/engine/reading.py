@@ -5,7 +5,8 @@ An as-of join is a read, too: a frame with what a collection held at the time of
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from persist.read import (
     Form,
     Listen,
     Lookup,
-    Progress,
+    Piece,
     Scan,
     Snapshot,
     Transitions,
@@ -49,6 +50,7 @@ from persist.read import (
     checked_filter,
     joined,
     joined_changes,
+    slices_by_time,
     snapshot_scan,
     snapshot_tables,
     with_moments,
@@ -215,36 +217,72 @@ def listen_from(
     handle: CollectionHandle,
     lower: int,
     reading: ClaimedRead,
-    first: Progress | None,
+    first: Sequence[Piece],
     moments: Timeline | None,
     columns: Sequence[str] | None = None,
+    *,
+    whole_times: bool = False,
 ) -> Listen:
-    """Return what yields first, if there is something, and then the updates at times >= lower, or columns of them."""
+    """Return what yields first, if there is something, and then the updates at times >= lower, or columns of them.
+
+    Args:
+        whole_times: never cut a time into several pieces, whatever memory it takes.
+    """
     unread = UnreadParts()
 
-    def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
+    def planned(contents: CollectionState, lower: int, upper: int) -> Scan:
         if contents.keyed is not None:
-            scan = changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
-            return with_moments(joined_changes(scan, reading), moments)
+            return changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
         parts = unread.at_or_after(contents, lower)
         schema = among_versions(handle.schema, contents)
-        scan = Scan(schema, parts, lower, upper, tuple(columns or schema.names)).with_newest_types()
-        return with_moments(joined_changes(scan.pruned(), reading), moments)
+        return Scan(schema, parts, lower, upper, tuple(columns or schema.names)).with_newest_types().pruned()
 
-    return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, read, first)
+    def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: Antichain) -> Sequence[Piece]:
+        scan = planned(contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
+        is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
+        pieces: list[Piece] = []
+        for slices in slices_by_time(scan, reading().slice_bytes):
+            start, end = slices[0].time_lower, slices[0].time_upper
+            after = upper if end == scan.time_upper else Antichain(end)
+            if is_whole or len(slices) == 1:
+                interval = replace(scan, time_lower=start, time_upper=end).pruned()
+                pieces.append(Piece(partial(read, interval), after))
+                continue
+            uppers = [*[Antichain(start)] * (len(slices) - 1), after]
+            pieces += [Piece(partial(read, part), upper) for part, upper in zip(slices, uppers, strict=True)]
+        return pieces
+
+    def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
+        return with_moments(joined_changes(scan, reading), moments)
+
+    return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, plan, first)
 
 
 def contents_as_of(
-    handle: CollectionHandle, contents: CollectionState, time: int, reading: ClaimedRead, moments: Timeline | None
-) -> Progress:
-    """Return the contents of a collection as of a time, as the updates of that time that would make them."""
+    handle: CollectionHandle,
+    contents: CollectionState,
+    time: int,
+    reading: ClaimedRead,
+    moments: Timeline | None,
+    *,
+    whole_times: bool = False,
+) -> Sequence[Piece]:
+    """Return the contents of a collection as of a time, as the updates of that time that would make them.
+
+    They are one piece, or several within the budget, of which the last one completes that time.
+    """
     scan = snapshot_scan(handle.folded(contents), handle.schema, time, None, None)
-    with reading.explained():
+    slices = [scan] if whole_times else scan.slices_within(reading().slice_bytes)
+
+    def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
         empty = scan.given_out(scan.empty([*scan.columns, "_diff"]))
-        found = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
-    column = pa.repeat(pa.scalar(time, pa.int64()), len(found))
-    updates = found.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)
-    return Progress(with_moments(updates, moments), Antichain(time + 1))
+        rows = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
+        column = pa.repeat(pa.scalar(time, pa.int64()), len(rows))
+        updates = rows.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)
+        return with_moments(updates, moments)
+
+    uppers = [*[Antichain(time)] * (len(slices) - 1), Antichain(time + 1)]
+    return [Piece(partial(read, part), upper) for part, upper in zip(slices, uppers, strict=True)]
 
 
 def begun_listen(
@@ -266,7 +304,7 @@ def begun_listen(
     except BaseException:
         reading.close()
         raise
-    return listen_from(handle, lower, reading, None, moments, columns)
+    return listen_from(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
 
 
 def begun_subscription(
@@ -279,11 +317,11 @@ def begun_subscription(
     """Return what yields the contents as of a time, then what follows; see `Collection.subscribe`."""
     contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s, consumer)
     try:
-        first = contents_as_of(handle, contents, time, reading, moments)
+        first = contents_as_of(handle, contents, time, reading, moments, whole_times=bool(consumer))
     except BaseException:
         reading.close()
         raise
-    return listen_from(handle, time + 1, reading, first, moments)
+    return listen_from(handle, time + 1, reading, first, moments, whole_times=bool(consumer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +359,7 @@ def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[
         _, known = engine.follower.known_at_once([(each.id, each.name) for each in handles])
         listens = []
         for each, state, lower, reading in zip(wanted, known, lowers, readings, strict=True):
-            first = None
+            first: Sequence[Piece] = ()
             if contents:
                 check_readable(state, lower - 1)
                 first = contents_as_of(each.handle, state, lower - 1, reading, each.moments)

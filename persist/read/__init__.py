@@ -18,9 +18,10 @@ from persist.read.following.changes import (
     check_changes_form,
     joined_changes,
     read_changes,
+    slices_by_time,
     with_moments,
 )
-from persist.read.following.listen import JointListen, JointProgress, Listen, Progress, Steps
+from persist.read.following.listen import JointListen, JointProgress, Listen, Piece, Progress, Steps
 from persist.read.keyed.over_time import joined, keys_with_less_than_none, keys_with_null, keys_with_several
 from persist.read.keyed.replacing import KeyReplacement, check_one_row_per_key, repeated_keys
 from persist.read.keyed.resolving import Folds, Purging, machine_needed, resolved_updates

@@ -112,6 +112,95 @@ def test_what_a_listen_reads_in_pieces_is_what_it_reads_at_once(
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(PartReader, "slice_bytes", slice_bytes)
                 with begun_listen(c.handle, None, None, columns=columns) as listen:
-                    progress = next(listen)
-            found.append((progress.upper, str(progress.updates.to_pylist())))
+                    steps = steps_until(listen, 80_000)
+            check_frontiers(steps, is_cut=columns != ["s"])
+            found.append(str(pa.concat_tables([step.updates for step in steps]).to_pylist()))
         assert found[0] == found[1]
+
+
+def steps_until(listen: persist.Listen, upper: int) -> list[persist.Progress]:
+    """Return the steps of a listen until all before upper is complete."""
+    steps = [next(listen)]
+    while steps[-1].upper < persist.Antichain(upper):
+        steps.append(next(listen))
+    return steps
+
+
+def check_frontiers(steps: list[persist.Progress], *, is_cut: bool) -> None:
+    """Check that no step holds a time that was complete before, nor one beyond its upper but the one that it begins."""
+    reached = 0
+    for step in steps:
+        upper = step.upper.time
+        assert upper is not None
+        times = {*step.updates["_time"].to_pylist()}
+        assert upper >= reached
+        assert min(times, default=reached) >= reached
+        assert max(times, default=0) < upper or (is_cut and upper == reached and len(times) == 1)
+        reached = upper
+
+
+def one_large_time(client: persist.Client) -> persist.Collection:
+    """Return a collection of which one of three times is larger than a slice of 64 bytes, in several parts."""
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+    c.write([((1, 1), 0, 1)]).result()
+    for start in (0, 50):
+        c.write([((k, k), 1, 1) for k in range(start, start + 100)]).result()
+    c.write([((7, 7), 2, -1)], seal=3).result()
+    return c
+
+
+def test_a_time_that_is_larger_than_the_budget_comes_in_parts_that_end_at_one_frontier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PartReader, "slice_bytes", 64)
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = one_large_time(client)
+        with c.listen() as listen:
+            steps = steps_until(listen, 3)
+        check_frontiers(steps, is_cut=True)
+        parts = [step for step in steps if step.updates["_time"].to_pylist()[:1] == [1]]
+        assert len(parts) > 2
+        assert [step.upper.time for step in parts] == [1] * (len(parts) - 1) + [2]
+        assert pa.concat_tables([step.updates for step in steps]).equals(c.changes(0, 3).to_arrow())
+        with c.subscribe(1) as subscription:
+            steps = steps_until(subscription, 3)
+        assert [step.upper.time for step in steps[:-2]] == [1] * (len(steps) - 2)
+        contents = pa.concat_tables([step.updates for step in steps[:-1]])
+        assert len(steps) > 3
+        assert {*contents["_time"].to_pylist()} == {1}
+        assert contents.drop_columns("_time").equals(c.snapshot(1, form="diff").to_arrow().sort_by("k"))
+
+
+def test_a_consumer_and_several_collections_are_given_each_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PartReader, "slice_bytes", 64)
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = one_large_time(client)
+        with c.hold(0, name="mailer"), c.follow("mailer") as consumer:
+            steps = [next(consumer), next(consumer)]
+            assert [step.upper.time for step in steps] == [2, 3]
+            assert len(steps[0].updates) == 150
+        with client.follow({c: None}) as together:
+            step = next(together)
+            assert step[c].upper.time == 3
+            assert len(step[c].updates) == 152
+        with client.follow({c: 1}, contents=True) as together:
+            assert len(next(together)[c].updates) == 150
+            assert next(together)[c].upper.time == 3
+
+
+def test_a_part_of_a_time_that_could_not_be_read_comes_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PartReader, "slice_bytes", 64)
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = one_large_time(client)
+        with c.listen() as listen:
+            steps = [next(listen), next(listen), next(listen)]
+            with monkeypatch.context() as patch:
+                patch.setattr(PartReader, "tables", unavailable)
+                with pytest.raises(persist.Unavailable):
+                    next(listen)
+            steps += steps_until(listen, 3)
+        assert pa.concat_tables([step.updates for step in steps]).equals(c.changes(0, 3).to_arrow())
+
+
+def unavailable(*_: object, **__: object) -> None:
+    raise persist.Unavailable("the store did not answer")

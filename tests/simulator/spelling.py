@@ -122,12 +122,7 @@ def plain_value(value: Any) -> Any:
 
 def subscribed_at(feed: persist.Listen, as_of: int | None) -> int:
     """Return the time of the snapshot that a subscription begins with."""
-    if as_of is not None:
-        return as_of
-    first = feed._first
-    assert first is not None
-    assert first.upper.time is not None
-    return first.upper.time - 1
+    return feed.reached - 1 if as_of is None else as_of
 
 
 def error_answer(error: BaseException, op: str) -> list[Any]:

@@ -68,17 +68,24 @@ def joined_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
     """Return what `read_changes` does. Memory: the result, and a quarter of the budget while it is made."""
     if scan.memory <= reading().slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
         return read_changes(scan, reading())
-    return pa.concat_tables([updates for _, updates in _in_pieces(scan, reading)])
-
-
-def _in_pieces(whole: Scan, reading: ClaimedRead) -> Iterator[tuple[Scan, pa.Table]]:
-    """Yield slices of a plan, by time and then by key, and the updates of each."""
     reader = reading()
-    for scan in whole.time_slices(reader.slice_bytes):
-        # Updates of one time come in the order of keys, so they can be cut there, too.
+    return pa.concat_tables(
+        [
+            read_changes(scan_slice, reading.checked(reader))
+            for some in slices_by_time(scan, reader.slice_bytes)
+            for scan_slice in some
+        ]
+    )
+
+
+def slices_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
+    """Yield how a plan is read within a budget: intervals of time in order, each as slices in the order of keys.
+
+    An interval of several times is one slice. Updates of one time come in the order of keys, so they can be cut there.
+    """
+    for scan in whole.time_slices(bytes_max):
         is_one_time = scan.time_upper - scan.time_lower == 1
-        for scan_slice in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
-            yield scan_slice, read_changes(scan_slice, reading.checked(reader))
+        yield scan.slices_within(bytes_max) if is_one_time else [scan]
 
 
 def _apart_in_time(scan: Scan) -> list[Part] | None:
@@ -185,8 +192,10 @@ class Changes(ArrowResult):
             yield from (with_moments(updates, self.moments) for updates in self._read_scan(scan))
 
     def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
-        for scan, updates in _in_pieces(whole, self._reading):
-            yield _retractions_first(updates, scan)
+        reader = self._reading()
+        for slices in slices_by_time(whole, reader.slice_bytes):
+            for scan_slice in slices:
+                yield _retractions_first(read_changes(scan_slice, self._reading.checked(reader)), scan_slice)
 
     def __repr__(self) -> str:
         lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))

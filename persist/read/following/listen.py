@@ -4,6 +4,11 @@ A `Listen` yields `Progress(updates, upper)` each time the collection's upper ha
 updates at times not beyond the new `upper` that no earlier progress held, so that after applying them a follower has
 the definite contents as of every time before `upper`. It ends when upper is empty, which means complete for ever.
 
+What is more than a slice of the memory budget comes in several progresses, which are planned at once and read one by
+one (`Piece`). Each ends at a time, and its `upper` says so. A single time that is larger is cut by keys: its last
+piece has the next `upper`, and those before have the one that was reached before. A consumer that acknowledges is given
+each time as a whole, because it can acknowledge nothing less. A piece that could not be read comes with the next step.
+
 A `JointListen` is several listens that look at the same states: each `JointProgress` says what all of them gave at one
 point of the log, so that what one commit did to several collections is never seen in parts. However many
 collections there are, a poll costs one refresh, and nothing for those that have not advanced.
@@ -13,7 +18,8 @@ a task is cancelled it loses nothing: the next step gives out what came meanwhil
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -22,7 +28,6 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.closing import Closes
-from persist.codecs import TIME_MAX
 from persist.read.scanning.reader import ClaimedRead
 from persist.replica import Follower
 from persist.shown import ShownByRepr
@@ -97,14 +102,23 @@ class Progress:
 
     Attributes:
         updates: key columns, value columns, `_time`, `_diff`, in time order.
-        upper: times not beyond it are complete; `Antichain()` when no more will come.
+        upper: times not beyond it are complete; `Antichain()` when no more will come. If a time takes more memory than
+            there is, its updates come in several steps, and only the last of these has an upper beyond that time.
     """
 
     updates: pa.Table
     upper: Antichain
 
 
-ReadChanges = Callable[[ClaimedRead, CollectionState, int, int], pa.Table]
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step will give out: how it is read, which may be tried again, and what is complete with it."""
+
+    read: Callable[[ClaimedRead], pa.Table]
+    upper: Antichain
+
+
+PlanChanges = Callable[[ClaimedRead, CollectionState, int, Antichain], Sequence[Piece]]
 
 
 class Listen(ShownByRepr, Steps[Progress]):
@@ -120,22 +134,27 @@ class Listen(ShownByRepr, Steps[Progress]):
         name: str,
         lower: int,
         reading: ClaimedRead,
-        read: ReadChanges,
-        first: Progress | None = None,
+        plan: PlanChanges,
+        first: Sequence[Piece] = (),
     ) -> None:
+        """Make one that yields first, if that is something, and then what is planned from lower on.
+
+        Args:
+            plan: returns the pieces of the updates from a time on and before a frontier; one at least, in order.
+        """
         self._follower = follower
         self.id = id_
         self.name = name
         self._lower: int | None = lower
         self._reading = reading
-        self._read = read
-        self._first = first
+        self._plan = plan
+        self._left = deque(first)  # What is planned and not yet given out.
         self._closed = False
 
     @property
     def is_finished(self) -> bool:
         """Whether everything has been yielded, for ever, or this was closed."""
-        return self._closed or (self._lower is None and self._first is None)
+        return self._closed or (self._lower is None and not self._left)
 
     def poll(self, timeout_s: float | None = 0.0) -> Progress | None:
         """Return the next progress, or None if there is none within timeout_s seconds (None: wait without limit).
@@ -153,14 +172,19 @@ class Listen(ShownByRepr, Steps[Progress]):
     def step(self, timeout_s: float | None) -> Progress | None:
         """Do what `poll` does, but return None once this is closed, as a loop that somebody else ends wants it."""
         self._follower.check_open()
-        if (first := self.take_first()) is not None:
-            return first
         if self.is_finished:
             return None
-        contents = self._follower.wait_for(self._look, timeout_s)
-        if contents is None or self._closed:
+        if not self._left:
+            contents = self._follower.wait_for(self._look, timeout_s)
+            if contents is None or self._closed:
+                return None
+            self._left.extend(self._planned(contents, None))
+        progress = self._joined([self._left[0]])
+        if self._closed:
             return None
-        return self.advance(contents)
+        self._left.popleft()
+        self._move_to(progress.upper)
+        return progress
 
     def check_unclosed(self) -> None:
         """Raise InvalidUsage if this was closed: that nothing came is not what a poll should say then."""
@@ -172,10 +196,13 @@ class Listen(ShownByRepr, Steps[Progress]):
         if not self.is_finished:
             self._reading()
 
-    def take_first(self) -> Progress | None:
-        """Return the contents that come before all updates, once; None if there are none."""
-        first, self._first = self._first, None
-        return None if self._closed else first
+    def first(self) -> Progress | None:
+        """Return the contents that come before all updates; None if there are none, or `pass_first` was called."""
+        return None if self._closed or not self._left else self._joined(self._left)
+
+    def pass_first(self) -> None:
+        """Go on behind what `first` has returned."""
+        self._left.clear()
 
     def close(self) -> None:
         """Stop, and let since advance; a wait in another thread ends within a second."""
@@ -213,22 +240,34 @@ class Listen(ShownByRepr, Steps[Progress]):
 
     def ahead(self, contents: CollectionState, until: int | None = None) -> Progress:
         """Return what `advance` does, but stay here: it comes again, unless `move_past` is told of it."""
-        lower = self._lower
-        assert lower is not None
-        self._reading()  # Whose lease has ended should hear that, and not what came of it.
-        check_changes_readable(contents, lower)
-        upper = contents.upper if until is None else contents.upper.meet(until)
-        with self._reading.explained():
-            updates = self._read(self._reading, contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
-        return Progress(updates, upper)
+        return self._joined(self._planned(contents, until))
 
     def move_past(self, progress: Progress) -> None:
         """Go on behind what `ahead` has returned."""
-        upper = self._lower = progress.upper.time
-        if upper is None:
+        self._move_to(progress.upper)
+
+    def _planned(self, contents: CollectionState, until: int | None) -> Sequence[Piece]:
+        lower = self._lower
+        assert lower is not None
+        assert not self._left
+        self._reading()  # Whose lease has ended should hear that, and not what came of it.
+        check_changes_readable(contents, lower)
+        upper = contents.upper if until is None else contents.upper.meet(until)
+        return self._plan(self._reading, contents, lower, upper)
+
+    def _joined(self, pieces: Sequence[Piece]) -> Progress:
+        """Return what pieces come to. Memory: that."""
+        with self._reading.explained():
+            tables = [piece.read(self._reading) for piece in pieces]
+        return Progress(tables[0] if len(tables) == 1 else pa.concat_tables(tables), pieces[-1].upper)
+
+    def _move_to(self, upper: Antichain) -> None:
+        if upper.time is None:
+            self._lower = None
             self._reading.close()
-        else:
-            self._reading.move(upper - 1)
+        elif upper.time > self.reached:
+            self._lower = upper.time
+            self._reading.move(upper.time - 1)
 
 
 K = TypeVar("K")
@@ -290,9 +329,11 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         first = {
             key: first_progress
             for key, listen in self._listens.items()
-            if (first_progress := listen.take_first()) is not None
+            if (first_progress := listen.first()) is not None
         }
         if first:
+            for key in first:
+                self._listens[key].pass_first()
             return JointProgress(self._follower.state.seqno, first)
         if self.is_finished:
             return None

@@ -99,6 +99,13 @@ class PartIndexes:
             self._kept.put(part.checksum, index)
         return index
 
+    def of_whole(self, data: bytes, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part, given the bytes of its blob; whoever reads rows of it verifies these."""
+        start, end = part.footer_range
+        index = read_index(data[start:end], part, schema)
+        self._kept.put(part.checksum, index)
+        return index
+
 
 @dataclass(slots=True)
 class PartCaches:

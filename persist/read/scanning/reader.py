@@ -25,6 +25,7 @@ from persist.codecs import (
     KeyRange,
     Part,
     PartIndex,
+    copied,
     decode_groups,
     decode_part,
     give_back_freed,
@@ -122,7 +123,7 @@ class PartReader:
         def read_in_thread(piece: _PartSection) -> pa.Table:
             rows = read(piece)
             if not keys.is_all:  # In slices: what other slices were decoded to is freed by now.
-                give_back_freed(piece.size)
+                give_back_freed(piece.size, self.memory_budget // 16)
             return rows
 
         if self._executor is None:
@@ -177,7 +178,7 @@ class PartReader:
             first, last = 0, keys.end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
             self._leftovers.keep(part, schema, names, filter, keys.upper, table.slice(last), following)
-        return table.slice(first, last - first).select(list(columns))
+        return _alone(table.select(list(columns)), first, last)
 
     def _decoded(
         self,
@@ -189,12 +190,41 @@ class PartReader:
         end: int,
     ) -> tuple[pa.Table, int]:
         """Return all rows from start to end, and others of their row groups; and the row that follows these."""
-        if part.inline or part.bytes <= WHOLE_BYTES_MAX:
+        if part.inline or part.footer is None:
             return self.table(part, schema, names, filter=filter), part.rows
-        index = self.index(part, schema)
-        groups = index.groups_within(start, end)
-        table = self.groups(part, schema, groups, names, filter=filter)
-        return table, index.groups[groups[-1]].first_row + index.groups[groups[-1]].rows if groups else end
+        if part.bytes <= WHOLE_BYTES_MAX and self._indexes.known(part) is None:
+            table, groups = self._decoded_of_whole(part, schema, names, filter, start, end)
+        else:
+            groups = self.index(part, schema).groups_within(start, end)
+            table = self.groups(part, schema, groups, names, filter=filter)
+        if not groups:
+            return table, end
+        last = self.index(part, schema).groups[groups[-1]]
+        return table, last.first_row + last.rows
+
+    def _decoded_of_whole(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        names: Sequence[str],
+        filter: pc.Expression | None,
+        start: int,
+        end: int,
+    ) -> tuple[pa.Table, Sequence[int]]:
+        """Return the rows of the row groups from start to end, and which these are. Cost: one GET, of the whole part.
+
+        Only these groups are decoded: of very many small parts all of them would be in memory with the first slice.
+        """
+
+        def decoded(data: bytes) -> tuple[pa.Table, Sequence[int]]:
+            index = self._indexes.of_whole(data, part, schema)
+            groups = index.groups_within(start, end)
+            if not groups:
+                return _no_rows(schema, names), groups
+            within = memoryview(data)[index.groups[groups[0]].start : index.groups[groups[-1]].end]
+            return self.decoded_groups(part, schema, groups, groups, within, names, filter=filter), groups
+
+        return fetched(self.blob, part, decoded)
 
     def _inside(
         self,
@@ -211,7 +241,7 @@ class PartReader:
         if keys.is_all:
             return table
         first, last = keys.rows(table, schema)
-        return table.slice(first, last - first).select(list(columns))
+        return _alone(table.select(list(columns)), first, last)
 
     def _batches(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], bytes_max: int
@@ -273,7 +303,7 @@ class PartReader:
                 f"bytes decoded: open with persist.Settings(memory_budget={4 * largest}) or more"
             )
         if not groups:
-            return pa.schema([schema.arrow.field(name) for name in columns]).empty_table(), b""
+            return _no_rows(schema, columns), b""
 
         def decoded(data: bytes) -> tuple[pa.Table, bytes]:
             return self.decoded_groups(part, schema, groups, groups, data, columns, filter=filter), data
@@ -287,7 +317,7 @@ class PartReader:
         schema: CollectionSchema,
         groups: Sequence[int],
         wanted: Sequence[int],
-        data: bytes,
+        data: bytes | memoryview,
         columns: Sequence[str],
         *,
         filter: pc.Expression | None = None,
@@ -297,6 +327,19 @@ class PartReader:
         start = index.groups[groups[0]].start
         pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in wanted]
         return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
+
+
+def _no_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
+    return pa.schema([schema.arrow.field(name) for name in names]).empty_table()
+
+
+def _alone(table: pa.Table, first: int, end: int) -> pa.Table:
+    """Return the rows from first to end, in buffers of their own if they are less than half of what was decoded.
+
+    A slice of many parts would else keep a row group of each in memory, or more, for a few rows.
+    """
+    rows = table.slice(first, end - first)
+    return rows if 2 * len(rows) >= len(table) else copied(rows)
 
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:

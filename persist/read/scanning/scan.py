@@ -164,7 +164,7 @@ class Scan:
         """Return scans of at most about bytes_max of updates each that together are this one, in time order.
 
         How many updates there are until a time is estimated: those of a part are taken to be spread evenly. A part is
-        read, piece by piece, for each of the slices that it has updates for. Slices of a single time may be larger.
+        read, piece by piece, for each of the slices that it has updates for. A larger time is a slice by itself.
         """
         changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # Of the bytes for each time, from a time on.
         for part in self.parts:
@@ -177,9 +177,12 @@ class Scan:
             while density and passed + density * (end - start) > bytes_max:
                 # As far into this stretch as there is room, one time at least.
                 cut = max(start + int((bytes_max - passed) / density), cuts[-1] + 1)
-                if cut >= end:
+                if cut >= self.time_upper:
                     break
                 cuts.append(cut)
+                if cut >= end:
+                    start, passed = end, Fraction(0)
+                    break
                 start, passed = cut, Fraction(0)
             passed += density * (end - start)
         return [replace(self, time_lower=a, time_upper=b).pruned() for a, b in pairwise([*cuts, self.time_upper])]

@@ -19,7 +19,7 @@ def test_mimalloc_is_asked_once_for_each_step_of_a_thread(
 
     def decode() -> None:
         for _ in range(5):
-            lending.give_back_freed(lending.STEP_BYTES // 2)
+            lending.give_back_freed(lending.STEP_BYTES // 2, lending.STEP_BYTES)
 
     # Threads count for themselves: what one has freed, another cannot return.
     one, other = (threading.Thread(target=decode, name=name) for name in ("one", "other"))
