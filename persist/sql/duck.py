@@ -6,9 +6,11 @@ needed where a view is created; the plan that is stored does not know it, but fo
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -48,11 +50,7 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
     Raises:
         InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
     """
-    duckdb = loaded_duckdb()
-    if not isinstance(sql, str) or not sql.strip():
-        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
-    with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
-        connection.execute("SET threads = 1")
+    with _binder(sql) as connection:
         connection.execute("PRAGMA disable_optimizer")
         connection.execute(f"CREATE MACRO _now() AS {now}")
         for name, columns in tables.items():
@@ -107,10 +105,7 @@ def names_column(sql: str, name: str) -> bool:
 
 
 def _parsed(sql: str) -> Any:
-    duckdb = loaded_duckdb()
-    if not isinstance(sql, str) or not sql.strip():
-        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
-    with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
+    with _binder(sql) as connection:
         parsed = _json(_first(connection, _PARSE, sql, sql))
     if parsed["error"]:
         raise InvalidUsage(_explained(parsed, sql))
@@ -188,6 +183,36 @@ def loaded_duckdb() -> Any:
             "pip install 'duckdb>=2.0,<2.1'. Views that exist are refreshed with any version, or none."
         )
     return duckdb
+
+
+@contextmanager
+def _binder(sql: str) -> Iterator[Any]:
+    """Give a connection of DuckDB to which a query can be bound; what is made on it goes with it.
+
+    A database of its own would take 16 ms of processor time, and several of them are needed to make a view. So there is
+    one, which holds nothing: each use is a transaction that is rolled back, and they come one after another.
+
+    Raises:
+        InvalidUsage: what was given is no text; or DuckDB is missing or of another version.
+    """
+    duckdb = loaded_duckdb()
+    if not isinstance(sql, str) or not sql.strip():
+        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
+    with _one_at_a_time, closing(_database(duckdb).cursor()) as connection:
+        connection.begin()
+        try:
+            yield connection
+        finally:
+            with suppress(duckdb.Error):  # An error may have ended it.
+                connection.rollback()
+
+
+_one_at_a_time = threading.Lock()
+
+
+@cache
+def _database(duckdb: Any) -> Any:
+    return duckdb.connect(":memory:", config={"enable_external_access": "false", "threads": "1"})
 
 
 def _explained(found: dict[str, Any], sql: str) -> str:

@@ -108,7 +108,8 @@ class Duck:
         every = [row for row, count in rows.items() for _ in range(count)]
         if every:
             marks = ", ".join("?" * len(self._tables[name]))
-            self._connection.executemany(f"INSERT INTO {name} VALUES ({marks})", every)
+            values = ", ".join([f"({marks})"] * len(every))  # One statement is several times faster than one for each.
+            self._connection.execute(f"INSERT INTO {name} VALUES {values}", [each for row in every for each in row])
 
     def answer(self, sql: str) -> Counter[Row]:
         return multiset(self._connection.execute(sql).fetchall())
