@@ -4,6 +4,7 @@ import datetime
 import decimal
 import random
 from collections import Counter
+from functools import cache
 from typing import Any, TypeAlias
 
 import duckdb
@@ -92,16 +93,20 @@ def multiset(rows: Any) -> Counter[Row]:
     return Counter(tuple(map(comparable, row)) for row in rows)
 
 
+@cache
+def _database() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(":memory:", config={"threads": 1})
+
+
 class Duck:
     """DuckDB with the tables, to ask what the answer is."""
 
     def __init__(self, tables: dict[str, Columns]) -> None:
         self._tables = tables
-        self._connection = duckdb.connect(":memory:")
-        self._connection.execute("SET threads = 1")
+        self._connection = _database().cursor()  # Temporary tables are of a cursor alone.
         for name, columns in tables.items():
             shown = ", ".join(f"{column} {to_duckdb(kind)}" for column, kind in columns)
-            self._connection.execute(f"CREATE TABLE {name} ({shown})")
+            self._connection.execute(f"CREATE TEMP TABLE {name} ({shown})")
 
     def set(self, name: str, rows: Counter[Row]) -> None:
         self._connection.execute(f"DELETE FROM {name}")
