@@ -7,7 +7,7 @@ met, because all clients and the store share a clock that moves only when the sc
 The store        A folder on a file system in memory, `DatedFiles`: the production store for files, without fsync. It
                  dates its files by the shared clock, and can be given a size beyond which it is full.
 The writer       One client that is open all year. Commits come at random moments. Of those to plain collections, nine
-                 of ten go to fifty hot ones. These get retractions and insertions, keyed collections upserts and
+                 of ten go to twenty hot ones. These get retractions and insertions, keyed collections upserts and
                  deletions, and some commits are of several collections. Contents do not grow, so growth is a fault.
 The maintainer   A second client that is open all year, and does every six hours what `persist maintain` does, by the
                  function behind that command: it refreshes views, compacts, and collects garbage.

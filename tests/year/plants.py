@@ -1,5 +1,6 @@
 """Faults of the year, one for each bound: what a run must find if its bounds are any good."""
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,15 @@ def forget_memory(year: Year) -> None:
 
 
 def collect_nothing(year: Year) -> None:
-    """Let the collector believe that there is no garbage."""
+    """Let the collector believe that there is no garbage, and let writers upload more than they commit."""
     year.maintainer.gc = persist.GarbageReport  # type: ignore[method-assign, assignment]
+
+    def upload() -> None:
+        id_ = year._handle(year._plain[0]).id
+        for _ in range(3):
+            year.store.set(f"part/{id_}/{year.writer.seqno:020}-{uuid.uuid4().hex}.parquet", bytes(1000))
+
+    _after(year, "_write", upload)
 
 
 def slow_down(year: Year) -> None:

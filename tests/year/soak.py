@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import persist
 from tests.year.bounds import MEMORY_RISE_MAX, SPEED_MAX, STORAGE_MAX, BrokenBound, Gauges
 from tests.year.census import COUNTED
 from tests.year.plants import PLANTS
-from tests.year.scenario import Plan, Year
+from tests.year.scenario import COLLECTIONS_MIN, DAYS_MIN, Plan, Year
 
 MEMORY_FOLDER = Path("/dev/shm")  # A file system in memory, on Linux.
 PROGRESS_DAYS = 36  # So often in a year a line is printed.
@@ -20,10 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what a run can be told."""
     plan = Plan()
     parser.description = "Let a location live through a year of virtual time, and look whether it stays as it was."
-    parser.add_argument("--days", type=int, default=plan.days, help="virtual days, at least 5 (default: %(default)s)")
+    parser.add_argument(
+        "--days", type=int, default=plan.days, help=f"virtual days, at least {DAYS_MIN} (default: %(default)s)"
+    )
     parser.add_argument("--commits", type=int, help=f"in all (default: {plan.commits:,} for {plan.days} days)")
     parser.add_argument(
-        "--collections", type=int, default=plan.collections, help="at any time, at least 60 (default: %(default)s)"
+        "--collections",
+        type=int,
+        default=plan.collections,
+        help=f"at any time, at least {COLLECTIONS_MIN} (default: %(default)s)",
     )
     parser.add_argument(
         "--burst",
@@ -32,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="commits that are asked for at one moment, which share records of the log (default: %(default)s)",
     )
     parser.add_argument(
-        "--maintain-hours", type=float, default=plan.maintain_hours, help="between two rounds (default: %(default)s)"
+        "--maintain-hours",
+        type=float,
+        default=plan.maintain_hours,
+        help="between two rounds, a divisor or a multiple of 24 (default: %(default)s)",
     )
     parser.add_argument(
         "--census-days", type=int, default=plan.census_days, help="between two counts of storage (default: %(default)s)"
@@ -47,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the year; return 1 if a bound was broken."""
+    if args.days < DAYS_MIN or args.collections < COLLECTIONS_MIN:
+        print(f"--days must be at least {DAYS_MIN}, and --collections at least {COLLECTIONS_MIN}")
+        return 2
     logging.getLogger("persist").setLevel(logging.ERROR)
     commits = args.commits or round(Plan.commits * args.days / Plan.days)
     plan = Plan(
@@ -92,6 +104,8 @@ def live(
         year.end()
     except BrokenBound as broken:
         return [broken]
+    except persist.PersistError as error:
+        return [BrokenBound("answers", year.day, f"{type(error).__name__}: {error}")]
     except KeyboardInterrupt:
         tell(f"interrupted on day {year.day}")
     return year.gauges.broken

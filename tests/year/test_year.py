@@ -106,7 +106,7 @@ def test_each_bound_is_broken_by_a_fault(tmp_path: Path, bound: str) -> None:
 
 @pytest.mark.thorough
 def test_the_command_says_which_bound_broke_and_fails(tmp_path: Path) -> None:
-    size = ["--days", "10", "--commits", "500", "--collections", "60", "--maintain-hours", "24"]
+    size = ["--days", "10", "--commits", "1000", "--collections", "75", "--maintain-hours", "24"]
     command = [sys.executable, "-m", "tests.soak", "year", *size, "--folder", str(tmp_path), "--plant", "answers"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
