@@ -22,7 +22,7 @@ SETTLING_DAYS = 8  # A week of retention has to pass before anything can stay as
 YARDSTICK = "yardstick"
 FIRST_MIN = 20  # Calls that make a first day: of what is done less often, the days until there are so many.
 SAMPLES_MIN = 1_000  # Of a span that a percentile is taken of; a span ends with the day on which it has so many.
-MEMORY_DAYS_MIN = 60  # Before so many days have been seen after the first tenth, there is no line.
+MEMORY_DAYS_MIN = 100  # Before so many days have been seen after the first tenth, there is no line.
 
 
 class BrokenBound(AssertionError):

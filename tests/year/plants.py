@@ -27,14 +27,15 @@ def collect_nothing(year: Year) -> None:
 
 
 def slow_down(year: Year) -> None:
-    """Let each commit take longer than the one before."""
+    """Let some commits take much longer from the middle of the year on."""
     made: list[int] = []
-    write = year._handle
+    handle = year._handle
 
     def slower(name: str) -> Any:
-        made.append(len(made))
-        sum(number * number for number in range(30 * len(made)))
-        return write(name)
+        made.append(year.day)
+        if year.day > year.plan.days / 2 and len(made) % 20 == 0:
+            sum(number * number for number in range(300_000))
+        return handle(name)
 
     year._handle = slower  # type: ignore[method-assign]
 

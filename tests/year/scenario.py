@@ -98,6 +98,7 @@ class Year:
         self._folder = folder
         self._last_ms = 0
         self._number = 0
+        self._clients: list[persist.Client] = []
         self._erased: list[tuple[int, str, str]] = []  # On which day, from what, which text.
         self._handles: dict[str, persist.Collection] = {}
         self._plain: list[str] = []
@@ -159,12 +160,12 @@ class Year:
             self._expect(name, self._contents(self.writer.load(name)), self.books.rows[name])
         report = self.writer.fsck()
         self._expect("problems that an examination finds", [*report.problems_left], [])
-        self.close()
 
     def close(self) -> None:
-        """Close what is open."""
-        self.maintainer.close()
-        self.writer.close()
+        """Close what is open; idempotent."""
+        for client in self._clients:
+            with suppress(persist.PersistError):  # What matters was looked at before.
+                client.close()
 
     def now(self) -> int:
         """Return the present in ms, later than all moments before."""
@@ -181,6 +182,7 @@ class Year:
         self.census = Census(self.store)
         self.writer = persist.open(self.store, settings=QUIET, clock=self.clock)
         self.maintainer = persist.open(self.store, settings=QUIET, clock=self.clock)
+        self._clients = [self.maintainer, self.writer]
         self._handles.clear()
 
     # What is done all day.
@@ -300,7 +302,7 @@ class Year:
 
     def _evening(self, is_maintained: bool) -> None:
         """Read as a stranger does: what there is now, what there was, views if they were refreshed, and changes."""
-        time = self._last_ms - 1
+        time = self._last_ms
         self.books.note_evening(time, self.chance.sample([*self.books.rows], CHECKED))
         with self.gauges.timed("open"):
             reader = persist.open(self.store, mode="read", settings=QUIET, clock=self.clock)

@@ -80,8 +80,10 @@ def run(args: argparse.Namespace) -> int:
         draw(year.gauges, args.plot)
     for each in broken:
         print(f"BROKEN {each}")
-    print("all bounds held" if not broken else f"{len(broken)} bounds were broken")
-    return int(bool(broken))
+    is_whole = year.day == plan.days
+    if not broken:
+        print("all bounds held" if is_whole else f"all bounds held until day {year.day}, when this was interrupted")
+    return int(bool(broken) or not is_whole)
 
 
 def live(
@@ -107,7 +109,9 @@ def live(
     except persist.PersistError as error:
         return [BrokenBound("answers", year.day, f"{type(error).__name__}: {error}")]
     except KeyboardInterrupt:
-        tell(f"interrupted on day {year.day}")
+        pass
+    finally:
+        year.close()
     return year.gauges.broken
 
 
@@ -171,6 +175,7 @@ def draw(gauges: Gauges, path: Path) -> None:
     speed.axhline(SPEED_MAX, color="gray", linestyle=":")
     speed.set_ylabel("p99 / median of the first day")
     speed.set_xlabel("day")
-    speed.legend()
+    if gauges.spans:
+        speed.legend()
     figure.savefig(path)
     pyplot.close(figure)
