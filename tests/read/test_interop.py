@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -33,6 +34,7 @@ class CountingBlob(MemoryBlob):
         return found
 
 
+@cache
 def texts() -> pa.Array:
     """Return texts that hardly compress, so that a part is large enough to be read in pieces."""
     noise = np.random.default_rng(1).integers(0, 2**62, ROWS)

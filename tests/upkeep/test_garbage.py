@@ -221,10 +221,10 @@ def test_a_client_shortens_a_long_log_between_two_collections_of_garbage(dated: 
 
 def truncated_while_asleep(dated: DatedBlob, client: persist.Client, c: persist.Collection) -> None:
     for _ in range(3):
-        busy(c, dated.clock, 10)
+        busy(c, dated.clock, 10, per_hour=12)
         client.gc()
     client.gc()
-    assert client.engine.follower.state.control.log_floor > 500
+    assert client.engine.follower.state.control.log_floor > 150
 
 
 @pytest.mark.thorough(except_every=2)
