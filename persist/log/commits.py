@@ -29,9 +29,8 @@ pointer with a checksum. The object is written before the record that points to 
 upload (`persist.state.location.check_uploaded` says why) and goes on with its content, so writing it twice is harmless.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count, islice
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -56,15 +55,14 @@ from persist.blob import (
 from persist.codecs import Part
 from persist.log.envelope import Framed, decode_framed, encode_framed, get_framed, put_framed
 from persist.log.fields import Seqno
-from persist.log.keys import check_keys, list_prefix, listed_records, record_key
+from persist.log.keys import check_keys, list_prefix, record_key
 from persist.log.kinds import AnyMutation, BringsParts, Mutation
 
 COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
 HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.
 PARTS_INLINE_MAX = 256  # A longer list is stored outside its record.
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
-ONE_BY_ONE, AT_ONCE = 3, 32  # Records that are read in a row before a listing, and at once after it.
-LISTED_MAX = 1000  # A page of LIST.
+ONE_BY_ONE, AHEAD_FIRST, AHEAD_MAX = 3, 8, 32  # Records that are read in a row, and then at once.
 
 M = TypeVar("M", bound=Mutation)
 A = TypeVar("A", bound=BringsParts)
@@ -130,9 +128,11 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
 class RecordReader:
     """Reads the log on from where its caller is, ahead of it where the store is remote. Not safe to use from threads.
 
-    A remote store takes tens of milliseconds for a record, so who is far behind would never catch up with a busy log
-    one by one. After `ONE_BY_ONE` records in a row a listing says how many there are, and `AT_ONCE` of them are read at
-    once. Memory: so many records.
+    A remote store takes tens of milliseconds for a record, so a client that is far behind would never catch up with a
+    busy log one by one. After `ONE_BY_ONE` records in a row, it asks for `AHEAD_FIRST` slots at once, and for twice as
+    many each time that all of them have records. The first slot that has none is the end, as it is one by one. So a
+    reader that is nearly there needs one more round. Rejected: a listing that says how many there are. It costs a round
+    trip, in which a busy log grows, and as much as a dozen GETs. Memory: `AHEAD_MAX` records.
     """
 
     def __init__(self, blob: Blob) -> None:
@@ -144,31 +144,28 @@ class RecordReader:
 
         Args:
             applied: returns the seqno of the last record that was applied, by whomever.
-            are_many: list them at once.
+            are_many: read ahead from the first one on.
         """
-        found = ONE_BY_ONE if are_many else 0
+        found, slots = 0, AHEAD_FIRST
         while applied() < last:
-            if found == ONE_BY_ONE and is_remote(self._blob):
-                yield from self._listed(applied, last)
-                found = 0
-            record = read_record(self._blob, applied() + 1)
-            if record is None:
-                return
-            yield record
-            found += 1
-
-    def _listed(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
-        """Yield the records that a page of LIST has, in their order."""
-        first = applied() + 1
-        listed = (seqno for seqno, _ in islice(listed_records(self._blob, first - 1), LISTED_MAX))
-        seqnos = [n for n, seqno in zip(count(first), listed, strict=False) if n == seqno and n <= last]
-        if self._ahead is None:
-            self._ahead = Pool(AT_ONCE, "persist-log")
-        for start in range(0, len(seqnos), AT_ONCE):
-            for record in self._ahead.map(partial(read_record, self._blob), seqnos[start : start + AT_ONCE]):
-                if record is None or record.seqno != applied() + 1:
-                    return  # It was truncated, or somebody else has applied it.
+            first = applied() + 1
+            if is_remote(self._blob) and (are_many or found >= ONE_BY_ONE):
+                seqnos: Sequence[int] = range(first, int(min(first + slots - 1, last)) + 1)
+                records, slots = self._at_once(seqnos), min(2 * slots, AHEAD_MAX)
+            else:
+                seqnos, records = (first,), iter([read_record(self._blob, first)])
+            for seqno, record in zip(seqnos, records, strict=True):
+                if record is None:
+                    return
+                if seqno != applied() + 1:
+                    break  # Somebody else has applied it.
                 yield record
+                found += 1
+
+    def _at_once(self, seqnos: Sequence[int]) -> Iterator[Record | None]:
+        if self._ahead is None:
+            self._ahead = Pool(AHEAD_MAX, "persist-log")
+        return self._ahead.map(partial(read_record, self._blob), seqnos)
 
     def close(self) -> None:
         """Free the threads."""

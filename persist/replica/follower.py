@@ -63,7 +63,7 @@ class Follower:
         Args:
             poll_s: the longest pause of who waits for a record; see `Settings.poll_s`.
 
-        Cost: two pages of LIST, a GET for each of these, and one that finds nothing.
+        Cost: two pages of LIST, a GET for each record, and what `refresh` asks for that is not there.
         """
         self._blob = blob
         self._clock = clock
@@ -166,7 +166,7 @@ class Follower:
 
     def refresh(self) -> State:
         """Read all records there are; return the state after them. Cost: a GET for each, and one that finds none; where
-        they are many and the store is remote, a LIST for each 1,000 of them, too.
+        they are many and the store is remote, up to 32 find none.
 
         Callers that wait for each other share the requests of one of them, if it began after they asked. In `one_look`,
         only the first call of a thread asks for anything.

@@ -429,6 +429,49 @@ class _Mortal:
         return counted
 
 
+class _Persistent(_Mortal):
+    """Lets a writer be just before each record of an erasure with such a record; counts looks at the end of the log."""
+
+    write: Callable[[], object]
+    looks: list[int]
+    is_beaten = False
+
+    def create(self, key: str, data: bytes) -> Any:
+        if b'"kind":"erase"' in data:
+            self.is_beaten = not self.is_beaten
+            self.looks.append(0)
+            if self.is_beaten:
+                self.write()
+        return self._inner.create(key, data)
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> Any:
+        found = self._inner.get(key, range)
+        self.looks[-1] += found is None and key.startswith("log/")
+        return found
+
+
+def test_a_writer_that_goes_on_with_such_records_keeps_no_erasure_busy(dated: DatedBlob) -> None:
+    store: Any = _Persistent(dated, 10**9)
+    store.looks = [0]
+    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
+        orders, written = filled(client), list[int]()
+        client.clone("orders", "copy", as_of=4)
+        orders.index("email")
+        client.create_view("by email", "SELECT email, sum(amount) AS t FROM orders GROUP BY email").refresh()
+
+        def write() -> None:
+            written.append(len(written))
+            orders.write([((3, (ADA, float(len(written)))), 9, 1)]).result()
+
+        store.write = write
+        asked, store.looks = late.load("orders"), [0]
+        report = asked.erase([3], reason="request 17")
+        assert report.seqno is not None
+        assert all(row[0] != 3 for time in range(8) for row in orders.snapshot(time).rows()), "what was there is gone"
+        assert len(written) < 20
+        assert store.looks[0] <= 5, "an attempt looks at the log once"
+
+
 def prepared() -> DatedBlob:
     blob = DatedBlob(ImpatientClock())
     with opened(blob) as client:
