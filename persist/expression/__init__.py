@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from persist.expression.evaluation import all_of, conjuncts, factored_conjuncts, may_raise
 from persist.expression.term import (
     DUCKDB,
+    INTERVAL,
     SQL,
     Aggregate,
     Call,

@@ -31,10 +31,9 @@ from persist.errors import InvalidUsage
 from persist.expression import sql_numbers as numbers
 from persist.expression.python_functions import computed_by_python
 from persist.expression.sql_numbers import cast, ordered
-from persist.expression.term import DUCKDB
+from persist.expression.term import DUCKDB, INTERVAL
 
 VALUE_BYTES_MAX = 16 << 20
-_INTERVAL_HOURS = 2**63 // 3_600_000_000_000
 _QUOTED = re.compile("""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
 EXPRESSIONS_KEPT = 64  # Of all threads together.
 _MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
@@ -66,24 +65,29 @@ def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
             if id(column) not in numbers_of:
                 columns.append(column)
                 numbers_of[id(column)] = len(columns)
-        texts.append(_renumbered(text, tuple(numbers_of[id(column)] for column in given)))
+        names = tuple((numbers_of[id(column)], column.type == INTERVAL) for column in given)
+        texts.append(_renumbered(text, names))
     table = pa.table({f"${number}": column for number, column in enumerate(columns, 1)})
-    texts += [f"date_part('hour', {text})" for text, call in zip(texts, calls, strict=True) if pat.is_interval(call[2])]
+    are_intervals = tuple(kind == INTERVAL for _, _, kind in calls)
     try:
-        made = _bound(tuple(texts), table.schema, get_ident()).of(table)
+        made = _bound(tuple(texts), are_intervals, table.schema, get_ident()).of(table)
     except duckdb.Error as error:
         raise ValueError(str(error).split("\n")[0]) from error
-    for hours in made.columns[len(calls) :]:
-        most = pc.max(pc.abs(hours)).as_py()
-        if most is not None and most >= _INTERVAL_HOURS:  # Arrow counts nanoseconds, and DuckDB gives it what is left.
-            raise ValueError("an interval has up to 292 years of hours, minutes and seconds")
-    return [_checked(column, kind) for column, (_, _, kind) in zip(made.columns[: len(calls)], calls, strict=True)]
+    return [_checked(column, kind) for column, (_, _, kind) in zip(made.columns, calls, strict=True)]
 
 
 @lru_cache(1024)
-def _renumbered(text: str, numbers_: tuple[int, ...]) -> str:
-    """Return an expression whose columns `$1`, `$2` … have other numbers; what its constants say stays."""
-    names = {f'"${old}"': f'"${new}"' for old, new in enumerate(numbers_, 1)}
+def _renumbered(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
+    """Return an expression whose columns `$1`, `$2` … have other numbers; what its constants say stays.
+
+    Args:
+        columns: the number of each, and whether it is of intervals, which are structs in Arrow.
+    """
+    names = {}
+    for old, (new, is_interval) in enumerate(columns, 1):
+        months, days, micros = (f'"${new}"."{field.name}"' for field in INTERVAL)
+        made = f"(to_months({months}) + to_days({days}) + to_microseconds({micros}))"
+        names[f'"${old}"'] = made if is_interval else f'"${new}"'
     return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
 
 
@@ -126,11 +130,18 @@ class _Given:
 class _Bound:
     """Expressions over columns of some types, which DuckDB has understood once: that takes longer than a few rows."""
 
-    def __init__(self, texts: Sequence[str], schema: pa.Schema) -> None:
+    def __init__(self, texts: Sequence[str], are_intervals: Sequence[bool], schema: pa.Schema) -> None:
         self._none = schema.empty_table()
         self._given = _Given(self._none)
         shown = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
         self._values = _database().cursor().from_arrow(self._given).project(shown)
+        if any(are_intervals):
+            names = (f"x{number}" for number in range(len(texts)))
+            shown = ", ".join(
+                f"{_parts_of(name)} AS {name}" if is_interval else name
+                for name, is_interval in zip(names, are_intervals, strict=True)
+            )
+            self._values = self._values.project(shown)
 
     def of(self, table: pa.Table) -> pa.Table:
         """Return the values for the rows of a table. Only one thread may ask at a time."""
@@ -141,9 +152,20 @@ class _Bound:
             self._given.table = self._none  # What is kept keeps no rows.
 
 
+def _parts_of(name: str) -> str:
+    """Return what an interval of DuckDB's is in Arrow, as an expression."""
+    months, days, micros = (field.name for field in INTERVAL)
+    return f"""CASE WHEN {name} IS NOT NULL THEN {{
+        '{months}': CAST(12 * date_part('year', {name}) + date_part('month', {name}) AS INTEGER),
+        '{days}': CAST(date_part('day', {name}) AS INTEGER),
+        '{micros}': 60000000 * (60 * date_part('hour', {name}) + date_part('minute', {name}))
+            + date_part('microsecond', {name})
+    }} END"""
+
+
 @lru_cache(EXPRESSIONS_KEPT)
-def _bound(texts: tuple[str, ...], schema: pa.Schema, thread: int) -> _Bound:
-    return _Bound(texts, schema)
+def _bound(texts: tuple[str, ...], are_intervals: tuple[bool, ...], schema: pa.Schema, thread: int) -> _Bound:
+    return _Bound(texts, are_intervals, schema)
 
 
 @cache
@@ -193,7 +215,8 @@ def _not_in(value: Array, *others: Array) -> Array:
 def _arithmetic(sign: str, function: Callable[..., Array]) -> Callable[..., Array]:
     def apply(*arguments: Any) -> Array:
         *values, kind = arguments
-        if any(pat.is_temporal(each) for each in (*(value.type for value in values), kind)):
+        kinds = [*(value.type for value in values), kind]
+        if INTERVAL in kinds or any(map(pat.is_temporal, kinds)):
             text = f" {sign} ".join(f'"${at}"' for at in range(1, len(values) + 1))
             return computed_by_duckdb(text if len(values) > 1 else f"{sign} {text}", *values, kind)
         if len(values) == 1:
@@ -280,6 +303,11 @@ def _like(is_like: bool, ignore_case: bool) -> Callable[..., Array]:
     return _of_pattern(like)
 
 
+def _parts_of_interval(value: Array, kind: pa.DataType) -> Array:
+    """Return intervals as the structs that collections have."""
+    return pa.StructArray.from_arrays(value.flatten(), fields=list(kind), mask=value.is_null())
+
+
 def _error(text: Array, kind: pa.DataType) -> Array:
     return pa.nulls(0, kind)  # Types only; it raises in `persist.expression.evaluation`, where there is a record.
 
@@ -355,6 +383,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{name: _part(name) for name in _PARTS},
     "time_from": _time_from(after=False),
     "time_after": _time_from(after=True),
+    "parts_of_interval": _parts_of_interval,
     "duckdb": computed_by_duckdb,
     "python": computed_by_python,
 }
@@ -387,9 +416,7 @@ def called(name: str) -> Callable[..., Any]:
 def _repeated(value: Any, rows: int) -> Any:
     if not isinstance(value, pa.Scalar):
         return value
-    if pat.is_interval(value.type):  # Arrow repeats none.
-        return pa.array([value.as_py()] * rows, value.type)
-    return pa.repeat(value, rows)
+    return pa.repeat(value, rows) if rows else pa.array([], value.type)  # Nested values are repeated once or more.
 
 
 SQL_FUNCTIONS = {f"sql.{name}": called(name) for name in FUNCTIONS}

@@ -256,7 +256,7 @@ def _small(column: Array) -> npt.NDArray[np.int64]:
     kind = column.type
     if pat.is_list(kind):
         return pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if pat.is_nested(kind) or pat.is_interval(kind):
+    if pat.is_nested(kind):
         return np.zeros(len(column), np.int64)
     if pat.is_string(kind) or pat.is_binary(kind):
         if column.null_count:

@@ -24,6 +24,8 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 
 SQL = "sql."
+# What intervals are in Arrow, whose own ones are not compared, sorted or stored. Collections call the fields otherwise.
+INTERVAL = pa.struct([("interval_months", pa.int32()), ("interval_days", pa.int32()), ("interval_micros", pa.int64())])
 DUCKDB = (2, 0)  # Its functions, and the names of nodes in its plans, change from one minor version to the next.
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist.errors import InvalidUsage
 from persist.expression import Call, Lit, Place, Term, all_of, conjuncts, places_in, shifted, sql_call
-from persist.sql.adapt_expression import Expressions, Json, check_members
+from persist.sql.adapt_expression import Expressions, Json, check_members, is_of_list
 from persist.sql.algebra import (
     TRUE,
     Aggregate,
@@ -261,7 +261,8 @@ class Adapter:
     def aggregate(self, plan: Json) -> Node:
         node = self._child(plan)
         keys = self._of.every(plan.get("groups"))
-        aggregates = _in_one_order(tuple(map(self._of.aggregation, plan.get("expressions") or ())))
+        nodes = plan.get("expressions") or []
+        aggregates = _in_one_order(tuple(map(self._of.aggregation, nodes)))
         if not keys and not aggregates:
             raise InvalidUsage(
                 "a HAVING without a GROUP BY and without an aggregate in the query makes one row of no column, which "
@@ -271,7 +272,15 @@ class Adapter:
         if len(sets) > 1:  # DuckDB shows one of the intervals where the column is not grouped by.
             self._refuse_intervals(types_of(Project(node, keys)), "ROLLUP, CUBE or GROUPING SETS")
         groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
-        return Aggregate(node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings)
+        made = Aggregate(node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings)
+        if not any(map(is_of_list, nodes)):
+            return made
+        places = [Place(at) for at in range(width_of(made))]
+        outputs = [
+            self._of.of_list(each, place) if is_of_list(each) else place
+            for each, place in zip(nodes, places[len(keys) :], strict=False)
+        ]
+        return Project(made, (*places[: len(keys)], *outputs, *places[len(keys) + len(nodes) :]))
 
     def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
         """Return each row once; what the rows are in the order of by columns beside them, the first one says."""

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from persist.errors import InvalidUsage
-from persist.expression import Call, Lit, Place, PythonFunction, Term, calls, is_cast, python_function, sql_call
+from persist.expression import Call, Lit, Place, PythonFunction, Term, all_of, calls, is_cast, python_function, sql_call
 from persist.sql.algebra import Aggregation, Frame, Order, WindowCall
-from persist.sql.by_duckdb import Text, bare, is_json, is_nested, name_of, shown_type
+from persist.sql.by_duckdb import Text, bare, is_another, is_nested, name_of, shown_type
 from persist.sql.duck import place
 from persist.sql.types import constant, has_interval, of_duckdb, to_arrow
 
@@ -56,6 +56,7 @@ AGGREGATES = {
     "regr_r2": "regr_r2", "regr_slope": "regr_slope", "regr_sxx": "regr_sxx", "regr_sxy": "regr_sxy",
     "regr_syy": "regr_syy",
 }  # fmt: skip
+OF_LISTS = ("entropy", "product", "histogram_exact")  # What DuckDB computes of the values of a group.
 WINDOWS = {
     "WINDOW_ROW_NUMBER": "row_number", "WINDOW_RANK": "rank", "WINDOW_RANK_DENSE": "dense_rank",
     "WINDOW_PERCENT_RANK": "percent_rank", "WINDOW_CUME_DIST": "cume_dist", "WINDOW_NTILE": "ntile",
@@ -156,7 +157,7 @@ class Expressions:
 
     def _constant(self, node: Json) -> Term:
         value = node["value"]
-        if is_nested(value["type"]):
+        if is_nested(value["type"]) or is_another(value["type"]):
             return self._by_duckdb({**node, "return_type": value["type"]})
         kind = self.type_of(value["type"], node)
         if value.get("is_null") or "value" not in value:
@@ -179,7 +180,7 @@ class Expressions:
 
     def compared(self, node: Json) -> Term:
         """Return one expression as what it is compared by: of an interval, its microseconds."""
-        if (node.get("return_type") or {}).get("id") != "INTERVAL":
+        if not _is_interval(node):
             return self.one(node)
         # DuckDB puts this around intervals that it compares: months become days there, which these have, too.
         bare_ = node["children"][0] if name_of(node) == "normalized_interval" else node
@@ -201,11 +202,13 @@ class Expressions:
             both = (node["return_type"], node["arguments"][0])
             if both[1].get("id") in ("NULL", "SQLNULL"):
                 return False
-            if any(is_nested(one) or is_json(one) for one in both):
+            if any(is_nested(one) or is_another(one) for one in both):
                 return True
             one, other = (self.type_of(kind, node) for kind in both)
             tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
             return other != "null" and (bool(tries) or not is_cast(to_arrow(other), to_arrow(one)))
+        if kind == "OPERATOR_TRY":
+            return True
         if kind in COMPARISONS:
             return kind not in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL") and any(map(is_nested, given))
         return kind == "BOUND_FUNCTION" and (_own_name(node) is None or any(map(is_nested, given)))
@@ -293,18 +296,61 @@ class Expressions:
         """Return one aggregate."""
         self.check(node)
         name = name_of(node)
+        if is_of_list(node):
+            return self._list(node)
         if name not in AGGREGATES:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
         self._refuse_interval(node, name)
+        function, arguments = self._extreme(node, AGGREGATES[name], self._aggregated(node, name))
         order = tuple(map(self.order, node.get("order_bys", {}).get("orders") or ()))
         return Aggregation(
-            AGGREGATES[name],
+            function,
             self.type_of(node["return_type"], node),
-            self._aggregated(node, name),
+            arguments,
             node.get("aggregate_type") == "DISTINCT",
             self.one(node["filter"]) if node.get("filter") else None,
             order,
         )
+
+    def _extreme(self, node: Json, function: str, arguments: tuple[Term, ...]) -> tuple[str, tuple[Term, ...]]:
+        """Return an aggregate and its arguments: the least of intervals is that of the least length."""
+        if function not in ("min", "max") or not _is_interval(node):
+            return function, arguments
+        return f"arg_{function}", (*arguments, self.compared(node["children"][0]))
+
+    def _list(self, node: Json) -> Aggregation:
+        """Return the list of values of which DuckDB computes an aggregate: `of_list` does that."""
+        function, children = AGGREGATES.get(name_of(node), ""), node["children"]
+        value = self.one(children[0])
+        by = self.one(children[1]) if function.startswith("arg_") else value
+        conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), each) for each in (value, by)]
+        conditions += [self.one(node["filter"])] if node.get("filter") else []
+        return Aggregation(
+            "list",
+            self.type_of({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}}, node),
+            (value,),
+            node.get("aggregate_type") == "DISTINCT",
+            all_of(conditions),
+            (Order(by, function.endswith("max")),),
+        )
+
+    def of_list(self, node: Json, values: Place) -> Term:
+        """Return an aggregate that DuckDB computes of a list of the values, or that is its first ones."""
+        name, children = name_of(node), node["children"]
+        kind = shown_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}})
+        shown, text = f'CAST("$1" AS {kind})', Text(self.one, self.refuse, self._is_by_duckdb)
+        if name in AGGREGATES and name != "histogram":
+            count = self.whole(children[-1], f"how many rows {name}() gives")
+            if count < 1:
+                self.refuse(f"{name}() gives one row or more", children[-1])
+            shown = f"list_slice({shown}, 1, {count})"
+        else:
+            more = "".join(f", {text.of(child)}" for child in children[1:])
+            shown = f"list_aggregate(coalesce({shown}, CAST([] AS {kind})), '{name}'{more})"
+        if text.columns:
+            self.refuse(f"{name}() takes constants besides its values in a view", node)
+        shown, arrow = self._as_arrow(shown, node["return_type"], node)
+        return sql_call("duckdb", arrow, Lit(pa.scalar(shown)), values, at=self._at(node))
 
     def _aggregated(self, node: Json, name: str) -> tuple[Term, ...]:
         """Return the arguments of an aggregate. What its other ones come to, which are constants, stands at the end:
@@ -322,9 +368,7 @@ class Expressions:
         if function == "string_agg":
             return (arguments[0], Lit(pa.scalar(str(data.get("separator", ",")))))
         if len(arguments) > (2 if function.startswith(("arg_", "covar_", "corr", "regr_")) else 1):
-            self.refuse(
-                f"{name}() of several rows at once is not supported in a view: use list(), and a part of it", node
-            )
+            self.refuse(f"{name}() of several rows at once is not supported over a window in a view: use list()", node)
         return arguments
 
     def _refuse_interval(self, node: Json, name: str) -> None:
@@ -343,7 +387,7 @@ class Expressions:
             if name not in AGGREGATES:
                 self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
             function = AGGREGATES[name] if node.get("children") else "count_star"
-            arguments = self._aggregated(node, name)
+            function, arguments = self._extreme(node, function, self._aggregated(node, name))
         else:
             arguments = self.every(node.get("children"))
         self._refuse_interval(node, function)
@@ -375,7 +419,7 @@ class Expressions:
             return ("rows" if mode.endswith("ROWS") else "range", 0), None
         expression = node[f"{which}_expr"]
         if mode.endswith("RANGE"):
-            if (expression.get("return_type") or {}).get("id") == "INTERVAL":
+            if _is_interval(expression):
                 self.refuse("a frame of RANGE over intervals is not supported in a view: order by epoch_us(…)", node)
             return ("value", 0), self.one(expression)
         offset = self.whole(expression, "an offset of a frame")
@@ -395,6 +439,19 @@ class Expressions:
     def _at(self, node: Json) -> int | None:
         at = node.get("query_location", _NOWHERE)
         return None if at == _NOWHERE else at
+
+
+def _is_interval(node: Json) -> bool:
+    kind = node.get("return_type") or node.get("value", {}).get("type") or {}
+    return bool(kind.get("id") == "INTERVAL")
+
+
+def is_of_list(node: Json) -> bool:
+    """Return whether DuckDB computes an aggregate of the list of its values."""
+    name, count = name_of(node), len(node.get("children") or ())
+    function = AGGREGATES.get(name)
+    several = {"min": 1, "max": 1, "arg_min": 2, "arg_max": 2, "histogram": 1}
+    return name in OF_LISTS or (function in several and count > several[function])
 
 
 def _of_python(node: Json) -> PythonFunction | None:

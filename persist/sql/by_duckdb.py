@@ -73,7 +73,7 @@ def is_definite(name: str) -> bool:
 
 def is_nested(kind: Json) -> bool:
     """Return whether a type of a plan is one of lists, structs or maps."""
-    return kind.get("id") in ("LIST", "STRUCT", "TUPLE", "MAP")
+    return kind.get("id") in ("LIST", "ARRAY", "STRUCT", "TUPLE", "MAP")
 
 
 def is_json(kind: Json) -> bool:
@@ -86,7 +86,9 @@ def casts(given: Json, kind: Json) -> bool:
     names = given.get("id"), kind.get("id")
     if {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
         return True
-    if not is_nested(kind) or (names[0] != names[1] and not {*names} <= {"STRUCT", "TUPLE"}):
+    if not is_nested(kind) or not any(
+        {*names} <= same for same in ({*names[:1]}, {"STRUCT", "TUPLE"}, {"LIST", "ARRAY"})
+    ):
         return is_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind)))
     parts = [_parts_of(one) for one in (given, kind)]
     return len(parts[0]) == len(parts[1]) and all(casts(one, other) for one, other in zip(*parts, strict=True))
@@ -109,11 +111,13 @@ def shown_type(kind: Json, *, is_named: bool = False) -> str:
     if is_json(kind):
         return "JSON"
     form, parts = kind.get("id"), _parts_of(kind)
-    if form not in ("LIST", "MAP", "STRUCT", "TUPLE"):
+    if form == "UUID" and not is_named:
+        return "UUID"
+    if not is_nested(kind):
         return to_duckdb(of_duckdb(kind))
     shown = [shown_type(part, is_named=is_named) for part in (_parts_of(parts[0]) if form == "MAP" else parts)]
-    if form == "LIST":
-        return f"{shown[0]}[]"
+    if form in ("LIST", "ARRAY"):
+        return f"{shown[0]}[{kind['type_info']['size'] if form == 'ARRAY' and not is_named else ''}]"
     if form == "MAP" or (form == "TUPLE" and not is_named):
         return f"{form}({', '.join(shown)})"
     names = [quoted(name) for name, _ in fields_of(kind)]
@@ -121,9 +125,8 @@ def shown_type(kind: Json, *, is_named: bool = False) -> str:
 
 
 def is_another(kind: Json) -> bool:
-    """Return whether values of a type of a plan are of another one in Arrow: JSON, structs without names, and both
-    inside of others."""
-    return is_json(kind) or kind.get("id") == "TUPLE" or any(map(is_another, _parts_of(kind)))
+    """Return whether values of a type of a plan are of another one in Arrow, also inside of others."""
+    return is_json(kind) or kind.get("id") in ("TUPLE", "ARRAY", "UUID") or any(map(is_another, _parts_of(kind)))
 
 
 class Text:
@@ -141,6 +144,7 @@ class Text:
         self._refuse = refuse
         self._is_own = is_own
         self._names: list[list[str]] = []  # Of the columns of the lambdas around.
+        self._is_whole = False  # Inside of TRY, all is computed here.
 
     def of(self, node: Json) -> str:
         """Return the text of a node."""
@@ -150,13 +154,13 @@ class Text:
                 return self.constant(node["value"])
             case "BOUND_REF" if self._names:
                 return self._names[-1][node["index"]]
-            case "BOUND_CASE" if self._names:
+            case "BOUND_CASE" if self._names or self._is_whole:
                 whens = (
                     f"WHEN {self.of(one['when_expr'])} THEN {self.of(one['then_expr'])}" for one in node["case_checks"]
                 )
                 return f"(CASE {' '.join(whens)} ELSE {self.of(node['else_expr'])} END)"
             case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" | "BOUND_COMPARISON" if (
-                self._names or self._is_own(node) or _is_number(node)
+                self._names or self._is_whole or self._is_own(node) or _is_number(node)
             ):
                 return self._call(node)
         if self._names:
@@ -177,7 +181,7 @@ class Text:
         if value.get("is_null") or "value" not in value:
             return "NULL" if kind.get("id") in ("NULL", "SQLNULL") else f"CAST(NULL AS {shown_type(kind)})"
         literal = value["value"]
-        if kind["id"] == "LIST":
+        if kind["id"] in ("LIST", "ARRAY"):
             child = kind["type_info"]["child_type"]
             shown = (self.constant({"type": child, **each}) for each in literal.get("children", ()))
             return f"CAST([{', '.join(shown)}] AS {shown_type(kind)})"
@@ -215,6 +219,11 @@ class Text:
             value = self.of(children[0])
             value = f"CAST({value} AS JSON)" if is_json(given) and not value.startswith("CAST") else value
             return f"{'TRY_CAST' if tries else 'CAST'}({value} AS {shown_type(node['return_type'])})"
+        if kind == "OPERATOR_TRY":
+            self._is_whole, was_whole = True, self._is_whole
+            text = f"TRY({self.of(children[0])})"
+            self._is_whole = was_whole
+            return text
         if kind in _SIGNS:
             return f"({f' {_SIGNS[kind]} '.join(map(self.of, children))})"
         if kind in ("COMPARE_IN", "COMPARE_NOT_IN"):

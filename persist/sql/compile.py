@@ -4,11 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-import pyarrow as pa
-
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
-from persist.expression import Call, Lit, Place, Term, sql_call
+from persist.expression import Call, Place, Term, sql_call
 from persist.sql.adapt import Adapter
 from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of
 from persist.sql.duck import Columns, bound, names_column, place, tables_of
@@ -24,11 +22,6 @@ _TOO_DEEP = (
     "views of its parts, or write a long chain in parentheses, as (a + b) + (c + d)"
 )
 _STORED_INTERVAL = 'struct("months" int32,"days" int32,"micros" int64)'
-_PARTS_OF_INTERVAL = """CASE WHEN "$1" IS NOT NULL THEN {
-    'months': CAST(12 * date_part('year', "$1") + date_part('month', "$1") AS INTEGER),
-    'days': CAST(date_part('day', "$1") AS INTEGER),
-    'micros': 60000000 * (60 * date_part('hour', "$1") + date_part('minute', "$1")) + date_part('microsecond', "$1")
-} END"""
 
 
 def mentioned(sql: str, names: Sequence[str]) -> list[str]:
@@ -102,9 +95,8 @@ def _stored(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node, list[tupl
     """Return a plan and its columns with intervals as structs, as which collections have them."""
     if not any(kind == "interval" for _, kind in columns):
         return plan, columns
-    text, arrow = Lit(pa.scalar(_PARTS_OF_INTERVAL)), to_arrow(_STORED_INTERVAL)
     outputs = (
-        sql_call("duckdb", arrow, text, Place(at)) if kind == "interval" else Place(at)
+        sql_call("parts_of_interval", to_arrow(_STORED_INTERVAL), Place(at)) if kind == "interval" else Place(at)
         for at, (_, kind) in enumerate(columns)
     )
     stored = [(name, _STORED_INTERVAL if kind == "interval" else kind) for name, kind in columns]

@@ -145,8 +145,7 @@ def _one_set(
 
 def _nothing(rows: Stream, program: Program) -> Stream:
     """Return a row of NULLs."""
-    nulls: dict[str, Any] = {field.name: null_of(field.type) for field in rows.schema}
-    return program.constant(pa.table({"is_there": [True]})).map(**nulls)
+    return program.constant(pa.table({field.name: pa.nulls(1, field.type) for field in rows.schema}))
 
 
 def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:

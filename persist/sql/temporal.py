@@ -9,10 +9,9 @@ side of a comparison, which is one of the conditions that all must hold in a WHE
 from typing import NoReturn
 
 import pyarrow as pa
-import pyarrow.types as pat
 
 from persist.errors import InvalidUsage
-from persist.expression import SQL, Call, Lit, Term, calls, evaluate, places_in, sql_call
+from persist.expression import INTERVAL, SQL, Call, Lit, Term, calls, evaluate, places_in, sql_call
 from persist.sql.algebra import Node, Temporal
 from persist.sql.duck import place
 
@@ -101,7 +100,7 @@ def _moved_over(now: Term, other: Term, sql: str) -> Term:
 
 def _has_months(constant: Term) -> bool:
     value = evaluate(constant, {})
-    return pat.is_interval(value.type) and value.is_valid and value.as_py().months != 0
+    return bool(value.type == INTERVAL and value.is_valid and value[0].as_py())
 
 
 def _refuse(expression: Term, sql: str) -> NoReturn:

@@ -5,7 +5,8 @@
 
     list(type) map(type,type) struct("name" type,…)
 
-The fields of a struct without names, DuckDB's TUPLE, are called v1, v2, and so on.
+The fields of a struct without names, DuckDB's TUPLE, are called v1, v2, and so on. A list of a fixed length, its ARRAY,
+is a list, and a UUID is a text: wherever DuckDB computes, they are what they are there.
 
 `hugeint`, which is what DuckDB adds integers up to, is decimal(38,0) in Arrow. A value beyond its 38 digits raises.
 """
@@ -23,7 +24,7 @@ import pyarrow.types as pat
 
 from persist.dataflow import is_read_as
 from persist.errors import InvalidUsage
-from persist.expression import Call, Lit, Term
+from persist.expression import INTERVAL, Call, Lit, Term
 from persist.query import quoted
 
 _SIMPLE = {
@@ -48,7 +49,7 @@ _SIMPLE = {
     "timestamp_ms": pa.timestamp("ms"),
     "timestamp_ns": pa.timestamp("ns"),
     "timestamptz": pa.timestamp("us", "UTC"),
-    "interval": pa.month_day_nano_interval(),
+    "interval": INTERVAL,
     "null": pa.int32(),  # What a NULL of no type becomes in DuckDB, too.
 }
 _DUCKDB = {
@@ -126,7 +127,7 @@ def of_arrow(kind: pa.DataType) -> str | None:
     """Return the type that queries read a column of a collection as; None if they cannot."""
     if pat.is_decimal128(kind) and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
-    nested = _nested_of(kind, of_arrow)
+    nested = _nested_of(kind, of_arrow) if kind != INTERVAL else None
     if nested is not None:
         return nested
     return next(
@@ -154,7 +155,7 @@ def kind_of(kind: pa.DataType) -> str:
     """Return what plans call the Arrow type of one of their types; of two types that are one in Arrow, the first."""
     if pat.is_decimal128(kind):
         return f"decimal({kind.precision},{kind.scale})"
-    nested = _nested_of(kind, kind_of)
+    nested = _nested_of(kind, kind_of) if kind != INTERVAL else None
     return nested or next(name for name, other in _SIMPLE.items() if other == kind)
 
 
@@ -190,7 +191,7 @@ def _scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
         return pa.scalar(text == "true", arrow)
     if kind == "interval":
         months, days, micros = map(int, text.split(","))
-        return pa.scalar(pa.MonthDayNano([months, days, micros * 1000]), arrow)
+        return pa.scalar(dict(zip(arrow.names, (months, days, micros), strict=True)), arrow)
     if kind == "blob":
         return pa.scalar(_ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), text.encode()), arrow)
     if kind == "text":
@@ -207,9 +208,8 @@ def text_of(scalar: pa.Scalar) -> str | None:
     kind = scalar.type
     if pat.is_decimal(kind):
         return str(int(_EXACT.scaleb(scalar.as_py(), kind.scale)))
-    if pat.is_interval(kind):
-        months, days, nanoseconds = scalar.as_py()
-        return f"{months},{days},{nanoseconds // 1000}"
+    if kind == INTERVAL:
+        return ",".join(str(part) for part in scalar.as_py().values())
     if pat.is_boolean(kind):
         return "true" if scalar.as_py() else "false"
     if pat.is_binary(kind):
@@ -276,15 +276,18 @@ def of_duckdb(kind: dict[str, Any]) -> str:
     if name in _NAMES:
         return _NAMES[name]
     info = kind.get("type_info") or {}
-    if name == "LIST":
+    if name in ("LIST", "ARRAY"):
         return _nested("list", [("", of_duckdb(info["child_type"]))])
     if name == "MAP":
         return _nested(
             "map", [("", of_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]]
         )
     if name in ("STRUCT", "TUPLE"):
-        return _nested("struct", [(name, of_duckdb(part)) for name, part in fields_of(kind)])
-    known = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32"}
+        made = _nested("struct", [(name, of_duckdb(part)) for name, part in fields_of(kind)])
+        if to_arrow(made) == INTERVAL:
+            raise InvalidUsage(f"a struct whose fields are {INTERVAL.names} is not supported: call them otherwise")
+        return made
+    known = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32", "UUID": "text"}
     if name in known:
         return known[name]
     raise InvalidUsage(f"values of type {name} are not supported; cast them to another type, or leave them out")

@@ -52,6 +52,9 @@ class Grammar:
         """Return an expression of a kind."""
         found = [column for column, each in scope if each == kind]
         draw = self.random.random()
+        if kind == "i" and draw < (0.3 if found else 0.75):
+            number, ts, other = self.pick(scope, "n"), self.pick(scope, "ts"), self.pick(scope, "ts")
+            return self.random.choice([f"to_days(15 * {number})", f"to_months({number})", f"({ts} - {other})"])
         if found and draw < 0.75:
             return self.random.choice(found)
         return self.constant(kind)
@@ -64,6 +67,7 @@ class Grammar:
             "s": ["'x'", "'abc'", "''", "NULL::VARCHAR"],
             "d": ["DATE '2020-02-10'"],
             "ts": ["TIMESTAMP '2020-01-15 12:00:00'"],
+            "i": ["INTERVAL 1 MONTH", "INTERVAL 30 DAY", "INTERVAL 36 HOUR", "NULL::INTERVAL"],
             "p": ["true", "false", "NULL::BOOLEAN"],
             "x": ["2::HUGEINT", "NULL::HUGEINT"],
             "l": ["[1, 2]", "NULL::INTEGER[]"],
@@ -93,12 +97,13 @@ class Grammar:
             "s": [f"upper({one})", f"({one} || 'z')", f"left({one}, 1)", f"concat({one}, {other})"],
             "d": [f"({one} + 1)", f"greatest({one}, {other})"],
             "ts": [f"({one} + INTERVAL 1 DAY)", f"date_trunc('day', {one})"],
+            "i": [f"({one} + {other})", f"(-({one}))", f"greatest({one}, {other})"],
             "p": [condition],
         }
         return self.random.choice([*shared, *own[kind]])
 
     def condition(self, scope: Scope, depth: int) -> str:
-        kind = self.random.choice(["n", "n", "n", "m", "f", "s", "d", "ts"])
+        kind = self.random.choice(["n", "n", "n", "m", "f", "s", "d", "ts", "i"])
         one, other = self.expression(scope, kind, depth - 1), self.expression(scope, kind, depth - 1)
         choices = [f"{one} {self.random.choice(['=', '<>', '<', '<=', '>', '>='])} {other}"] * 4
         choices += [
@@ -107,6 +112,8 @@ class Grammar:
             f"{one} IN ({other}, {self.constant(kind)})",
         ]
         choices += [f"{one} BETWEEN {other} AND {self.constant(kind)}"]
+        pair = f"({one}, {self.pick(scope, 's')}) {self.random.choice(['=', '<', 'IS DISTINCT FROM'])}"
+        choices += [f"{pair} ({other}, {self.pick(scope, 's')})"] if self.random.random() < 0.3 else []
         if kind == "s":
             choices += [f"{one} LIKE '{self.random.choice(['x%', '%y', '_', '%a%', 'a%c'])}'"] * 3
         if depth > 0:
@@ -133,6 +140,9 @@ class Grammar:
             if depth > 0 and self.random.random() < 0.12:
                 left = self.lateral(left, right)
                 continue
+            if self.random.random() < 0.05:
+                left = self.nearest(left)
+                continue
             how = self.random.choice(
                 ["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "CROSS JOIN", "SEMI JOIN", "ANTI JOIN"]
             )
@@ -145,6 +155,15 @@ class Grammar:
             text = f"{left.text} {how} {right.text}" + ("" if how == "CROSS JOIN" else f" ON {' AND '.join(on)}")
             left = Relation(text, left.columns if how in ("SEMI JOIN", "ANTI JOIN") else both)
         return left
+
+    def nearest(self, left: Relation) -> Relation:
+        """Return each row with what is nearest to it: one column of others, so that no rows of these agree."""
+        alias = self.name("q")
+        how, sign = (self.random.choice(each) for each in (["", "LEFT", "RIGHT", "FULL"], ["<", "<=", ">", ">="]))
+        text = f"{left.text} ASOF {how} JOIN (SELECT DISTINCT b FROM u) {alias} ON "
+        return Relation(
+            f"{text}{self.expression(left.columns, 'n', 1)} {sign} {alias}.b", [*left.columns, (f"{alias}.b", "n")]
+        )
 
     def lateral(self, left: Relation, right: Relation) -> Relation:
         """Return a relation joined with a subquery that reads its columns."""
@@ -159,6 +178,10 @@ class Grammar:
                 f"VALUES ({', '.join(self.expression(left.columns, kind, 1) for kind in kinds)})",
             ]
         )
+        if self.random.random() < 0.2:
+            columns = [(self.name(), "n")]
+            of = ", ".join(self.pick(left.columns, "n") for _ in range(2))
+            body = f"SELECT CAST(e.value AS INTEGER) FROM json_each(to_json([{of}])) e"
         alias = self.name("q")
         how = self.random.choice([", LATERAL", " CROSS JOIN LATERAL", " LEFT JOIN LATERAL"])
         on = " ON true" if "LEFT" in how else ""
@@ -219,7 +242,7 @@ class Grammar:
         if draw < 0.52:
             return self.windowed(source, where)
         columns = [
-            (self.name(), self.random.choice(["n", "n", "m", "s", "d", "f", "p", "ts"]))
+            (self.name(), self.random.choice(["n", "n", "m", "s", "d", "f", "p", "ts", "i"]))
             for _ in range(self.random.randint(1, 3))
         ]
         made = [(self.expression(source.columns, kind, 2), name, kind) for name, kind in columns]
@@ -252,13 +275,14 @@ class Grammar:
         return Relation(text, columns)
 
     def aggregate(self, scope: Scope) -> tuple[str, str]:
-        kind = self.random.choice(["n", "n", "m", "f", "s", "d"])
+        kind = self.random.choice(["n", "n", "m", "f", "s", "d", "i"])
         of = self.expression(scope, kind, 1)
         options = [("count(*)", "n"), (f"count({of})", "n"), (f"min({of})", kind), (f"max({of})", kind)]
         options += [(f"count(DISTINCT {of})", "n")]
         if kind in ("n", "m"):
             options += [(f"sum({of})", "x"), (f"avg({of})", "f"), (f"sum(DISTINCT {of})", "x")] * 2
-        options += [(f"quantile_disc({of}, {self.random.choice(['0.1', '0.5', '1'])})", kind)]
+        if kind != "i":
+            options += [(f"quantile_disc({of}, {self.random.choice(['0.1', '0.5', '1'])})", kind)]
         options += [(f"{self.random.choice(['first', 'last', 'any_value'])}({of} ORDER BY {of} DESC)", kind)]
         if kind == "n":
             options += [
@@ -276,7 +300,7 @@ class Grammar:
 
     def grouped(self, source: Relation, where: str) -> Relation:
         keys = [
-            (self.name(), self.random.choice(["n", "n", "s", "d", "f", "m"]))
+            (self.name(), self.random.choice(["n", "n", "s", "d", "f", "m", "i"]))
             for _ in range(self.random.choice([0, 1, 1, 2]))
         ]
         exact = [(name, kind, self.expression(source.columns, kind, 1)) for name, kind in keys]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 
-from persist.sql.adapt_expression import AGGREGATES, FUNCTIONS, WINDOWS
+from persist.sql.adapt_expression import AGGREGATES, FUNCTIONS, OF_LISTS, WINDOWS
 from persist.sql.by_duckdb import is_definite
 
 PAGE = Path(__file__).parents[2] / "docs" / "views.md"
@@ -30,9 +30,9 @@ def listed() -> str:
                 "",
                 *_paragraph("**Supported**", words),
                 *_paragraph("**Computed by DuckDB**", by_duckdb),
-                *_paragraph("**Supported aggregates**", set(AGGREGATES) - {"count_star", "sum_no_overflow"}),
+                *_paragraph("**Supported aggregates**", {*AGGREGATES, *OF_LISTS} - {"count_star", "sum_no_overflow"}),
                 *_paragraph("**Supported only over windows**", set(WINDOWS.values()) - {"aggregate"}),
-                *_paragraph("**Refused aggregates**", aggregates - set(AGGREGATES)),
+                *_paragraph("**Refused aggregates**", aggregates - {*AGGREGATES, *OF_LISTS}),
                 *_paragraph("**Refused**", scalars - words - by_duckdb),
             ]
         ).rstrip("\n")

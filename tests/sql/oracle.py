@@ -76,10 +76,10 @@ def comparable(value: Any) -> Any:
         return "NaN" if value != value else float(f"{value:.9g}") + 0.0
     if isinstance(value, int | decimal.Decimal):
         return decimal.Context(prec=76).normalize(decimal.Decimal(value)) or decimal.Decimal(0)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return tuple(map(comparable, value))
-    if isinstance(value, tuple):  # A struct without names.
-        return tuple((f"v{number}", comparable(each)) for number, each in enumerate(value, 1))
+    if isinstance(value, dict) and [*value] == [f"v{number}" for number in range(1, len(value) + 1)]:
+        return tuple(map(comparable, value.values()))  # A struct without names.
     if isinstance(value, datetime.timedelta):
         return "interval", value
     if isinstance(value, dict) and [*value] == ["months", "days", "micros"]:
@@ -180,7 +180,9 @@ def check(
 
 
 def _taken(table: pa.Table) -> list[tuple[Row, int]]:
-    columns = [table[name].to_pylist() for name in table.column_names if name not in ("_time", "_diff")]
+    columns = [
+        table[name].to_pylist(maps_as_pydicts="strict") for name in table.column_names if name not in ("_time", "_diff")
+    ]
     rows = zip(*columns, strict=True) if columns else [()] * len(table)
     return [(tuple(map(comparable, row)), diff) for row, diff in zip(rows, table["_diff"].to_pylist(), strict=True)]
 

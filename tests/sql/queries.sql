@@ -424,3 +424,30 @@ SELECT t.a, q.i FROM t LEFT JOIN (SELECT b, to_days(max(a)) AS i FROM u GROUP BY
 WITH RECURSIVE r(i, n) AS (SELECT INTERVAL 1 DAY, 1 UNION ALL SELECT i + INTERVAL 1 DAY, n + 1 FROM r WHERE n < 4) SELECT i FROM r;
 SELECT i, sum(n) OVER (ORDER BY i) AS q FROM (SELECT to_days(a) AS i, count(*) AS n FROM t GROUP BY i);
 SELECT to_days(a) AS i, sum(b) FILTER (WHERE to_days(b) > INTERVAL 1 DAY) AS q FROM t GROUP BY i HAVING max(to_days(b)) < INTERVAL 100 HOUR;
+
+-- Aggregates of lists, lists of a fixed length, UUIDs, TRY.
+SELECT round(entropy(a), 9) AS x, a IS NULL AS n FROM t GROUP BY a IS NULL;
+SELECT b, product(a) AS x, count(*) AS n FROM t GROUP BY b;
+SELECT product(a) AS x, entropy(s) AS y FROM t WHERE a > 90;
+SELECT max(a, 2) AS x, min(b, 3) AS y, count(*) AS n FROM t;
+SELECT b, max(m, 2) AS x, min(s, 1) FILTER (WHERE a > 1) AS z FROM t GROUP BY b;
+SELECT arg_max(b, (a, b, s, d, m), 2) AS x, arg_min(s, (s, b), 2) AS y FROM t;
+SELECT a, arg_max(b, b, 3) AS x FROM t GROUP BY ROLLUP (a);
+SELECT histogram(b, [1, 2, 3]) AS x, histogram_exact(b, [1, 3]) AS y FROM t;
+SELECT max(a, 2)[1] AS x, list_sum(max(b, 2)) AS y FROM t GROUP BY s HAVING len(max(a, 2)) > 0;
+SELECT a, (SELECT max(u.b, 2) FROM u WHERE u.a = t.a) AS x FROM t;
+SELECT array_value(a, b) AS x FROM t;
+SELECT [a, b]::INTEGER[2] AS x FROM t;
+SELECT x[1] AS y, x = array_value(1, 2) AS z, count(*) AS n FROM (SELECT array_value(a, b) AS x FROM t) GROUP BY ALL;
+SELECT array_distance([a, b]::DOUBLE[2], [1, 2]::DOUBLE[2]) AS d, array_inner_product(array_value(a::DOUBLE, 1::DOUBLE), array_value(2::DOUBLE, 3::DOUBLE)) AS i FROM t WHERE a IS NOT NULL AND b IS NOT NULL;
+SELECT max(array_value(a, b)) AS m, array_value(a, b) < array_value(b, a) AS n FROM t GROUP BY ALL;
+SELECT unnest(array_value(a, b)) AS x FROM t;
+SELECT array_cross_product([1, 2, a]::DOUBLE[3], [1, 0, 0]::DOUBLE[3]) AS c FROM t WHERE a IS NOT NULL;
+SELECT array_value(array_value(a, b), array_value(b, a)) AS x FROM t;
+SELECT (md5(s)::UUID)::VARCHAR AS x FROM t;
+SELECT CAST(md5(s)::UUID AS VARCHAR) AS x, count(*) AS n FROM t GROUP BY ALL;
+SELECT max(md5(s)::UUID)::VARCHAR AS m, count(DISTINCT md5(s)::UUID) AS n FROM t;
+SELECT md5(s)::UUID = 'A0EEBC999C0B4EF8BB6D6BB9BD380A11'::UUID AS x, md5(s)::UUID < 'A0EEBC999C0B4EF8BB6D6BB9BD380A11' AS y FROM t;
+SELECT try(a // 0) AS x, try(s::INTEGER) AS y, coalesce(try(d::VARCHAR::DATE + a), DATE '2020-01-01') AS w FROM t;
+SELECT a, ARRAY(SELECT b FROM u WHERE u.a = t.a ORDER BY b) AS x FROM t;
+SELECT a, ARRAY(SELECT s FROM u WHERE u.a = t.a AND s > 'a' ORDER BY s) AS x FROM t;

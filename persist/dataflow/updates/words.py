@@ -46,7 +46,7 @@ def is_interned(kind: pa.DataType) -> bool:
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)
     if is_narrow(kind):
         return False
-    return not (is_number or pat.is_temporal(kind)) or pat.is_uint64(kind) or pat.is_interval(kind)
+    return not (is_number or pat.is_temporal(kind)) or pat.is_uint64(kind)
 
 
 def is_narrow(kind: pa.DataType) -> bool:
@@ -321,9 +321,7 @@ class Domain:
 
     def constant(self, value: pa.Scalar) -> int:
         """Return the word of a constant of the program, which keeps its meaning whatever is forgotten."""
-        # Arrow repeats no intervals.
-        one = pa.array([value.as_py()], value.type) if pat.is_interval(value.type) else pa.repeat(value, 1)
-        word = int(self.encode(one)[0])
+        word = int(self.encode(pa.repeat(value, 1))[0])
         if is_interned(value.type):
             self.interner(value.type).pin(word)
         return word
@@ -382,19 +380,10 @@ def _of_floats(array: pa.Array) -> Ints:
     return words
 
 
-def _length(interval: Any) -> tuple[Any, ...]:
-    """Return what intervals are ordered by: their length, where a month has 30 days, then their months and days."""
-    if interval is None:
-        return (True,)
-    months, days, nanoseconds = interval
-    return (False, (30 * months + days) * 86_400_000_000_000 + nanoseconds, months, days)
-
-
 def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     """Return numbers that are in the order of the values that words stand for; NULL comes last.
 
     Nested values are in the order of `persist.codecs.order.ordering`, which is that of the rows of collections.
-    Intervals are in the order of their lengths.
     """
     if is_ordered(kind) and (not len(words) or words.max() < _MAGNITUDE):
         return np.where(words == NULL, _MAGNITUDE, words)
@@ -406,10 +395,6 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     if pat.is_nested(kind):
         table = canonical(pa.table({"values": domain.decode(distinct, kind)}))
         return int64_values(order_keys(table, ["values"])[0]).take(at)
-    if pat.is_interval(kind):
-        values = domain.decode(distinct, kind).to_pylist()
-        order = np.array(sorted(range(len(values)), key=lambda row: _length(values[row])), np.int64)
-        return np.argsort(order).take(at)
     order = pc.array_sort_indices(domain.decode(distinct, kind), null_placement="at_end").to_numpy()
     places = np.empty(len(distinct), np.int64)
     places[order] = np.arange(len(distinct))
