@@ -125,9 +125,8 @@ class PartWriter:
         group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
         try:
             encoded = encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room)
-            for data, part in encoded:
+            for data, part in encoded:  # All but the last are too large to travel in the record.
                 made.append(self.stored(collection, data, part, inline_bytes))
-                inline_bytes += len(made[-1].inline)
         except BaseException:
             self.discard(made)
             raise

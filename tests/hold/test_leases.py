@@ -1,7 +1,6 @@
 """Holds and leases: since waits for those who read, as long as they are alive."""
 
 import gc
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from persist.settings import Tuning
 from persist.write import PartWriter
 from tests.clocks import ImpatientClock
 from tests.parts import commit_parts
+from tests.stepped import wait_until
 from tests.tuned import tuned
 
 KEY = {"k": pa.int64()}
@@ -363,14 +363,12 @@ def test_background_threads_renew_and_let_go(blob: MemoryBlob) -> None:
         theirs = collection(writer)
         snapshot = reader.load("c").snapshot(3)
         theirs.allow_compaction(15).result()
-        time.sleep(2.5)
+        [hold] = theirs.holds()
+        wait_until(lambda: [each.expires_ms for each in theirs.holds()] != [hold.expires_ms])
         assert since(theirs) == 3
         assert snapshot.count() == 4
         snapshot.close()
-        ends = time.monotonic() + 10
-        while since(theirs) != 15 and time.monotonic() < ends:
-            time.sleep(0.05)
-        assert since(theirs) == 15
+        wait_until(lambda: since(theirs) == 15)
 
 
 def test_a_hold_that_the_store_did_not_take_is_an_error_and_not_a_promise(blob: MemoryBlob) -> None:

@@ -1,4 +1,4 @@
-"""What is done about clients that nobody closed, in the process that left them open."""
+"""What is done about clients that nobody closed; `test_unclosed.py` has the ends of real processes."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ import pytest
 from persist.blob import MemoryBlob, Pool, SystemClock
 from persist.log import kinds
 from persist.replica import Follower
-from persist.write import Committer, unclosed
+from persist.write import MEMORY_BUDGET, Committer, unclosed
 from persist.write.unclosed import Unclosed
 from tests.clocks import ImpatientClock
 from tests.stepped import Gate, Stepped
@@ -22,11 +22,11 @@ from tests.write.test_operations import FIELDS, A, B
 class Owner:
     """Stands for a client, which refers to what stands for it."""
 
-    def __init__(self, timeout_s: float = 60.0) -> None:
+    def __init__(self, timeout_s: float = 60.0, memory_budget: int = MEMORY_BUDGET) -> None:
         self.store, self.gate = Stepped(MemoryBlob()), Gate()
         self.pool = Pool(1, "a test")
         follower = Follower(self.store, ImpatientClock())
-        self.committer = Committer(self.store, follower, self.pool, SystemClock(), "a test")
+        self.committer = Committer(self.store, follower, self.pool, SystemClock(), "a test", memory_budget)
         self.watched = Unclosed(self, "memory://x", self.committer, timeout_s)
         self.itself = self  # So that it goes when garbage is collected, and not before.
 

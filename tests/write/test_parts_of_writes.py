@@ -10,7 +10,10 @@ import pyarrow as pa
 import pytest
 
 from persist.blob import Fault, MemoryBlob, PersistError, Unavailable, UnreliableBlob
-from persist.codecs import DIGEST_MODULUS, ROW_GROUP_BYTES_MAX, CollectionSchema, Stamp, evolved, small_updates
+from persist.codecs import DIGEST_MODULUS, ROW_GROUP_BYTES_MAX, CollectionSchema, Part, Stamp, evolved, small_updates
+from persist.log import kinds
+from persist.state import PlannedPend
+from persist.upsert import events_schema
 from persist.write import Write, group_bytes_max, part_writer
 from persist.write.part_writer import INLINE_PART_MAX, INLINE_TOTAL_MAX, PartWriter
 from persist.write.write_steps import SMALL_WRITE_BYTES_MAX, WriteSteps, gathered_pieces
@@ -149,6 +152,44 @@ def test_pieces_of_a_table_are_of_about_equal_length() -> None:
     assert [len(each) for each in part_writer._pieces(whole, 239)] == [5, 5]
     assert [len(each) for each in part_writer._pieces(whole, 1)] == [1] * 10
     assert [*part_writer._pieces(table(0), 100)] == []
+
+
+def test_events_keep_the_order_of_their_writes_and_small_ones_that_follow_each_other_are_one_part(
+    parts: PartWriter,
+) -> None:
+    schema = events_schema(SCHEMA, ())
+
+    def events(
+        *times: int, marks: tuple[int, int] | None = None, at_commit: bool = False, uploaded: Part | None = None
+    ) -> Write:
+        columns = {name: [1] * len(times) for name in schema.arrow.names} | {"_time": times}
+        arrays = [pa.array(columns[f.name], pa.int64()).cast(f.type) for f in schema.arrow]
+        data: Any = pa.table(arrays, schema=schema.arrow)
+        if uploaded is not None:
+            data = uploading(A, uploaded)[0].data
+        return Write(A, schema, 0, 10, data, events=PlannedPend(A, 0, 0, marks), at_commit=at_commit)
+
+    stored = events(uploaded=part(7, 4), marks=(2, 9))
+    given = [events(5), events(6, 4, marks=(3, 5)), stored, events(8), events(0, 0, at_commit=True), write()]
+    append, pend = parts.encoded(A, given, 0)
+    assert isinstance(append, kinds.Append)
+    assert isinstance(pend, kinds.Pend)
+    assert len(append.parts) == 1
+    assert [(each.rows, each.stamped, each.time_min, each.time_max) for each in pend.parts] == [
+        (3, False, 4, 6),
+        (1, False, 4, 4),
+        (1, False, 8, 8),
+        (2, True, 0, 0),
+    ]
+    assert pend.watermarks == (2, 9)
+    assert parts.encoded(A, [], 0) == []
+    [alone] = parts.encoded(A, [stored, events(5)], 0)
+    assert isinstance(alone, kinds.Pend)
+    assert [bool(each.inline) for each in alone.parts] == [False, True]
+    size = len(alone.parts[1].inline)
+    [tight] = parts.encoded(A, [events(5), stored, events(6)], INLINE_TOTAL_MAX - size - 1)
+    assert isinstance(tight, kinds.Pend)
+    assert [bool(each.blob) for each in tight.parts].count(True) >= 2
 
 
 def test_small_updates_wait_and_larger_ones_are_uploaded(steps: WriteSteps, blob: MemoryBlob) -> None:

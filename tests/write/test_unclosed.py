@@ -95,17 +95,6 @@ def test_an_error_that_nobody_looked_at_is_printed_and_fails_the_process(folder:
     assert Path(f"{folder}.txt").read_text() == "not yet"
 
 
-@pytest.mark.thorough(except_every=3)
-@pytest.mark.parametrize("look", ["f.exception()", "print(f.exception())", "client.close()"])
-def test_an_error_that_somebody_looked_at_is_not_printed_again(look: str, folder: Path) -> None:
-    done = run(
-        f"client, orders = opened(); orders.seal(10).result(); f = orders.write(update(1))\ntry:\n    {look}\n"
-        "except persist.errors.UpdateNotBeyondUpper: pass\n",
-        folder,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_store_that_does_not_answer_keeps_the_process_for_the_timeout_only(folder: Path) -> None:
     began_s = time.monotonic()
     done = run(
@@ -114,19 +103,6 @@ def test_a_store_that_does_not_answer_keeps_the_process_for_the_timeout_only(fol
     assert time.monotonic() - began_s < 20
     assert done.returncode == 120
     assert "1 operation of 'orders' was pending when the process ended, and may be lost" in done.stderr
-
-
-def test_a_client_left_open_is_a_resource_warning_that_says_what_was_pending(folder: Path) -> None:
-    done = run(
-        "client, orders = opened(Slow(HERE)); Slow.seconds = 0.2; orders.write(update(1))\n"
-        "reader = persist.open(HERE, mode='read')\n",
-        folder,
-        "-W",
-        "always::ResourceWarning",
-    )
-    assert done.returncode == 0
-    assert "was not closed; 1 operation of 'orders' was pending. Close it, or use it in a with statement" in done.stderr
-    assert "was not closed; nothing was pending" in done.stderr
 
 
 def test_a_client_that_is_collected_warns_finishes_and_prints_its_errors(folder: Path) -> None:

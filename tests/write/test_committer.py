@@ -1,0 +1,140 @@
+"""The queue of one client: who waits for room, what is under way, and what is committed together."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from persist.blob import InvalidUsage
+from persist.errors import ClientClosed
+from persist.log import kinds, read_record
+from persist.write import CommitFuture
+from tests.stepped import wait_until
+from tests.write.test_left_open import Owner
+from tests.write.test_operations import FIELDS, A, B, write
+
+
+@pytest.fixture
+def owner() -> Iterator[Owner]:
+    """A committer with room for ten bytes, which has begun the collection A."""
+    owner = Owner(memory_budget=10)
+    owner.watched.closed()
+    owner.committer.submit([kinds.Create(A, "a", FIELDS)], {A: "a"}).result()
+    yield owner
+    owner.gate.open()
+    owner.committer.close()
+    owner.committer.unobserved.take()
+
+
+def held(owner: Owner, size: int) -> CommitFuture:
+    """Ask for a write of so many bytes, which waits at the gate."""
+    owner.store.before("create", "log/", owner.gate)
+    future = owner.committer.submit([write(size=size)], {A: "a"})
+    owner.gate.wait_until_reached()
+    return future
+
+
+def test_whoever_asks_for_more_than_there_is_room_for_waits_until_there_is(owner: Owner) -> None:
+    first = held(owner, 6)
+    second = owner.committer.submit([write(time=6, size=4)], {A: "a"})  # Exactly what is left.
+    assert owner.committer.pending() == (2, ("a",))
+    asked = threading.Event()
+
+    def ask() -> None:
+        owner.committer.submit([write(time=7, size=1)], {A: "a"}).result()
+        asked.set()
+
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    waiting.join(0.05)
+    assert owner.committer.pending() == (2, ("a",))
+    owner.gate.open()
+    waiting.join(60)
+    assert asked.is_set()
+    assert first.result() < second.result()
+    assert owner.committer.pending() == (0, ())
+    owner.committer.submit([write(time=8, size=99)], {A: "a"}).result()  # More than there ever is, alone.
+
+
+def test_what_is_under_way_is_told_until_it_is_durable(owner: Owner) -> None:
+    first = held(owner, 3)
+    second = owner.committer.submit([write(time=6, size=2), write(B, size=1)], {A: "a"})
+    under_way = owner.committer.writes_under_way(A)
+    assert [(each.time_min, future) for each, future in under_way] == [(5, first), (6, second)]
+    assert [future for _, future in owner.committer.writes_under_way(B)] == [second]
+    assert not owner.committer.settle(0.0)
+    owner.gate.open()
+    assert owner.committer.settle(60.0)
+    assert owner.committer.writes_under_way(A) == []
+    assert second.exception() is not None  # There is no collection B.
+    assert owner.committer.groups.counts()["records"] >= 2
+
+
+def test_what_is_asked_for_while_the_store_is_busy_shares_a_record_but_for_what_is_alone(owner: Owner) -> None:
+    held(owner, 1)
+    futures = [
+        owner.committer.submit([step], {A: "a"})
+        for step in (
+            kinds.Seal(A, (8,)),
+            kinds.Seal(A, (9,)),
+            kinds.Rename(A, "b"),
+            kinds.Seal(A, (10,)),
+            kinds.Seal(A, (11,)),
+        )
+    ]
+    owner.gate.open()
+    first, *rest = [future.result() for future in futures]
+    assert rest == [first, first + 1, first + 2, first + 2]
+    record = read_record(owner.store, first)
+    assert record is not None
+    assert record.mutations == (kinds.Seal(A, (9,)),)
+
+
+def test_a_callback_neither_waits_for_a_commit_nor_for_room_and_may_close_its_client(owner: Owner) -> None:
+    told: list[object] = []
+
+    def back(_: object) -> None:
+        told.append(owner.committer.may_wait())
+        later = owner.committer.submit([kinds.Seal(A, (9,)), write(time=9, size=99)], {A: "a"})
+        try:
+            later.result()
+        except InvalidUsage as error:
+            told.append(str(error).partition(" waits")[0])
+        owner.committer.close()
+        told.append(later)
+
+    future = held(owner, 1)
+    future.add_done_callback(back)
+    assert owner.committer.may_wait()
+    owner.committer.check_may_wait()
+    owner.gate.open()
+    future.result()
+    wait_until(lambda: len(told) == 3)
+    assert told[:2] == [False, "a future's callback"]
+    assert isinstance(told[2], CommitFuture)
+    assert told[2].exception(60) is None
+    with pytest.raises(ClientClosed):
+        owner.committer.submit([], {})
+
+
+def test_who_wants_to_know_when_the_thread_has_ended_is_told_then_or_at_once(owner: Owner) -> None:
+    told: list[str] = []
+    held(owner, 1)
+    owner.committer.when_ended(lambda: told.append("later"))
+    owner.committer.request_stop()
+    assert told == []
+    owner.gate.open()
+    owner.committer.close()
+    assert told == ["later"]
+    owner.committer.when_ended(lambda: told.append("now"))
+    assert told == ["later", "now"]
+
+
+def test_whatever_goes_wrong_the_callers_hear_of_it_and_the_thread_lives_on(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(owner.committer.groups, "_validate", lambda *given: 1 // 0)
+        assert isinstance(owner.committer.submit([kinds.Seal(A, (5,))], {A: "a"}).exception(60), ZeroDivisionError)
+    assert owner.committer.submit([kinds.Seal(A, (6,))], {A: "a"}).exception(60) is None
+    assert owner.committer.settle(60.0)
