@@ -1,6 +1,7 @@
 """What is done about clients that nobody closed; `test_unclosed.py` has the ends of real processes."""
 
 import gc
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -212,3 +213,9 @@ def test_a_test_runner_may_let_all_be_forgotten(
     owner.committer.unobserved.take()
     assert capsys.readouterr().err == ""
     owner.watched.closed()
+
+
+def test_only_a_child_of_multiprocessing_is_told_by_its_own_finalizers(registry: unclosed._Registry) -> None:
+    before = {*multiprocessing.util._finalizer_registry}  # type: ignore[attr-defined]
+    registry._be_told()
+    assert {*multiprocessing.util._finalizer_registry} == before  # type: ignore[attr-defined]
