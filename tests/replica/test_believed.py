@@ -214,6 +214,28 @@ def test_a_checkpoint_that_is_damaged_is_raised_or_passed_over() -> None:
     assert [stored.checkpoint.seqno for stored in whole] == [2, 0]
 
 
+def test_a_log_that_begins_later_needs_a_checkpoint() -> None:
+    writer = Writer(MemoryBlob())
+    assert [*checkpoint.stored_checkpoints(writer.blob)] == []
+    for _ in range(3):
+        writer.create(1)
+    assert [*checkpoint.stored_checkpoints(writer.blob)] == []
+    writer.blob.delete(record_key(0))
+    with pytest.raises(MissingBlob, match=f"the log begins at {record_key(1)}") as caught:
+        [*checkpoint.stored_checkpoints(writer.blob)]
+    assert caught.value.key == record_key(0)
+
+
+def test_a_directory_is_cut_where_the_next_entry_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = tuple(DirectoryEntry(f"{n:032x}", f"c{n}", pointer(f"{n:032x}")) for n in range(5))
+    [size] = {directory._size((each,)) for each in entries}
+    for bytes_max, lengths in ((2 * size, [2, 2, 1]), (2 * size - 1, [1] * 5), (5 * size, [5]), (1, [1] * 5)):
+        monkeypatch.setattr(directory, "OBJECT_BYTES_MAX", bytes_max)
+        pieces = [*directory._cut(entries)]
+        assert [len(piece) for piece in pieces] == lengths
+        assert sum(pieces, ()) == entries
+
+
 def test_checkpoints_beyond_the_log_are_named_the_newest_first() -> None:
     writer = Writer(MemoryBlob())
     for _ in range(4):

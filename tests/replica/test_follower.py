@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -10,7 +11,8 @@ import persist
 from persist.blob import MemoryBlob, MeteredBlob, MissingBlob
 from persist.log import kinds, read_record, record_key
 from persist.replica import INTERVAL, Follower, follower
-from persist.state import PENDING_MAX, apply
+from persist.replica.past import TOPS_MAX, Past
+from persist.state import PENDING_MAX, State, apply
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import ImpatientClock
 from tests.replica.test_directory import Writer
@@ -320,3 +322,84 @@ def test_a_client_that_was_asleep_goes_on_from_a_checkpoint_only_where_the_log_a
         assert following.refresh().seqno == 4
         assert seen == ([] if is_skipped else [2, 3, 4])
         assert following.submissions.knows(1) is not is_skipped
+
+
+def test_a_client_goes_on_from_no_checkpoint_whose_record_is_not_in_the_log() -> None:
+    for lost in (range(0), range(3, 5)):
+        writer = Writer(MemoryBlob())
+        for _ in range(3):
+            writer.create(1)
+        following = Follower(writer.blob, ImpatientClock())
+        writer.create(1)
+        writer.create(1)
+        writer.checkpoint()
+        for seqno in lost:
+            writer.blob.delete(record_key(seqno))
+        if lost:
+            with pytest.raises(persist.errors.LogInterrupted) as caught:
+                following.restart()
+            assert (caught.value.end, caught.value.first) == (2, 4)
+        else:
+            assert following.restart().seqno == 4
+
+
+def test_a_record_is_asked_for_from_where_the_log_begins_on() -> None:
+    writer = Writer(MemoryBlob())
+    for _ in range(3):
+        writer.create(1)
+    states = []
+    for floor in (3, 4):
+        writer.commit(kinds.TruncateLog(floor))
+        states.append(writer.follower.state)
+    past = Past(writer.blob, states[0], (0.0, 0.0))
+    past.check_now(states[0])
+    writer.blob.delete(record_key(3))
+    past.check_now(states[1])
+    with pytest.raises(persist.errors.LogReplaced):
+        past.check_now(states[0])
+
+
+def test_who_never_pauses_asks_for_the_record_of_the_last_look_and_the_one_after_it() -> None:
+    """Who pauses asks for the newest one. A look is due when either clock has gone so far."""
+    writer = Writer(MemoryBlob())
+    states = []
+    for _ in range(5):
+        writer.create(1)
+        states.append(writer.follower.state)
+    asked = list[str]()
+
+    class Watched(MemoryBlob):
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            asked.append(key)
+            return writer.blob.get(key, range)
+
+    def looks(past: Past, at: int, now: tuple[float, float]) -> list[str]:
+        asked.clear()
+        past.check(states[at], now, 10.0)
+        return [*asked]
+
+    past = Past(Watched(), states[0], (0.0, 0.0))
+    past.learned(states[1], (5.0, 5.0))
+    past.learned(states[2], (6.0, 6.0))
+    assert looks(past, 2, (9.9, 9.9)) == []
+    assert looks(past, 2, (10.0, 0.0)) == [record_key(0), record_key(1)]
+    assert looks(past, 2, (10.0, 0.0)) == []
+    past.learned(states[3], (11.0, 1.0))
+    past.learned(states[4], (12.0, 2.0))
+    assert looks(past, 4, (12.0, 10.0)) == [record_key(2), record_key(3)]
+    assert looks(past, 4, (30.0, 30.0)) == [record_key(4)], "nothing was learned for so long"
+
+
+def test_of_very_many_records_that_others_wrote_the_last_ones_are_asked_for() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    state = writer.follower.state
+    past = Past(writer.blob, state, (0.0, 0.0))
+    past.went_on_from(State())
+    assert past.tops(State()) == []
+    states = [replace(state, seqno=seqno) for seqno in range(TOPS_MAX + 3)]
+    for each in states:
+        past.went_on_from(each)
+    assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(3, TOPS_MAX + 3), TOPS_MAX + 2]
+    past.saw(past.tops(states[-1])[:4])
+    assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(7, TOPS_MAX + 3), TOPS_MAX + 2]

@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob
-from persist.log import FORMAT, Keyframe, decode_framed, encode_framed, kinds, state_prefix
+from persist.log import FORMAT, BlobRef, Keyframe, decode_framed, encode_framed, kinds, state_prefix
 from persist.log.envelope import put_framed
 from persist.replica import Follower, KnownLevels, StateObject, checkpoint, state_objects
 from persist.state import CollectionEntry, CollectionState
@@ -113,6 +113,29 @@ def test_what_makes_checkpoints_does_not_read_again_what_it_wrote() -> None:
     before = blob.counts()["get"].bytes
     append_in_turn(writer, 200)
     assert blob.counts()["get"].bytes - before < 1_000_000
+
+
+def test_only_large_objects_are_remembered_and_only_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_objects, "WHOLE_BYTES_MAX", 10)
+    monkeypatch.setattr(state_objects, "KNOWN_BYTES_MAX", 100)
+    known, contents = state_objects.KnownContents(), CollectionState(ID, "c", SCHEMA)
+
+    def keep(name: str, *sizes: int) -> list[str]:
+        """Keep objects of these sizes; return which collections are known after that."""
+        known.keep(name, [state_objects.StateLevel(BlobRef("x", size, "y"), contents) for size in sizes])
+        return [*known._levels]
+
+    assert keep("small", 10) == []
+    assert keep("a", 20, 20) == ["a"]
+    assert keep("b", 60) == ["a", "b"]
+    assert keep("a", 30) == ["b", "a"]
+    assert keep("c", 11) == ["a", "c"]
+    assert keep("c", 60, 10) == ["a", "c"]
+    assert keep("c", 71) == ["c"]
+    assert keep("huge", 500) == ["huge"]
+    assert keep("huge", 4) == []
+    assert keep("d", 50) == ["d"]
+    assert keep("e", 50) == ["d", "e"]
 
 
 def small_levels(patch: pytest.MonkeyPatch) -> None:
