@@ -565,7 +565,8 @@ class Follower:
             ClientClosed: `close` was called; anything that look raises.
         """
         ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
-        pause_s, seen, is_hinted = self.first_pause_s, -2, False
+        pause_s, is_hinted = self.first_pause_s, False
+        seen: int | None = None
         while True:
             self.check_open()
             if is_hinted:

@@ -403,3 +403,14 @@ def test_of_very_many_records_that_others_wrote_the_last_ones_are_asked_for() ->
     assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(3, TOPS_MAX + 3), TOPS_MAX + 2]
     past.saw(past.tops(states[-1])[:4])
     assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(7, TOPS_MAX + 3), TOPS_MAX + 2]
+
+
+def test_the_next_seqno_is_as_of_a_minute_ago_at_most() -> None:
+    writer, clock = Writer(MemoryBlob()), ImpatientClock()
+    writer.create(1)
+    clock.sleep(10)
+    following = Follower(writer.blob, clock)
+    writer.create(1)
+    for sleeps_s, expected in ((0, 1), (59.9, 1), (0.2, 2), (0, 2)):
+        clock.sleep(sleeps_s)
+        assert following.next_seqno() == expected
