@@ -60,8 +60,9 @@ ROOMS = {
     ],
     "write": [
         "tests/write",
+        "tests/notify/test_commit_through.py",
         "tests/test_errors_written.py",
-        *(f"--ignore=tests/write/test_{slow}.py" for slow in ("unclosed", "wide_schemas", "bad_days", "restore")),
+        *(f"--ignore=tests/write/test_{slow}.py" for slow in ("unclosed", "wide_schemas", "bad_days")),
     ],
     "hold": ["tests/hold"],
     "notify": ["tests/notify"],

@@ -82,6 +82,7 @@ def test_a_claim_made_while_its_hold_moves_does_not_rely_on_where_it_was(blob: M
         store.before("create", "log/", gate)
         moving = pool.submit(reader.maintain)
         gate.wait_until_reached()
+        reader.engine.writer("a test").leases.settle_soon(ours.id)  # Which waits for nothing.
         claiming = pool.submit(reader.engine.writer("a test").leases.claim_all, [WantedClaim(ours.id, "c", 7)])
         wait_until(lambda: reads(reader) == before + 1)  # Now it has decided what it relies on.
         gate.open()

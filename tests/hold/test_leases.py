@@ -8,6 +8,7 @@ import pytest
 
 import persist
 from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
+from persist.codecs import TIME_MAX
 from persist.settings import Tuning
 from persist.write import PartWriter
 from tests.clocks import ImpatientClock
@@ -240,14 +241,33 @@ def test_a_client_ends_although_it_cannot_give_its_lease_back(
 
 
 def test_a_claim_that_is_refused_leaves_nothing_in_the_log(blob: MemoryBlob) -> None:
-    with opened(blob) as client:
+    with opened(blob) as client, opened(blob) as other:
         c = collection(client)
-        c.allow_compaction(9).result()
+        other.load("c").allow_compaction(9).result()
+        seqno = other.seqno
+        with pytest.raises(persist.errors.AsOfCompacted):  # The client has not heard of it.
+            client.engine.writer("a test").leases.claim(c.id, "c", 3)
+        assert other.seqno == seqno
+        assert not other.engine.follower.state.control.leases
+
+
+def test_a_lease_lasts_as_long_as_settings_say_and_is_renewed_from_that_moment_on(blob: MemoryBlob) -> None:
+    clock = ImpatientClock()
+    with opened(blob, clock, lease_s=600.0) as client:
+        snapshot = collection(client).snapshot(3)
+        [lease] = client.engine.follower.state.control.leases.values()
+        assert lease.expires_ms - clock.wall_ms() == pytest.approx(600_000, abs=5)
         seqno = client.seqno
-        with pytest.raises(persist.errors.AsOfCompacted):
-            c.hold(3)
-        assert client.seqno == seqno
-        assert not client.engine.follower.state.control.leases
+        clock.jump((lease.expires_ms - clock.wall_ms()) / 1000 + 0.0002)
+        assert clock.wall_ms() == lease.expires_ms
+        assert snapshot.count() == 4
+        assert client.seqno == seqno + 1
+        snapshot.close()
+
+
+def test_a_hold_of_a_view_that_keeps_no_time_says_so() -> None:
+    assert persist.HoldInfo("x", 3).kept == 3
+    assert persist.HoldInfo("view x", TIME_MAX).kept is None
 
 
 def test_an_explicit_hold_keeps_since_until_it_is_advanced_or_closed(blob: MemoryBlob) -> None:
