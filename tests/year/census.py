@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from persist.blob import Blob, BlobEntry
+from persist.blob import Blob, BlobEntry, FileBlob
 from tests.invariants import CHECKPOINT, keys_in
 
 HOUR_S = 3600.0
@@ -155,6 +155,19 @@ class Census:
         if known is None:
             known = self._known[key] = _read(json.loads(self._blob.get(key) or b"{}"))
         return known
+
+
+_censuses: dict[tuple[str, int], Census] = {}  # Of the process that counts.
+
+
+def counted(place: tuple[str, int], now_s: float, updates: int, needed_updates: int) -> Found:
+    """Count the store in a folder, in a process that is there for that alone: it takes memory of its own.
+
+    Args:
+        place: the folder, and how often something else was put there, such as a backup.
+    """
+    census = _censuses.setdefault(place, Census(FileBlob(place[0])))
+    return census.take(now_s, updates, needed_updates)
 
 
 def _read(value: Any) -> _Read:

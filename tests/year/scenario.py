@@ -3,8 +3,10 @@
 import random
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import persist
@@ -16,7 +18,7 @@ from tests.clocks import ImpatientClock
 from tests.golden.make import HERE
 from tests.year.books import Books, Rows
 from tests.year.bounds import BrokenBound, Gauges
-from tests.year.census import Census, Found
+from tests.year.census import Found, counted
 from tests.year.store import DatedFiles, Lifeline
 
 OLD_RELEASE = HERE / "format-7" / "location"
@@ -99,6 +101,7 @@ class Year:
         self._last_ms = 0
         self._number = 0
         self._clients: list[persist.Client] = []
+        self._counting = ProcessPoolExecutor(1, get_context("spawn"))
         self._erased: list[tuple[int, str, str]] = []  # On which day, from what, which text.
         self._handles: dict[str, persist.Collection] = {}
         self._plain: list[str] = []
@@ -149,7 +152,9 @@ class Year:
         self._evening(is_maintained)
         found: Found | None = None
         if day % self.plan.census_days == 0 or day == self.plan.days:
-            found = self.census.take(self.clock.wall_ms() / 1000, self._updates(), self.books.needed_updates)
+            updates = self._updates(), self.books.needed_updates
+            place = self.store.url, self.counts.get("restore", 0)
+            found = self._counting.submit(counted, place, self.clock.wall_ms() / 1000, *updates).result()
         self.gauges.end_day(day, found)
 
     def end(self) -> None:
@@ -163,6 +168,11 @@ class Year:
 
     def close(self) -> None:
         """Close what is open; idempotent."""
+        self._close_clients()
+        self._counting.shutdown()
+        self.gauges.looking.close()
+
+    def _close_clients(self) -> None:
         for client in self._clients:
             with suppress(persist.PersistError):  # What matters was looked at before.
                 client.close()
@@ -179,7 +189,6 @@ class Year:
 
     def _open(self) -> None:
         self.store = DatedFiles(self._folder / "location", self.clock)
-        self.census = Census(self.store)
         self.writer = persist.open(self.store, settings=QUIET, clock=self.clock)
         self.maintainer = persist.open(self.store, settings=QUIET, clock=self.clock)
         self._clients = [self.maintainer, self.writer]
@@ -435,7 +444,7 @@ class Year:
         for _ in range(20):
             self._pause(30.0)
             self._write(self._drawn(1))
-        self.close()
+        self._close_clients()
         shutil.rmtree(self._folder / "location")
         self.clock.sleep(2 * 3600.0)
         copy(kept, DatedFiles(self._folder / "location", self.clock), settings=QUIET, clock=self.clock)

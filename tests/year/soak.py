@@ -15,6 +15,8 @@ from tests.year.scenario import COLLECTIONS_MIN, DAYS_MIN, Plan, Year
 
 MEMORY_FOLDER = Path("/dev/shm")  # A file system in memory, on Linux.
 PROGRESS_DAYS = 36  # So often in a year a line is printed.
+REHEARSAL = Plan(days=DAYS_MIN, commits=300, collections=COLLECTIONS_MIN, maintain_hours=24)
+REHEARSED_DAYS = 100  # Of a year whose memory is judged: what is loaded at first use is loaded before.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +75,9 @@ def run(args: argparse.Namespace) -> int:
     print(plan, flush=True)
     folder = args.folder or (MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None)
     with tempfile.TemporaryDirectory(prefix="persist-year-", dir=folder) as made:
+        if plan.days >= REHEARSED_DAYS:
+            (Path(made) / "rehearsal").mkdir()
+            live(Year(REHEARSAL, Path(made) / "rehearsal"))
         year = Year(plan, Path(made))
         broken = live(year, PLANTS.get(args.plant), lambda line: print(line, flush=True))
     print(table(year))
@@ -141,6 +146,8 @@ def table(year: Year) -> str:
             stored, needed = getattr(found.stored, what), getattr(found.needed, what)
             told = f"day {day}: {stored:,} of {needed:,}"
             lines.append(f"{f'{what} on storage':<28}{STORAGE_MAX:>12}{found.ratios[what]:>12.2f}   {told}")
+    looking = gauges.looking
+    lines.append(f"Python looked for garbage in the whole heap {looking.times:,} times, for {looking.seconds:.1f} s")
     for operation in gauges.spans:
         first, worst = gauges.first_day[operation], gauges.worst(operation)
         allowed = gauges.allowed_ms(operation, worst.day)
