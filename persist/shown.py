@@ -6,6 +6,7 @@ that no terminal obeys them, and HTML gets everything escaped.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
 from html import escape
 from unicodedata import combining, east_asian_width
 
@@ -29,6 +30,12 @@ def counted(number: int, noun: str) -> str:
     """Return a number of things, such as 1 row, 2 rows or 3 directories."""
     nouns = noun if number == 1 else f"{noun[:-1]}ies" if noun.endswith("ory") else f"{noun}s"
     return f"{number:,} {nouns}"
+
+
+def moment_text(moment: datetime | float, timespec: str = "seconds") -> str:
+    """Return a moment in UTC, which may be given in seconds since 1970, such as 2026-11-21T12:00:00Z."""
+    at = moment.astimezone(UTC) if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
+    return at.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:

@@ -392,7 +392,7 @@ def _span_seconds(given: str | timedelta) -> Fraction:
     match = _SPAN.fullmatch(given)
     length = None if match is None else _SECONDS.get(match[2].lower())
     if match is None or length is None:
-        raise _unfit(given, "a span is a whole number and a unit")
+        raise _unfit(given, "a span is a whole number of seconds, minutes, hours, days or weeks")
     if len(match[1]) > _DIGITS_MAX:
         raise _unfit(given, f"it has more than {_DIGITS_MAX} digits")
     return Fraction(int(match[1]) * length)

@@ -70,9 +70,7 @@ class ObjectBlob:
         try:
             import obstore.store
         except ImportError as error:
-            raise InvalidUsage(
-                f"{url} needs obstore, which is not installed: pip install 'obstore>=0.12,<0.13'"
-            ) from error
+            raise packages_missing(url) from error
         self._obstore: Any = obstore
         self._clients: dict[tuple[int, bool], Any] = {}
 
@@ -230,6 +228,12 @@ def _before(name: str) -> str:
     last = ord(name[-1]) - 1
     last = 0xD7FF if last == 0xDFFF else last  # Between them are no characters.
     return f"{name[:-1]}{chr(last)}{chr(sys.maxunicode)}" if last > 0x20 else name[:-1]
+
+
+def packages_missing(url: str) -> InvalidUsage:
+    """Return the error that says how to install what object stores need, all of it at once."""
+    packages = "pip install 'obstore>=0.12,<0.13' 'boto3>=1.43.115'"
+    return InvalidUsage(f"{url} needs obstore and boto3, which are not both installed: {packages}")
 
 
 def _check_prefix(prefix: str) -> None:

@@ -20,7 +20,7 @@ from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.options import check_fields, read_options
 from persist.blob.protocol import check_key
 from persist.blob.stores.object_errors import ObjectErrorMap
-from persist.blob.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob
+from persist.blob.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, packages_missing
 
 RENEW_S = 300.0  # Before credentials expire.
 RENEW_EVERY_S = 10.0  # Those that live for less than that are not asked for at each request.
@@ -176,9 +176,7 @@ class S3Blob(ObjectBlob):
         try:
             self._place = _find_bucket(bucket, self._options)
         except ImportError as error:
-            raise InvalidUsage(
-                f"{self.url} needs boto3, which is not installed: pip install 'boto3>=1.43.115'"
-            ) from error
+            raise packages_missing(self.url) from error
         except Exception as error:
             raise self._errors.of_setup(error) from self._errors.cause(error)
         self._credentials = self._place.credentials

@@ -213,13 +213,13 @@ class _Copying:
         self._is_any_dropped = False  # and whether the target has some that are not there any more.
 
     def run(self, *, forgets: bool) -> Copied:
-        before = self._target_before()
         follower = Follower(self._source, self._clock)
         try:
+            if follower.refresh().location is None:
+                raise InvalidUsage(f"there is no location at {self._source.url}, so there is nothing to copy")
+            before = self._target_before()
             for turn in range(PASSES_MAX):
                 state = follower.refresh()
-                if state.location is None:
-                    raise InvalidUsage(f"there is no location at {self._source.url}, so there is nothing to copy")
                 self._check_follows(before, state)
                 try:
                     checkpoint = self._pass(state, before.seqno)

@@ -34,7 +34,7 @@ SECTIONS = {
     "Change": ("evolve", "index", "rename", "clone", "revert", "drop", "erase"),
     "Exchange": ("export", "publish", "unpublish", "serve"),
     "Copy": ("backup", "restore", "copy", "verify"),
-    "Maintain": ("maintain", "compact", "gc", "fsck", "upgrade", "cost", "doctor", "bench"),
+    "Maintain": ("maintain", "retain", "compact", "gc", "fsck", "upgrade", "cost", "doctor", "bench"),
 }
 
 

@@ -61,7 +61,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _failed(first, _status_of(first), as_json)
     except OSError as error:
         is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
-        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
         return _failed(message, MISTAKE if is_mistake else UNAVAILABLE, as_json)
 
 

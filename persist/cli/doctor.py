@@ -187,7 +187,10 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
             names, seqno = client.collections(), client.seqno
             holds = f"{counted(len(names), 'collection')} at record {seqno:,}" if seqno >= 0 else "no location yet"
             yield Finding("store", FINE, f"{client.url} can be read: it has {holds}")
-            if may_write:
+            if seqno < 0 and (foreign := at.foreign()) is not None:
+                problem = f"the folder holds something else, such as {foreign!r}: nothing was written"
+                yield Finding("writes", WRONG, problem, "Name a folder that is empty, or not there yet.")
+            elif may_write:
                 yield from store_findings(client)
             else:
                 yield Finding("writes", LEFT_OUT, "conditional writes and the clock of the store need a write")

@@ -10,7 +10,8 @@ from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, comman
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import Format, Where
 from persist.cli.text import print_json, say, tell
-from persist.cli.writing import Keys, keys_of
+from persist.cli.writing import Keys, check_format, keys_of
+from persist.shown import moment_text
 
 
 @command
@@ -30,7 +31,10 @@ def erase(
     yes: Yes = False,
 ) -> int:
     """Erase records from all times, also from clones and views; asks first, because nothing brings them back."""
+    check_format(keys, format)
     if verify:
+        if reason is not None or yes:
+            raise persist.InvalidUsage("--verify erases nothing: erase first, and leave --reason and --yes out here")
         return _verified(at, collection, where, keys, text or [], format)
     if text:
         raise persist.InvalidUsage("--text goes with --verify, which looks for it")
@@ -61,7 +65,14 @@ def _verified(
             print_json(left.receipt())
             return OK
         if at.as_json:
-            print_json({"left": [{**asdict(each), "until": str(each.until)} for each in left.found]})
+            print_json(
+                {
+                    "left": [
+                        {**asdict(each), "until": None if each.until is None else moment_text(each.until)}
+                        for each in left.found
+                    ]
+                }
+            )
         else:
             say(str(left))
     return PROBLEMS

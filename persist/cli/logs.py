@@ -11,10 +11,10 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 import persist
 from persist.cli.text import tell
+from persist.shown import moment_text
 
 VARIABLE = "PERSIST_LOG"
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
@@ -69,7 +69,7 @@ class _Handler(logging.Handler):
         if self._form == "remark":
             tell(f"persist: {message}")
             return
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = moment_text(record.created, "milliseconds")
         if self._form == "line":
             tell(f"{at} {level} {record.name}: {message}")
             return

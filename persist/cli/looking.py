@@ -1,7 +1,6 @@
 """Commands that look at a location and read no data: ls, show, log, holds."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ from persist.cli.listing import Listing, Watch, column, show_listing, time_colum
 from persist.cli.place import Place
 from persist.cli.reading import Format, Output
 from persist.cli.text import print_json, say, tell
+from persist.shown import moment_text
 
 
 def _unsealed(row: Mapping[str, Any]) -> object:
@@ -130,7 +130,7 @@ def _held(client: "persist.Client", collections: list[str] | None) -> list[dict[
                     "time": hold.kept,
                     "time_moment": moment(hold.kept),
                     "holder": hold.holder,
-                    "until": None if hold.expires_ms is None else _moment(hold.expires_ms),
+                    "until": None if hold.expires_ms is None else moment_text(hold.expires_ms / 1000),
                 }
             )
     return rows
@@ -157,7 +157,12 @@ def log(
     wanted = format_of(format, output, at.as_json)
     if wanted != "table" or output is not None:
         rows: list[dict[str, Any]] = [
-            {"seqno": record.seqno, "at": _moment(record.written_ms), "writer": record.writer, "did": sentences}
+            {
+                "seqno": record.seqno,
+                "at": moment_text(record.written_ms / 1000),
+                "writer": record.writer,
+                "did": sentences,
+            }
             for record, sentences in zip(records, did, strict=True)
         ]
         if wanted == "csv":  # Which has no lists.
@@ -167,16 +172,12 @@ def log(
         return OK
     for record, sentences in zip(records, did, strict=True):
         exclusive = "" if record.epoch is None else f", epoch {record.epoch}"
-        say(f"{record.seqno:>8}  {_moment(record.written_ms)}  {record.writer}{exclusive}")
+        say(f"{record.seqno:>8}  {moment_text(record.written_ms / 1000)}  {record.writer}{exclusive}")
         for sentence in sentences:
             say(f"          {sentence}")
     if is_cut:
         tell("Older records are not kept any more.")
     return OK
-
-
-def _moment(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @command
@@ -198,7 +199,7 @@ def cost(
         costs = costs_of(client, known, hours=hours)
         COSTS.write(at, [each.as_json() for each in costs.kinds], format, output)
     tell(
-        f"Since {_moment(costs.since_s * 1000)}, writing clients told of {costs.told:,} requests. Of the objects "
+        f"Since {moment_text(costs.since_s)}, writing clients told of {costs.told:,} requests. Of the objects "
         f"that were made since then, {costs.made:,} are still there. PUTs are the greater of both. Not counted are "
         "clients that only read, tasks of Spark, and what a client did since it last told: it tells every 15 "
         "minutes, and at its end if 100 requests are left. In a folder nobody tells. The metric "

@@ -57,7 +57,7 @@ class Place:
             self.location, mode="read", storage_options=self.options, seqno=seqno, settings=settings
         ) as client:
             if client.seqno < 0:
-                raise persist.InvalidUsage(self._nothing(client.url))
+                raise self.nothing(client.url)
             yield client
 
     @contextmanager
@@ -72,8 +72,8 @@ class Place:
         settings = replace(self.settings(memory_budget), background=background)
         with persist.open(self.location, storage_options=self.options, settings=settings) as client:
             if client.seqno < 0 and not may_be_new:
-                raise persist.InvalidUsage(self._nothing(client.url))
-            if client.seqno < 0 and (foreign := self._foreign()) is not None:
+                raise self.nothing(client.url)
+            if client.seqno < 0 and (foreign := self.foreign()) is not None:
                 raise persist.InvalidUsage(
                     f"{client.url} holds something else, such as {foreign!r}, and no log of persist. A location wants "
                     "a folder of its own: name one that is empty or not there yet, such as "
@@ -81,7 +81,7 @@ class Place:
                 )
             yield client
 
-    def _foreign(self) -> str | None:
+    def foreign(self) -> str | None:
         """Return the name of something in a folder that no client of this library has put there; None if all is."""
         if any(mark in self.location for mark in FAR):
             return None
@@ -91,17 +91,26 @@ class Place:
 
     def nothing(self, url: str) -> "persist.InvalidUsage":
         """Return the error that says that nothing is stored there, and what is instead."""
-        return persist.InvalidUsage(self._nothing(url))
-
-    def _nothing(self, url: str) -> str:
         problem = f"nothing is stored at {url}"
-        if not any(mark in self.location for mark in FAR):
-            path = os.path.expanduser(self.location)
-            if not os.path.exists(path):
-                return f"{problem}: there is no such folder. Check the path, or make a collection with persist create"
-            if os.listdir(path):
-                return f"{problem}: the folder holds other files, and no log of persist. Check the path"
-        return f"{problem}. Check the address, or make a collection with persist create"
+        is_far = any(mark in self.location for mark in FAR)
+        if not is_far and not os.path.exists(os.path.expanduser(self.location)):
+            problem += ": there is no such folder. Check the path, or make a collection with persist create"
+        elif (foreign := self.foreign()) is not None:
+            problem += f": the folder holds something else, such as {foreign!r}, and no log of persist. Check the path"
+        elif self._has_parts():
+            problem += (
+                ": there are data files, and no log of persist. A backup, a copy or a restore to here was interrupted: "
+                "give that command again, and it goes on"
+            )
+        else:
+            problem += f". Check the {'address' if is_far else 'path'}, or make a collection with persist create"
+        return persist.InvalidUsage(problem)
+
+    def _has_parts(self) -> bool:
+        from persist.log import PARTS
+
+        with persist.open(self.location, mode="read", storage_options=self.options, settings=self.settings()) as client:
+            return any(True for _ in client.engine.blob.list(PARTS))
 
 
 def tell_done(at: Place, told: dict[str, Any], line: str) -> None:

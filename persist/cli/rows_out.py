@@ -127,19 +127,33 @@ def _cell(value: object) -> str:
 @contextmanager
 def _opened(output: str | None) -> Iterator[BinaryIO]:
     if output is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        with _named("standard output"):
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
         return
     if os.path.exists(output) and not os.path.isfile(output):
-        with open(output, "wb") as file:
+        with _named(output), open(output, "wb") as file:
             yield file
         return
     part = f"{output}.part"
     try:
-        with open(part, "wb") as file:
+        with _named(output), open(part, "wb") as file:
             yield file
         os.replace(part, output)
     except BaseException:
         if os.path.exists(part):
             os.unlink(part)
+        raise
+
+
+@contextmanager
+def _named(output: str) -> Iterator[None]:
+    """Name what was written to in an error that names no file, such as that of a disk that is full."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = output
         raise

@@ -8,7 +8,7 @@ that is neither quoted nor in a comment; a line that begins with a dot is a comm
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from persist.facts import time_of, times_of, written_time_of
 from persist.shown import counted
 
 HISTORY_MAX = 1000  # Lines of the shell that are kept for the next one.
+WORDS = ("exit", "quit", "help")  # Alone on a line, these are the commands of the shell without their dot.
 PROMPT, MORE = "persist> ", "    ...> "
 KEYWORDS = (
     "SELECT", "FROM", "WHERE", "GROUP BY", "ORDER BY", "HAVING", "LIMIT", "JOIN", "LEFT JOIN", "ON", "USING", "AS",
@@ -155,6 +156,7 @@ class Shell:
                 say(f"{each}: {schema.arrow.field(each).type}")
         elif name == ".as-of":
             self.times = {"": time_of(argument)} if argument else {}
+            tell(f"as of {argument}" if argument else "as of the latest")
         elif name == ".format":
             if argument and argument not in ("table", "csv", "json"):
                 raise persist.InvalidUsage(f"{argument!r} is no format of the shell: use table, csv or json")
@@ -205,6 +207,8 @@ class Lines:
         """Return what a line ends: statements, or the command of the shell that it is."""
         if self.is_empty and line.lstrip().startswith("."):
             return [line.strip()]
+        if self.is_empty and (word := line.strip().removesuffix(";")) in WORDS:
+            return [f".{word}"]
         ended, self.pending = statements_in(f"{self.pending}{line}\n")
         return ended
 
@@ -224,7 +228,7 @@ def _typed(shell: Shell) -> int:
     """Carry out what a person types; what fails is told, and the next one asked for."""
     tell("A query ends with a semicolon; .help says more.")
     lines = Lines()
-    with _reading_lines(shell, lines):
+    with _reading_lines(shell, lines) as remember:
         while True:
             try:
                 line = input(PROMPT if lines.is_empty else MORE)
@@ -235,6 +239,7 @@ def _typed(shell: Shell) -> int:
                 say("")
                 lines.pending = ""
                 continue
+            remember()
             try:
                 if not all(map(shell.run, lines.fed(line))):
                     return OK
@@ -245,12 +250,12 @@ def _typed(shell: Shell) -> int:
 
 
 @contextmanager
-def _reading_lines(shell: Shell, lines: Lines) -> Iterator[None]:
-    """Let lines be edited, completed and remembered where there is readline; where there is none, they are read."""
+def _reading_lines(shell: Shell, lines: Lines) -> Iterator[Callable[[], None]]:
+    """Let lines be edited and completed where there is readline, and give what remembers them for the next shell."""
     try:
         import readline
     except ImportError:
-        yield
+        yield lambda: None
         return
     history = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "persist" / "sql_history"
     found: list[str] = []
@@ -267,14 +272,17 @@ def _reading_lines(shell: Shell, lines: Lines) -> Iterator[None]:
     readline.set_history_length(HISTORY_MAX)
     with suppress(OSError):
         readline.read_history_file(history)
-    try:
-        yield
-    finally:
-        readline.set_completer(None)
+
+    def remember() -> None:  # After each line, because a terminal may be closed at any time.
         with suppress(OSError):  # A home that cannot be written to.
             history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             readline.write_history_file(history)
             history.chmod(0o600)
+
+    try:
+        yield remember
+    finally:
+        readline.set_completer(None)
 
 
 def matching(words: list[str], text: str) -> list[str]:

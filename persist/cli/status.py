@@ -63,7 +63,7 @@ def print_health(health: "Health") -> None:
     live, history = f"{health.live_bytes:,}", f"{health.history_bytes:,}"
     say(f"bytes: {live} live, {history} of earlier times, {waiting} waiting to be deleted")
     if health.keeps_all:
-        say(f"{counted(health.keeps_all, 'collection')} of which nobody gave up any history: retain() bounds it")
+        say(f"{counted(health.keeps_all, 'collection')} of which nobody gave up any history: persist retain bounds it")
     _section(
         "collections",
         health.collections,

@@ -7,7 +7,8 @@ On a terminal, a table is as wide as its values, or else as the terminal:
 
 1. texts are cut, never below `TEXT_CHARS_MIN`, and say so by an ellipsis; names, numbers and times stay whole;
 2. columns that can be spared are left out, which a line below says;
-3. each column becomes a line of its row.
+3. a first column that is too wide is narrowed: a longer name is a line of its own, above the rest of its row;
+4. each column becomes a line of its row.
 
 Where the output is no terminal, nothing is cut, and columns are aligned, so that other programs can cut lines into
 words.
@@ -196,25 +197,46 @@ def print_table(
     if not sys.stdout.isatty():
         print(*aligned((names, *cells), to_right), sep="\n")
         return
-    width, left_out, all_names, all_cells = shutil.get_terminal_size().columns, 0, names, cells
-    while (widths := _widths(names, cells, {*texts}, width)) is None and left_out < len(spare):
-        at = names.index(spare[left_out])
-        left_out += 1
-        names, cells = _without(names, at), [_without(row, at) for row in cells]
-        to_right, texts = _shifted(to_right, at), _shifted(texts, at)
-    if widths is None:
-        _print_upright(all_names, all_cells)
-        return
-    top, *lines = aligned([[_cut(c, w) for c, w in zip(row, widths, strict=True)] for row in (names, *cells)], to_right)
-    print(top if os.environ.get("TERM") == "dumb" else f"\x1b[1m{top}\x1b[0m", *lines, sep="\n")
-    if left_out and says_so:
-        tell(f"The terminal is too narrow for {', '.join(spare[:left_out])}: make it wider, or say --format csv.")
+    width, cut = shutil.get_terminal_size().columns, {*texts}
+    numbers = [*range(len(names))]
+    shorter = [[at for at in numbers if names[at] not in spare[:count]] for count in range(len(spare) + 1)]
+    # One after the other: whole names, then long ones above their rows; of each, with as many columns as there is room.
+    for narrowed in (cut, cut | ({0} - to_right)):
+        for columns in shorter:
+            if (widths := _widths(names, cells, columns, narrowed, width)) is not None:
+                above = {} if 0 in cut else {i: row[0] for i, row in enumerate(cells) if text_width(row[0]) > widths[0]}
+                _print_fitting(names, cells, dict(zip(columns, widths, strict=True)), to_right, above)
+                if (left_out := [name for name in spare if names.index(name) not in columns]) and says_so:
+                    tell(f"The terminal is too narrow for {', '.join(left_out)}: make it wider, or say --format csv.")
+                return
+    _print_upright(names, cells)
 
 
-def _widths(names: list[str], cells: list[list[str]], texts: set[int], width: int) -> list[int] | None:
-    """Return how wide each column is, so that all fit into a width; None if that cannot be."""
-    widths = [max(map(text_width, column)) for column in zip(names, *cells, strict=True)]
-    least = [min(w, max(text_width(names[i]), TEXT_CHARS_MIN)) if i in texts else w for i, w in enumerate(widths)]
+def _print_fitting(
+    names: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    widths: Mapping[int, int],
+    right: set[int],
+    above: Mapping[int, str],
+) -> None:
+    """Print some columns by their numbers, cut to their widths, and above some rows what is too long for the first."""
+    rows = [names, *(["", *row[1:]] if i in above else row for i, row in enumerate(cells))]
+    shown = [[_cut(row[at], width) for at, width in widths.items()] for row in rows]
+    top, *lines = aligned(shown, {i for i, at in enumerate(widths) if at in right})
+    print(top if os.environ.get("TERM") == "dumb" else f"\x1b[1m{top}\x1b[0m")
+    for i, line in enumerate(lines):
+        print(*([above[i]] if i in above else []), line, sep="\n")
+
+
+def _widths(
+    names: list[str], cells: list[list[str]], columns: Sequence[int], narrowed: set[int], width: int
+) -> list[int] | None:
+    """Return how wide each of some columns is, so that these fit into a width; None if that cannot be."""
+    widths = [max(text_width(row[at]) for row in (names, *cells)) for at in columns]
+    least = [
+        min(w, max(text_width(names[at]), TEXT_CHARS_MIN)) if at in narrowed else w
+        for at, w in zip(columns, widths, strict=True)
+    ]
     room = width - GAP * (len(widths) - 1)
     if sum(least) > room:
         return None
@@ -229,14 +251,6 @@ def _cut(text: str, width: int) -> str:
     while text_width(text) > width - 1:
         text = text[:-1]
     return text + "…"
-
-
-def _without(row: list[str], at: int) -> list[str]:
-    return row[:at] + row[at + 1 :]
-
-
-def _shifted(columns: Iterable[int], at: int) -> set[int]:
-    return {i - (i > at) for i in columns if i != at}
 
 
 def _print_upright(names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

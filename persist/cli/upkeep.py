@@ -1,4 +1,4 @@
-"""Commands that look after a location: hold, release, maintain, compact, gc, upgrade, fsck, bench."""
+"""Commands that look after a location: hold, release, retain, maintain, compact, gc, upgrade, fsck, bench."""
 
 import time
 import uuid
@@ -53,6 +53,30 @@ def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> in
             return MISTAKE
         held.release()
         tell_done(at, {"released": hold, "collection": collection}, f"released {what}")
+    return OK
+
+
+@command
+def retain(
+    at: Place,
+    collection: Name,
+    retention: Annotated[
+        str, typer.Argument(metavar="RETENTION", help='"7 days", a number of times, or "all": nothing goes.')
+    ],
+    yes: Yes = False,
+) -> int:
+    """Let a collection forget, with every seal, what is older than this before upper; asks first."""
+    wanted = None if retention == "all" else int(retention) if retention.isdecimal() else retention
+    with at.writing() as client:
+        loaded = client.load(collection)
+        question = f"Let {collection!r} forget what is older than {retention}, from now on? Nothing brings it back."
+        if wanted is not None and not yes and not agreed(question):
+            tell(f"persist: {collection!r} keeps what it kept")
+            return MISTAKE
+        loaded.retain(wanted).result()
+        kept = loaded.retention
+        line = f"{collection} keeps {'all of its history' if kept is None else kept}"
+        tell_done(at, {"collection": collection, "retention": None if kept is None else kept.times}, line)
     return OK
 
 

@@ -299,6 +299,7 @@ def delete(
     """Retract what is there from a time on: the records of some keys, or those for which a condition is true."""
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
+    check_format(keys, format)
     with at.writing() as client:
         loaded = _own(client, collection)
         wanted = None if keys is None else keys_of(loaded, keys, format, ignore)
@@ -369,6 +370,12 @@ def drop(at: Place, collection: Name, yes: Yes = False) -> int:
         seqno = loaded.drop().result()
         tell_done(at, {"dropped": collection, "seqno": seqno}, f"dropped {collection}")
     return OK
+
+
+def check_format(keys: str | None, format: str | None) -> None:
+    """Check that there is a file to which a format belongs."""
+    if keys is None and format is not None:
+        raise persist.InvalidUsage("--format is that of the file of --keys, and there is none")
 
 
 def keys_of(

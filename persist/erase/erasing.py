@@ -81,7 +81,7 @@ class ErasureReport(Shown):
             return f"nothing of {self.collection!r} to erase"
         also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
         also += [f"{counted(len(self.views), 'view')} begun anew"] if self.views else []
-        also += [f"{self.indexes:,} indexes made anew"] if self.indexes else []
+        also += [f"{self.indexes:,} index{'' if self.indexes == 1 else 'es'} made anew"] if self.indexes else []
         also += [f"{counted(len(self.tables), 'table')} published anew"] if self.tables else []
         return ", ".join([f"erased {counted(self.updates, 'update')} of {self.collection!r} from all times", *also])
 

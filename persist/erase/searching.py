@@ -52,7 +52,7 @@ from persist.log import (
     uploaded_seqno,
 )
 from persist.replica import STALE_AFTER_S
-from persist.shown import Shown, aligned, counted, plain
+from persist.shown import Shown, aligned, counted, moment_text, plain
 from persist.state import CollectionState, Dropped, Erasure, State, erasure_number, is_waited_for
 from persist.upsert import DELETED
 
@@ -122,16 +122,17 @@ class Traces(Shown):
         return {**said, "digest": receipt_digest(said)}
 
     def __str__(self) -> str:
-        looked = f"{counted(self.objects, 'object')} of {self.bytes:,} bytes"
         if self.is_gone:
+            looked = f"{counted(self.objects, 'object')} of {self.bytes:,} bytes"
             return f"nothing of what was erased from {self.collection!r} is left in {looked}"
         alike: dict[tuple[str, str], list[Trace]] = {}
         for each in self.found:
-            until = "" if each.until is None else each.until.isoformat(" ", "seconds")
+            until = "-" if each.until is None else moment_text(each.until)
             alike.setdefault((until, each.why), []).append(each)
         rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
         table = aligned([("objects", "until", "such as", "why"), *rows], right={0})
-        return "\n".join([f"{counted(len(self.found), 'object')} of {looked} may hold what was erased:", *table])
+        some = f"{len(self.found):,} of {counted(self.objects, 'object')}"
+        return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
 
 
 def receipt_digest(receipt: dict[str, Any]) -> str:

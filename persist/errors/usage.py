@@ -206,8 +206,9 @@ class CollectionNotFound(InvalidUsage):
                 f"the collection {self.name!r} at {self.url} that this handle stands for is gone. It was dropped, or "
                 "it is a view that began anew because records were erased. Another one has its name now: load it again."
             )
-        shown = ", ".join(map(repr, self.known[:8])) + (", …" if len(self.known) > 8 else "")
-        has = f"it has {shown}." if self.known else "it has no collections at all: is the URL right?"
+        known = [name for name in self.known if not name.startswith(".")]  # Others are of the library: indexes, say.
+        shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
+        has = f"it has {shown}." if known else "it has no collections at all: is the URL right?"
         return f"no collection {self.name!r} at {self.url}: {has} {self.remedy}"
 
 

@@ -16,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import persist
@@ -27,6 +26,7 @@ from persist.engine import failures_of
 from persist.facts.surveys import THREADS, Facts, KnownFacts, hold_for_people, names_by_id
 from persist.ingest import BEHIND, SOURCE
 from persist.log import collection_part, read_record, table_root
+from persist.shown import moment_text
 from persist.state import CollectionState, Dropped, LocationState, is_waited_for
 from persist.state import due as events_due
 from persist.upkeep import named_in, sharers
@@ -208,7 +208,7 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
         location=client.url,
         seqno=state.seqno,
         records=state.seqno + 1 - state.control.log_floor,
-        written_at=None if record is None else _moment(record.written_ms / 1000),
+        written_at=None if record is None else moment_text(record.written_ms / 1000),
         format=None if record is None else record.format,
         live_bytes=live,
         history_bytes=sum(facts.bytes for facts in all_facts) - live,
@@ -223,10 +223,6 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
         due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
         clients=_clients(state.control, None if record is None else record.writer),
     )
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _lagging(now_s: float) -> Callable[[Facts], Lag]:
@@ -259,7 +255,7 @@ def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
 
 def _failed(facts: Facts, sink: str = "") -> Failed | None:
     failure = failures_of(facts.contents).get(sink)
-    return None if failure is None else Failed(_moment(failure.at_ms / 1000), failure.by, failure.error)
+    return None if failure is None else Failed(moment_text(failure.at_ms / 1000), failure.by, failure.error)
 
 
 def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float) -> tuple[Filled, ...]:
@@ -406,8 +402,8 @@ def _waiting(
         "dropped" if dropped.is_destroyed else "replaced",
         None if sizes is None else len(keys),
         None if sizes is None else sum(sizes[key] for key in keys),
-        _moment(dropped.written_ms / 1000),
-        _moment(until_s),
+        moment_text(dropped.written_ms / 1000),
+        moment_text(until_s),
         waits_for,
     )
 

@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import persist
 from persist.log import Record, kinds, read_record
+from persist.shown import moment_text
 
 RECORDS_READ_MAX = 600
 MINUTES = 60
@@ -44,8 +44,8 @@ class _Known:
     wrote: tuple[_Wrote, ...]
 
     def as_json(self, message: str | None) -> dict[str, Any]:
-        moment = datetime.fromtimestamp(self.written_ms / 1000, UTC).isoformat(timespec="seconds")
-        return {"record": str(self.seqno), "at": moment.replace("+00:00", "Z"), "by": self.writer, "message": message}
+        at = moment_text(self.written_ms / 1000)
+        return {"record": str(self.seqno), "at": at, "by": self.writer, "message": message}
 
 
 class Records:

@@ -41,7 +41,7 @@ export function fill(id, told, { classOf = null, empty = "Nothing.", sort = null
   table.tHead.replaceChildren(...(told.columns.length ? [head] : []));
   const rows = told.rows.map((row) => {
     const tr = document.createElement("tr");
-    tr.append(...row.map((text, i) => cell(text, isNumber[i] ? "n" : "")));
+    tr.append(...row.map((text, i) => cell(text, isNumber[i] ? "n" : text instanceof HTMLAnchorElement ? "name" : "")));
     if (classOf) tr.className = classOf(row);
     return tr;
   });

@@ -52,3 +52,13 @@ def test_what_is_wrong_with_a_backup_is_the_exit_status(capsys: pytest.CaptureFi
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
     assert "cat.jpg" in told(capsys, "restore", "kept", "photos", status=2)
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+
+
+def test_a_copy_that_cannot_be_leaves_nothing_and_one_that_was_interrupted_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "nothing to copy" in told(capsys, "backup", "nowhere", "kept", status=2)
+    assert not (tmp_path / "kept").exists()
+    (tmp_path / "kept" / "part" / "0").mkdir(parents=True)
+    (tmp_path / "kept" / "part" / "0" / "1.parquet").touch()
+    assert "give that command again, and it goes on" in told(capsys, "verify", "kept", status=2)

@@ -97,3 +97,10 @@ def test_a_store_that_cannot_be_read_is_wrong_and_a_folder_that_is_not_there_is_
     assert main(["doctor", str(tmp_path / "none")]) == 0
     assert "the first write makes it" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_of_somebody_else_is_not_written_to(tmp_path: Path, capsys: Printed) -> None:
+    (tmp_path / "a.txt").touch()
+    assert main(["doctor", str(tmp_path)]) == 1
+    assert "such as 'a.txt': nothing was" in " ".join(capsys.readouterr().out.split())
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]

@@ -1,6 +1,7 @@
 """`persist erase`: it asks, erases, and says what is left until nothing is."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,17 @@ def test_verify_says_what_is_left_and_prints_a_receipt_when_nothing_is(
     location: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["erase", location, "users", "--where", "id = 1", "--verify"]) == 1
-    assert "written after the erasure or never erased" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "written after the erasure or never erased" in shown
+    assert re.match(r"\d of \d+ objects, of [\d,]+ bytes in all, may hold what was erased:\n", shown)
+    assert main(["erase", location, "users", "--where", "id = 1", "--verify", "--json"]) == 1
+    assert {each["until"] for each in json.loads(capsys.readouterr().out)["left"]} == {None}
     assert main(["erase", location, "users", "--where", "id = 1", "--reason", "request 17", "--yes"]) == 0
     capsys.readouterr()
     assert main(["erase", location, "users", "--where", "id = 1", "--text", "ada@", "--verify", "--json"]) == 1
-    assert {each["key"].split("/")[0] for each in json.loads(capsys.readouterr().out)["left"]} == {"log"}
+    left = json.loads(capsys.readouterr().out)["left"]
+    assert {each["key"].split("/")[0] for each in left} == {"log"}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", each["until"]) for each in left)
     with persist.open(location, settings=tuned(background=False)) as client:
         client.load("users").write([(3, "eve@example.com")], time=1, seal=2).result()
     assert main(["erase", location, "users", "--where", "id = 99", "--verify"]) == 1
@@ -72,6 +79,8 @@ def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, capsys: pytest.Ca
         (["--reason", "x"], "say what to erase"),
         (["--where", "id = 1"], "say why"),
         (["--where", "id = 1", "--text", "ada", "--reason", "x"], "--text goes with --verify"),
+        (["--where", "id = 1", "--reason", "x", "--verify"], "--verify erases nothing"),
+        (["--where", "id = 1", "--format", "csv", "--verify"], "--format is that of the file of --keys"),
     ],
 )
 def test_what_is_missing_is_told(

@@ -41,6 +41,17 @@ def test_maintain_does_what_is_due_and_then_nothing_is(shop: Path, capsys: pytes
     assert not again.get("collections compacted")
 
 
+def test_retain_asks_and_bounds_the_history(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retain", str(shop), "orders", "1 second"]) == 2
+    assert "Nobody can be asked here" in capsys.readouterr().err
+    assert main(["retain", str(shop), "orders", "5", "--yes"]) == 0
+    assert capsys.readouterr().out.startswith("orders keeps 5 ms before upper")
+    assert main(["retain", str(shop), "orders", "5 parsecs", "--yes"]) == 2
+    assert "of seconds, minutes, hours, days or weeks" in capsys.readouterr().err
+    assert main(["retain", str(shop), "orders", "all"]) == 0
+    assert capsys.readouterr().out == "orders keeps all of its history\n"
+
+
 def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
     command = [sys.executable, "-m", "persist", "maintain", str(shop), "--every", "0.1", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

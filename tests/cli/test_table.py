@@ -53,19 +53,37 @@ def test_a_table_fits_and_cuts_nothing_but_texts(rows: list[tuple[object, ...]],
         assert len(lines) == len(rows) * (1 + len(NAMES))
         least = [max(text_width(str(row[i])) for row in rows) for i in (0, 1)]
         text = max(text_width(str(row[2])) for row in rows)
-        assert max(4, least[0]) + max(4, least[1]) + max(4, min(16, text)) + 4 > width, "it would have fitted"
+        first = max(4, min(16, least[0]))
+        assert first + max(4, least[1]) + max(4, min(16, text)) + 4 > width, "it would have fitted"
         return
     shown = lines[0].split()
     assert shown == [name for name in NAMES if name not in beside.replace(",", " ").replace(":", " ").split()]
-    assert len(lines) == 1 + len(rows)
-    assert all(text_width(line) <= width for line in lines)
-    for row, line in zip(rows, lines[1:], strict=True):
+    assert all(text_width(line) <= width for line in lines if line not in {row[0] for row in rows})
+    left = iter(lines[1:])
+    for row in rows:
+        line = next(left)
         assert line.startswith(str(row[0]))
+        if line == row[0]:  # It is above the rest of its row, under which nothing else stands.
+            line = next(left)
+            assert line.startswith(" ")
         assert str(row[1]) in line
         for i, name in enumerate(NAMES[3:], 3):
             assert name not in shown or str(row[i]) in line
         whole = str(row[2])
         assert whole.strip() in line or ("…" in line and whole[:14].strip()[:10] in line)
+    assert next(left, None) is None
+
+
+def test_one_long_name_costs_the_others_no_column() -> None:
+    rows: list[tuple[object, ...]] = [("short", 1, "text", "p", "r"), ("long-" * 12, 2, "text", "q", "s")]
+    lines, beside = printed(rows, 50)
+    assert lines == [
+        "name   rows  text  extra  more",
+        "short     1  text  p      r",
+        "long-" * 12,
+        "          2  text  q      s",
+    ]
+    assert not beside
 
 
 @pytest.fixture

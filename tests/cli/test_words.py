@@ -58,6 +58,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "release": ([], {"hold", "yes"}),
     "rename": ([Collection.rename], set()),
     "restore": ([backup.copy], {"target_options_file"}),
+    "retain": ([Collection.retain], {"yes"}),
     "revert": ([Collection.restore], set()),
     "seal": ([Collection.seal], {"for_ever"}),
     "serve": ([Client.serve], {"metrics", "sql_memory"}),  # Its `sql_memory_bytes`, in MB.

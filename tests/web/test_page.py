@@ -342,12 +342,15 @@ def test_health_says_why_a_view_came_no_further_in_whole(page: Page, tmp_path: P
 
 def test_a_long_name_leaves_room_for_the_columns_of_a_narrow_window(page: Page, tmp_path: Path) -> None:
     with persist.open(tmp_path) as client:
-        client.create_or_load("a_very_long_name." * 8 + "x" * 60, key={"k": int}).write([(1, None)]).result()
+        long = client.create_or_load("a_very_long_name." * 8 + "x" * 60, key={"k": int}, timeline="ms")
+        long.write([(1, None)]).result()
     with shown(tmp_path) as url:
         page.look(width=400)
-        page.open(url)
-        right = page.evaluate("document.querySelector('#collections td:nth-child(3)').getBoundingClientRect().right")
-        assert right <= 400
+        for view, cell in (("", "#collections td:nth-child(3)"), ("#health", "#lagging-table td:nth-child(3)")):
+            page.call("Page.navigate", url="about:blank")
+            page.open(f"{url}{view}")
+            right = page.evaluate(f"document.querySelector('{cell}').getBoundingClientRect().right")
+            assert right <= 400, cell
         page.call("Page.navigate", url="about:blank")
     page.requests.clear()
     page.problems.clear()
