@@ -25,7 +25,8 @@ from persist.egress import SINK
 from persist.engine import failures_of
 from persist.facts.surveys import THREADS, Facts, KnownFacts, hold_for_people, names_by_id
 from persist.ingest import BEHIND, SOURCE
-from persist.log import collection_part, read_record, table_root
+from persist.log import collection_part, listed_checkpoints, listed_records, read_record, table_root
+from persist.replica import STALE_AFTER_S
 from persist.shown import moment_text
 from persist.state import CollectionState, Dropped, LocationState, is_waited_for
 from persist.state import due as events_due
@@ -129,7 +130,7 @@ class Waiting:
     """Blobs that nothing refers to any more, and until when they stay.
 
     Attributes:
-        why: "dropped", or "replaced" by compaction.
+        why: "dropped", "replaced" by compaction, or "erased": records of the log from before an erasure.
         blobs, bytes: None if they were not listed; see `LISTED_MAX`.
         given_up_at, until: moments, ISO 8601. It is about then: the collector goes by the store's own clock.
         waits_for: "the grace period", a lease with its holder, or "the next gc".
@@ -371,7 +372,33 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[Waiting]:
         known = [listed[folder] for folder in within if folder in listed]
         sizes = {key: size for one in known for key, size in one.items()} if len(known) == len(within) else None
         found.append(_waiting(each, names.get(each.collection), sizes, state.control, engine.settings, now_s))
-    return found
+    return found + _old_log(client, names, now_s)
+
+
+def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -> list[Waiting]:
+    """Return the records before the newest erasure, which have what it erased, if the log still reaches back to them.
+
+    As `persist.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet to come.
+    """
+    engine, control = client.engine, client.engine.follower.state.control
+    if not control.erasures or control.erasures[-1][0] <= control.log_floor:
+        return []
+    seqno, collection = control.erasures[-1]
+    made = [entry.modified_s for at, entry in listed_checkpoints(engine.blob) if at >= seqno]
+    until_s = min(made, default=now_s) + max(engine.settings.grace_s, 2 * STALE_AFTER_S)
+    records = [entry for at, entry in listed_records(engine.blob) if at < seqno]
+    record = read_record(engine.blob, seqno)
+    return [
+        Waiting(
+            names.get(collection) or f"one that is gone ({collection[:8]})",
+            "erased",
+            len(records),
+            sum(entry.bytes for entry in records),
+            moment_text(now_s if record is None else record.written_ms / 1000),
+            moment_text(until_s),
+            "the next gc" if until_s <= now_s else "the grace period",
+        )
+    ]
 
 
 def _folders(dropped: Dropped) -> list[str]:

@@ -31,6 +31,11 @@ export async function openCollection(name, asked) {
     const moment = told.timeline ? momentOf(time, told.timeline) : "";
     return /^\d{4}-/.test(moment) ? moment : String(time);
   };
+  // Updates, with their times as people type them.
+  const dated = (found) => {
+    const column = found.columns.lastIndexOf("_time");
+    return { ...found, rows: found.rows.map((row) => row.map((text, i) => (i === column ? typed(text) : text))) };
+  };
   const span = () => [BigInt(told.picture.begins ?? 0), told.picture.ends === null ? null : BigInt(told.picture.ends)];
   const note = () =>
     remember(`/${encodeURIComponent(name)}`, {
@@ -121,7 +126,7 @@ export async function openCollection(name, asked) {
     $("plan-text").textContent = visible(plan.text).replaceAll("\\u000a", "\n");
   };
   const showChanges = async () => {
-    const found = await ask("changes", { name, from: $("from").value, until: $("until").value, schema: state.schema });
+    const found = dated(await ask("changes", { name, from: $("from").value, until: $("until").value, schema: state.schema }));
     fill("changes", found, { classOf: signOfColumn(found), empty: found.compacted ? "No change after since is in this range." : "Nothing changed." });
     const notes = [];
     if (found.compacted) notes.push(`What changed at since, ${textOf(told.since)}, and before cannot be told apart any more.`);
@@ -134,8 +139,8 @@ export async function openCollection(name, asked) {
     $("history-section").hidden = false;
     $("history-key").textContent = visible(state.history);
     const had = found.before ? found.before.rows.length : 0;
-    $("history-note").textContent = found.since === null ? "Nothing can be read yet." : `As of since=${found.since} it had ${had === 1 ? "1 record" : `${had} records`}; then came ${found.updates.rows.length} updates${found.more ? ", and more than are shown" : ""}.`;
-    const rows = found.updates.rows.map((row, i) => [...row, ...whoCells(found.who[i])]);
+    $("history-note").textContent = found.since === null ? "Nothing can be read yet." : `As of since, ${typed(found.since)}, it had ${had === 1 ? "1 record" : `${had} records`}; then came ${found.updates.rows.length} updates${found.more ? ", and more than are shown" : ""}.`;
+    const rows = dated(found.updates).rows.map((row, i) => [...row, ...whoCells(found.who[i])]);
     fill("history", { columns: [...found.updates.columns, ...WHO], rows }, { classOf: signOfColumn(found.updates), empty: "Nothing has changed it since." });
     $("history-section").scrollIntoView({ block: "nearest" });
   };
@@ -154,7 +159,7 @@ export async function openCollection(name, asked) {
     const differ = (i) => [found.differ[i].length ? found.differ[i].map(visible).join(", ") : "–"];
     fill("gone", { columns: named, rows: side(keys + values + 1, "insert", () => []) }, { classOf: () => "go" });
     fill("come", { columns: named, rows: side(keys, "delete", () => []) }, { classOf: () => "come" });
-    const who = found.rows.map((row, i) => [...row.slice(0, keys), row[keys + values], ...differ(i), found.times[i] ?? "–", ...whoCells(found.who[i])]);
+    const who = found.rows.map((row, i) => [...row.slice(0, keys), row[keys + values], ...differ(i), found.times[i] === null ? "–" : typed(found.times[i]), ...whoCells(found.who[i])]);
     fill("who", { columns: [...found.keys, "change", "columns that differ", "last changed", ...WHO], rows: who });
   };
   const move = async (time) => {

@@ -258,6 +258,7 @@ def test_the_slider_says_its_value_and_where_it_would_go(page: Page, url: str) -
     page.open(f"{url}#/shop.items?at=1795248240")
     slider = "document.getElementById('slider')"
     assert page.evaluate(f"{slider}.getAttribute('aria-valuetext')") == "1795248240 (2026-11-21T08:04:00Z)"
+    assert rows(page, "changes") == [["north", "1", "4", "2026-11-21T08:04:00Z", "1"]]
     page.evaluate(f"(() => {{ {slider}.value = 0; {slider}.dispatchEvent(new Event('input')); }})()")
     assert page.text("#slider-at") == "1795248000 (2026-11-21T08:00:00Z)"
     assert page.text("#at").startswith("1795248240")  # It was not let go yet.
