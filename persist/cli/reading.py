@@ -10,7 +10,7 @@ import persist
 from persist.cli.command import OK, PROBLEMS, Name, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import cell, say, tell
-from persist.facts import time_of
+from persist.facts import time_of, times_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,6 +149,7 @@ def tail(
     with at.reading() as client:
         loaded = client.load(collection)
         begin = None if as_of is None else time_of(as_of)
+        _tell_waiting(loaded, "what comes now is shown as it is sealed")
         follow(loaded, begin, contents=contents, until=None if until is None else time_of(until), format=wanted)
     return OK
 
@@ -171,6 +172,7 @@ def wait(
     with at.reading() as client:
         handle = client.load(collection)
         wanted = time_of(until)
+        _tell_waiting(handle, f"waiting for {until}")
         try:
             handle.snapshot(wanted, timeout_s=timeout).close()
         except AsOfNotSealed as error:
@@ -181,6 +183,14 @@ def wait(
         upper = handle.upper.time
         tell_done(at, {"collection": collection, "upper": upper}, f"{collection} is complete up to {until}")
     return OK
+
+
+def _tell_waiting(collection: "persist.Collection", what: str) -> None:
+    """Tell a person, who would otherwise look at an empty screen, how far it is; programs want none of it."""
+    if sys.stdout.isatty():
+        upper = collection.upper.time
+        sealed = "complete" if upper is None else f"sealed before {times_of(collection)(upper)}"
+        tell(f"{collection.name} is {sealed}: {what}. Ctrl-C ends it.")
 
 
 def narrowed(columns: str | None, where: str | None) -> dict[str, Any]:

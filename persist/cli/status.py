@@ -57,7 +57,7 @@ def status(
 
 def print_health(health: "Health") -> None:
     """Print how a location fares, on a screen."""
-    made = "which is gone" if health.written_at is None else f"of {health.written_at}"
+    made = "which is gone" if health.written_at is None else f"of {health.written_at} in format {health.format}"
     say(f"{health.location} at record {health.seqno:,} {made}; the log has {counted(health.records, 'record')}")
     waiting = "more than was counted" if health.waiting_bytes is None else f"{health.waiting_bytes:,}"
     live, history = f"{health.live_bytes:,}", f"{health.history_bytes:,}"

@@ -127,6 +127,16 @@ def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
     assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--format", "parquet"]) == 2
 
 
+def test_who_waits_before_a_screen_is_told_how_far_it_is(
+    place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["tail", place, "orders", "--until", "13"]) == 0
+    assert "orders is sealed before 13: what comes now is shown" in capsys.readouterr().err
+    assert main(["wait", place, "orders", "--until", "12"]) == 0
+    assert "waiting for 12" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("until", ["13", "2"])
 def test_a_tail_until_what_is_sealed_already_ends_at_once(place: str, capsys: Printed, until: str) -> None:
     assert main(["tail", place, "orders", "--until", until]) == 0
