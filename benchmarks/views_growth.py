@@ -42,6 +42,7 @@ AT_THE_END = {
     "rank": "SELECT id, rank() OVER (PARTITION BY g ORDER BY x DESC) AS r FROM facts",
     "lag": f"SELECT id, x - lag(x) {OVER} AS d FROM facts",
     "running sum": f"SELECT id, sum(x) {OVER} AS total FROM facts",
+    "running maximum": f"SELECT id, max(x) {OVER} AS most FROM facts",
 }
 
 

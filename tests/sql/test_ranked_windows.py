@@ -36,6 +36,12 @@ WINDOWS = [
     f"SELECT a, b, count(*) {OVER} AS n, count(s) {OVER} AS c, sum(b) {OVER} AS t, avg(m) {OVER} AS v FROM t",
     "SELECT b, f, sum(f) OVER (ORDER BY b) AS t, sum(m) OVER (ORDER BY b) AS u FROM t",
     "SELECT b, count(*) OVER () AS n, sum(b) OVER () AS t FROM t",
+    *(
+        f"SELECT a, b, m, s, max(b) OVER ({ALL} {frame}) AS t, min(m) OVER ({ALL} {frame}) AS u FROM t"
+        for frame in FRAMES
+        if not frame.endswith("UNBOUNDED FOLLOWING")
+    ),
+    f"SELECT a, b, min(d) {OVER} AS x, max(f) {OVER} AS y, bool_or(b > 2) {OVER} AS z, sum(b) {OVER} AS t FROM t",
     *(f"SELECT a, b, m, s, sum(b) OVER ({ALL} {frame}) AS t, count(*) OVER ({ALL} {frame}) FROM t" for frame in FRAMES),
 ]
 

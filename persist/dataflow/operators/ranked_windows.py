@@ -30,11 +30,11 @@ import pyarrow as pa
 
 from persist.dataflow.operators.large_groups import Group, Ranking
 from persist.dataflow.operators.logic import copies
-from persist.dataflow.operators.windows import SUMMED, Totals, column_of, placed, totals
+from persist.dataflow.operators.windows import EXTREMES, SUMMED, Totals, column_of, placed, totals
 from persist.dataflow.plan.plan import WindowFunction
 from persist.dataflow.state.ranked import Order, Ranked, has_rank
 from persist.dataflow.updates.times import Ints
-from persist.dataflow.updates.words import NULL, Domain
+from persist.dataflow.updates.words import NULL, Domain, is_ordered
 
 PIECE_ROWS = 1 << 17  # So many records of a long stretch are computed at once.
 REACH_MAX = 1 << 20
@@ -76,7 +76,7 @@ def _reach(call: WindowFunction, number: int) -> _Reach | None:
             of: str | int = "rows"
         case "first_value":
             of = "first"
-        case "count" | "sum" | "avg":
+        case "count" | "sum" | "avg" | "min" | "max" | "bool_and" | "bool_or":
             of = number
         case _:
             return None
@@ -89,6 +89,8 @@ def _reach(call: WindowFunction, number: int) -> _Reach | None:
             return None
         has_peers |= mode == "range"
         back, ahead = max(back, -offset), max(ahead, offset)
+    if call.function in EXTREMES and call.end is None:
+        return None  # What stands behind is the whole without what stands before, which minima do not tell.
     if call.function == "last_value":
         return _Reach(back, ahead, has_peers) if call.end is not None else None
     if call.function == "first_value":
@@ -99,6 +101,8 @@ def _reach(call: WindowFunction, number: int) -> _Reach | None:
 def ranking_of_windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Ranking | None:
     """Return what makes a partition of `windows.windows`; None if its functions look at all of it."""
     if len({call.by for call in calls}) != 1 or not all(map(has_rank, schema.types)) or not len(schema):
+        return None
+    if not all(is_ordered(schema.field(call.arguments[0]).type) for call in calls if call.function in EXTREMES):
         return None
     reaches = [_reach(call, at) for at, call in enumerate(calls)]
     known = [reach for reach in reaches if reach is not None]
@@ -126,7 +130,7 @@ class _Window:
         for call in self.calls:
             if call.function in SUMMED:
                 at = self.schema.get_field_index(call.arguments[0])
-                made.append(totals(block[at], block[-1], self.schema.field(at).type, self.domain))
+                made.append(totals(call.function, block[at], block[-1], self.schema.field(at).type, self.domain))
             else:
                 made.append(Totals())
         return made

@@ -5,8 +5,8 @@ columns of the record decide, so the result depends on the partition's contents 
 rows. A frame is a range of rows from a row on; `peers` are the rows that agree in the order.
 
 Cost: of a change, its whole partition; of most functions over a large one, less (`operators.ranked_windows`). Sums and
-counts of frames are differences of running ones; minima, maxima, and the aggregates of `operators.folds`, cost the
-sizes of the distinct frames.
+counts of frames are differences of running ones; minima and maxima cost the logarithm of the largest frame
+for each row, and the aggregates of `operators.folds` the sizes of the distinct frames.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,15 +29,20 @@ from persist.dataflow.updates.words import NULL, Domain, directed, ranks
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What rows come to for a sum: how many values there are, their sum, and how many are NaN, inf and -inf."""
+    """What rows come to for a sum: how many values there are, their sum, and how many are NaN, inf and -inf; for a
+    minimum or a maximum, the least of `_to_least`, which is not taken away again."""
 
     values: int = 0
     total: int = 0
     others: tuple[int, int, int] = (0, 0, 0)
+    least: int | None = None
 
     def __add__(self, other: "Totals") -> "Totals":
         nan, high, low = (one + two for one, two in zip(self.others, other.others, strict=True))
-        return Totals(self.values + other.values, self.total + other.total, (nan, high, low))
+        least = other.least if self.least is None else self.least
+        if least is not None and other.least is not None:
+            least = min(least, other.least)
+        return Totals(self.values + other.values, self.total + other.total, (nan, high, low), least)
 
     def __neg__(self) -> "Totals":
         nan, high, low = self.others
@@ -342,31 +347,33 @@ def _extreme(is_max: bool) -> Function:
         call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain
     ) -> Ints:
         [words] = arguments
-        places = directed_for(domain, words, kinds[0], is_max)
-
-        def of(low: int, high: int) -> int:
-            return int(words[low + int(places[low:high].argmin())]) if high > low else NULL
-
-        return _by_frame(p, of)
+        order = directed_for(domain, words, kinds[0], is_max).argsort(kind="stable")
+        least = np.empty(len(words), np.int64)
+        least[order] = np.arange(len(words))
+        low, high = (np.clip(bound, 0, len(words)) for bound in (p.low, p.high))
+        made, sizes, width = np.full(len(words), NULL), high - low, 1
+        while len(least):  # The least of so many rows from each on; two of them, which may overlap, are a frame.
+            rows = ((sizes >= width) & (sizes < 2 * width)).nonzero()[0]
+            first, last = low.take(rows), high.take(rows) - width
+            made[rows] = words.take(order.take(np.minimum(least.take(first), least.take(last))))
+            least, width = np.minimum(least[:-width], least[width:]), 2 * width
+        if p.before.least is None:
+            return made
+        is_before = (p.low < 0) & ((made == NULL) | (_to_least(made, is_max) > p.before.least))
+        return np.where(is_before, _to_least(np.int64(p.before.least), is_max), made)
 
     return extreme
+
+
+def _to_least(words: Any, is_max: bool) -> Any:
+    """Return numbers of which the least is that of the word wanted; and words of such numbers."""
+    return ~words if is_max else words
 
 
 def directed_for(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -> Ints:
     """Return numbers of which the least is that of the value wanted; NULL is the greatest."""
     places = ranks(domain, words, kind)
     return np.where(words == NULL, np.int64(2**63 - 1), ~places if is_max else places)
-
-
-def _by_frame(p: Places, of: Callable[[int, int], Any]) -> Any:
-    """Return what a function makes of the frames, called once for each distinct one."""
-    known: dict[tuple[int, int], Any] = {}
-    results = []
-    for frame in zip(p.low.tolist(), p.high.tolist(), strict=True):
-        if frame not in known:
-            known[frame] = of(*frame)
-        results.append(known[frame])
-    return results
 
 
 def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
@@ -422,12 +429,14 @@ def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
     return np.where(words == NULL, 0, words)
 
 
-def totals(words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
+def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
     """Return what values with their multiplicities come to; those of negative multiplicity are left out."""
     counted = (diffs > 0) & (words != NULL)
     words, weights = words[counted], diffs[counted].astype(object)
     if not len(words):
         return Totals()
+    if function in EXTREMES:
+        return Totals(least=int(_to_least(words, EXTREMES[function]).min()))
     others = (0, 0, 0)
     if pat.is_floating(kind):
         floats = domain.decode(words, kind).cast(pa.float64()).to_numpy(zero_copy_only=False)
@@ -460,6 +469,7 @@ def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: 
     return np.where(np.logical_or.reduce(has), domain.encode(pa.array(special)), sums)
 
 
+EXTREMES = {"min": False, "max": True, "bool_and": False, "bool_or": True}  # And whether each is the greatest.
 _FUNCTIONS: dict[str, Function] = {
     "row_number": _row_number,
     "rank": _rank,
@@ -473,11 +483,8 @@ _FUNCTIONS: dict[str, Function] = {
     "count": _count,
     "sum": _sum,
     "avg": _avg,
-    "min": _extreme(False),
-    "max": _extreme(True),
-    "bool_and": _extreme(False),
-    "bool_or": _extreme(True),
+    **{function: _extreme(is_max) for function, is_max in EXTREMES.items()},
 }
-SUMMED = ("count", "sum", "avg")  # Those that are differences of running sums of `Totals`.
+SUMMED = ("count", "sum", "avg", *EXTREMES)  # Those that are made of `Totals` of what stands before.
 # What functions of rows are called as folds.
 _FOLDS = {"first_value": "first", "last_value": "last", "nth_value": "nth"}
