@@ -72,13 +72,11 @@ from persist.log import (
     is_shown,
     is_upload,
     kinds,
-    listed_checkpoints,
     listed_records,
     table_root,
     uploaded_seqno,
 )
 from persist.replica import (
-    STALE_AFTER_S,
     Checkpoint,
     Follower,
     StoredCheckpoint,
@@ -87,6 +85,7 @@ from persist.replica import (
 from persist.settings import Settings
 from persist.shown import Shown, counted
 from persist.state import Dropped, State, is_waited_for
+from persist.upkeep.ages import Ages
 from persist.upkeep.names import OBJECTS, KnownNames, Names, named_in, object_seqno, sharers, whole_folders
 from persist.work import Done, task
 from persist.write import Committer
@@ -138,14 +137,6 @@ class GarbageReport(Shown):
     def blobs(self) -> int:
         """All blobs deleted."""
         return self.parts + self.lists + self.states + self.directories + self.checkpoints + self.records
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """A checkpoint, which proves that the records up to its seqno are at least as old as itself."""
-
-    seqno: int
-    modified_s: float
 
 
 @dataclass(frozen=True)
@@ -259,10 +250,8 @@ class _Round:
         self._counts: dict[str, int] = {}
         self._bytes = 0
         self._collections = 0
-        self._marks: list[_Mark] = []
-        self._being_made: int | None = None  # The least seqno of a checkpoint that is not in marks yet, perhaps.
-        self._records: list[_Mark] = []
-        self._now_s = 0.0
+        self._being_made: int | None = None  # The least seqno of a checkpoint that has no age yet, perhaps.
+        self._ages = Ages(blob, settings)
         self._full: StoreFull | None = None
         self._names = names
 
@@ -303,23 +292,24 @@ class _Round:
     def _collect(self, before: Callable[[], object]) -> None:
         self._with_room(before)
         self._with_room(self._checkpoint)
-        self._now_s = self._store_time_s()
-        self._marks = self._checkpoints()
-        self._records = [] if self._full is None else self._dated_records()
+        self._ages.now_s = self._store_time_s()
+        self._date_checkpoints()
+        if self._full is not None:
+            self._ages.date_records()
         self._collect_dropped()
         self._collect_uploads()
         self._truncate_and_collect()
         self._collect_objects()
 
     def _collect_log(self) -> None:
-        self._now_s = self._store_time_s()
-        self._marks = self._checkpoints()
+        self._ages.now_s = self._store_time_s()
+        self._date_checkpoints()
         self._truncate_and_collect()
 
     def _truncate_and_collect(self) -> None:
         self._truncate_with_room()
         self._move_on()
-        self._marks = self._checkpoints()
+        self._date_checkpoints()
         self._collect_records()
         self._collect_checkpoints()
 
@@ -339,8 +329,8 @@ class _Round:
         )
 
     def _collect_only(self) -> None:
-        self._now_s = self._store_time_s()
-        self._marks = self._checkpoints()
+        self._ages.now_s = self._store_time_s()
+        self._date_checkpoints()
         self._collect_uploads()
         self._collect_records()
         self._collect_objects()
@@ -357,27 +347,16 @@ class _Round:
             dated = (entry for prefix in (LOG, CHECKPOINTS, CLOCK_KEY) for entry in self._blob.list(prefix))
             return max((entry.modified_s for entry in dated), default=0.0)
 
-    def _dated_records(self) -> list[_Mark]:
-        """Return when each record was created, which is not before those that precede it."""
-        return [_Mark(seqno, entry.modified_s) for seqno, entry in listed_records(self._blob)]
-
     def _checkpoint(self) -> None:
         write_checkpoint(self._blob, *self._follower.recent())
 
-    def _checkpoints(self) -> list[_Mark]:
+    def _date_checkpoints(self) -> None:
         # First, because it may be there when the listing has passed it.
         self._being_made = self._committer.groups.checkpointing.least_seqno
-        return [_Mark(seqno, entry.modified_s) for seqno, entry in listed_checkpoints(self._blob)]
-
-    def _seqno_before(self, age_s: float) -> int:
-        """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
-        if age_s == 0:
-            return self._follower.state.seqno
-        marks = (*self._marks, *self._records)
-        return max((m.seqno for m in marks if self._now_s - m.modified_s >= age_s), default=-1)
+        self._ages.date_checkpoints()
 
     def _collect_dropped(self) -> None:
-        state, old = self._follower.state, self._seqno_before(self._settings.grace_s)
+        state, old = self._follower.state, self._ages.seqno_before(self._follower.state, self._settings.grace_s)
         due: list[Dropped] = []
         waiting: list[Dropped] = []
         for dropped in state.control.dropped:
@@ -415,10 +394,10 @@ class _Round:
 
     def _collect_uploads(self) -> None:
         state, unnamed = self._unnamed_uploads()
-        orphans, grace_s = [seqno for _, seqno in unnamed], self._settings.orphan_grace_s
+        orphans = [seqno for _, seqno in unnamed]
         if not orphans:
             return
-        floor = void_floor(state, ((m.seqno, m.modified_s) for m in self._marks), self._now_s, grace_s)
+        floor = self._ages.upload_floor(state)
         if floor > state.control.upload_floor or max(orphans) > state.seqno:
             # The second, because in a log that stands still nothing would ever be older than these uploads.
             self._with_room(lambda: self._void(floor))
@@ -452,12 +431,12 @@ class _Round:
 
     def _truncate_with_room(self) -> None:
         if self._is_dry:
-            self._log_floor = self._floor_to_declare() or 0
+            self._log_floor = self._ages.log_floor(self._follower.state) or 0
         else:
             self._with_room(self._truncate)
 
     def _truncate(self) -> None:
-        if (floor := self._floor_to_declare()) is not None:
+        if (floor := self._ages.log_floor(self._follower.state)) is not None:
             self._commit(kinds.TruncateLog(floor))
             self._checkpoint()
 
@@ -473,33 +452,6 @@ class _Round:
             newest = self._names.newest()
             if newest is not None and self._names.oldest_in(newest.pointer.blob) >= floor:
                 self._with_room(lambda: self._take_over(newest))
-
-    def _floor_to_declare(self) -> int | None:
-        """Return from where on the log is needed, if it is worth a record to say so."""
-        state, records = self._follower.state, self._settings.tuning.log_retention_records
-        old = max(
-            self._seqno_before(self._settings.log_retention_s) + 1,
-            min(self._floor_of_size(), self._seqno_before(self._erase_after_s) + 1),
-        )
-        # A record may be old, and yet follow the newest checkpoint that somebody has just read: then its slot is not to
-        # be free. So a checkpoint that has been there for long stands for all that goes (`tests/models/truncating.py`).
-        seen_s = 2 * STALE_AFTER_S
-        stood_for = max((m.seqno for m in self._marks if self._now_s - m.modified_s >= seen_s), default=-1)
-        floor = min(old, state.seqno + 1 - records, stood_for + 1)
-        least = max(1, records // 10)
-        destroyed = state.control.destroyed_before(self._seqno_before(self._erase_after_s))
-        if destroyed > floor:
-            floor, least = destroyed, 1
-        return floor if floor - state.control.log_floor >= least else None
-
-    def _floor_of_size(self) -> int:
-        """Return the first of the newest records that are not too many, by number or bytes."""
-        left = self._settings.tuning.log_bytes_max
-        for number, (seqno, entry) in enumerate(reversed([*listed_records(self._blob)])):
-            left -= entry.bytes
-            if number == self._settings.tuning.log_records_max or left < 0:
-                return seqno + 1
-        return 0
 
     def _known_floor(self) -> int:
         """Return the floor of the log that the newest checkpoint gives.
@@ -517,11 +469,11 @@ class _Round:
     def _collect_checkpoints(self) -> None:
         floor = self._known_floor()
         destroyed = self._follower.state.control.destroyed_before(floor)
-        marks, kept = self._marks, []
+        marks, kept = self._ages.checkpoints, []
         taken = self._follower.state.control.taken_over
         buckets: set[tuple[int, int]] = set()
         for n, mark in enumerate(marks):
-            age_s = self._now_s - mark.modified_s
+            age_s = self._ages.now_s - mark.modified_s
             width_s = 60 if age_s < 3600 else 3600
             bucket = (width_s, int(mark.modified_s // width_s))
             key = checkpoint_key(mark.seqno)
@@ -533,7 +485,7 @@ class _Round:
         gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}
         if gone:
             self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in gone))
-        self._marks = kept
+        self._ages.checkpoints = kept
 
     def _collect_objects(self) -> None:
         """Delete directory objects, state objects and part lists: see the module's docstring."""
@@ -544,12 +496,12 @@ class _Round:
         named = self._names.named_by(newest.checkpoint)
         present = {entry.key for entries in listed.values() for entry in entries}
         self._names.check_present(named, present)
-        others, useless = self._names.named_by_others((mark.seqno for mark in self._marks), newest, present)
+        others, useless = self._names.named_by_others((mark.seqno for mark in self._ages.checkpoints), newest, present)
         if useless and self._only is None:
             self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
         named |= others
         # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
-        age_s = min(self._settings.orphan_grace_s, self._erase_after_s)
+        age_s = min(self._settings.orphan_grace_s, self._ages.erase_after_s)
         floor = max(self._log_floor, newest.checkpoint.control.log_floor)
         ends = {"directories": newest.checkpoint.seqno + 1, "states": newest.checkpoint.seqno + 1, "lists": floor}
         unused = {
@@ -592,13 +544,8 @@ class _Round:
         self._declarations.append(self._commit(kinds.TakeOver(newest.pointer)))
         self._checkpoint()
 
-    @property
-    def _erase_after_s(self) -> float:
-        """How long records stay that may hold destroyed data: no client may take their end for that of the log."""
-        return max(self._settings.grace_s, 2 * STALE_AFTER_S)
-
     def _is_unnamed(self, entry: BlobEntry, named: set[str], age_s: float | None = None) -> bool:
-        is_old = self._now_s - entry.modified_s >= (self._settings.orphan_grace_s if age_s is None else age_s)
+        is_old = self._ages.now_s - entry.modified_s >= (self._settings.orphan_grace_s if age_s is None else age_s)
         return is_old and entry.key not in named and (self._only is None or entry.key in self._only)
 
     def _commit(self, mutation: LocationMutation) -> int:
@@ -617,14 +564,3 @@ class _Round:
             self._counts[kind] = self._counts.get(kind, 0) + len(some)
             self._bytes += sum(entry.bytes for entry in some)
             self._done(len(some))
-
-
-def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: float, grace_s: float) -> int:
-    """Return the seqno before which uploads may be declared void: they began at least grace_s ago.
-
-    Args:
-        checkpoints: the seqno and the time of change of each; 0 grace needs none.
-    """
-    if grace_s == 0:
-        return state.seqno + 2
-    return max((seqno for seqno, modified_s in checkpoints if now_s - modified_s >= grace_s), default=-1) + 1

@@ -18,6 +18,7 @@ import persist.state.collection_rules
 import persist.state.contents
 import persist.state.draft
 import persist.state.state
+import persist.upkeep.ages
 import persist.upkeep.garbage
 import persist.upkeep.names
 import persist.upsert.events
@@ -26,6 +27,7 @@ from persist.blob import Indeterminate
 from persist.log import checkpoint_key, create_record, kinds, record_bytes, record_key
 from persist.read import places_of
 from persist.replica import Follower, read_checkpoint
+from persist.state import State
 from persist.state.remembered import with_tokens
 from persist.write import Committed
 
@@ -87,18 +89,18 @@ def a_collection_left_out(submitted: Callable[..., Committed]) -> Callable[..., 
     return planted
 
 
-def marks_for_ever_old(self: Any, age_s: float) -> int:
+def marks_for_ever_old(self: Any, state: State, age_s: float) -> int:
     """Nothing has to wait for the grace period."""
-    return int(self._follower.state.seqno)
+    return state.seqno
 
 
 def what_a_listing_said(self: Any) -> None:
     """A collector that was late believes its listing of checkpoints, and takes those that are gone since for none."""
-    checkpoints = [read_checkpoint(self._blob, checkpoint_key(mark.seqno)) for mark in self._marks]
+    checkpoints = [read_checkpoint(self._blob, checkpoint_key(mark.seqno)) for mark in self._ages.checkpoints]
     named: set[str] = set().union(*(self._names.named_by(checkpoint) for checkpoint in checkpoints if checkpoint))
     for what in ("directories", "states"):
         listed = self._blob.list(persist.upkeep.names.OBJECTS[what])
-        old = (e for e in listed if (persist.upkeep.names.object_seqno(e.key) or 0) <= self._marks[0].seqno)
+        old = (e for e in listed if (persist.upkeep.names.object_seqno(e.key) or 0) <= self._ages.checkpoints[0].seqno)
         self._delete(what, [entry for entry in old if self._is_unnamed(entry, named)])
 
 
@@ -143,7 +145,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.upkeep.garbage, "is_waited_for", lambda control, dropped: False)
     ],
     "a collector does not wait for the grace period": lambda: [
-        (persist.upkeep.garbage._Round, "_seqno_before", marks_for_ever_old)
+        (persist.upkeep.ages.Ages, "seqno_before", marks_for_ever_old)
     ],
     "a collector asks no clone what it names": lambda: [(persist.upkeep.garbage, "sharers", lambda state: {})],
     "compaction gives up what a published table needs": lambda: [

@@ -9,8 +9,8 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.state import CollectionState
+from persist.upkeep.ages import void_floor
 from persist.upkeep.background import COMMITS_MAX, CompactionSchedule
-from persist.upkeep.garbage import void_floor
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import ImpatientClock
 from tests.rollback import interrupted
