@@ -298,6 +298,10 @@ def test_parameters_are_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> No
         sql.put(put(pa.table({"a": ["x" * (1 << 20)]}), handle))
     with pytest.raises(ValueError, match="the parameters are no table of Arrow"):
         sql.put(put(pa.table({"a": [1]}), handle, message_of((DATA_HEADER, b"x"), (DATA_BODY, b"y"))))
+    offsets = (1).to_bytes(4, "little") + (2).to_bytes(4, "little")
+    damaged = (m.replace(offsets, offsets[:4] + b"\x77\x00\x00\x00") for m in put(pa.table({"a": ["x", "y"]}), handle))
+    with pytest.raises(ValueError, match="the parameters are no table of Arrow"):
+        sql.put(damaged)
     rows = pa.table({"a": [1, 2], "b": ["x", None]})
     sizes = [len(fields_of(m).get(DATA_BODY, b"")) for m in batch_messages(rows.to_batches()[0])]
     assert max(sizes) > 0

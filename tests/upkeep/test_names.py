@@ -8,6 +8,7 @@ from persist.blob import CorruptBlob, MemoryBlob, MissingBlob
 from persist.log import checkpoint_key, kinds
 from persist.replica import checkpoint, directory, stored_checkpoints
 from persist.upkeep import Names
+from persist.upkeep import names as upkeep_names
 from persist.upkeep.names import object_seqno
 from tests.replica.test_directory import Writer
 from tests.stepped import Stepped
@@ -94,10 +95,13 @@ def test_what_the_newest_checkpoint_names_must_be_there_unless_there_is_a_newer_
     Names(writer.blob).check_present(named, named - {gone})
 
 
+@pytest.mark.parametrize("remembers", [True, False])
 @pytest.mark.parametrize("gone", ["directory/", "state/", "both"])
 def test_a_checkpoint_of_which_something_is_gone_is_useless_and_names_nothing_that_others_do_not(
-    writer: Writer, gone: str
+    writer: Writer, gone: str, remembers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not remembers:
+        monkeypatch.setattr(upkeep_names, "REMEMBERED_MAX", 0)
     newest, middle, oldest = checkpoints(writer.blob)
     names = Names(writer.blob)
     stored = names.newest()

@@ -324,6 +324,16 @@ def test_without_a_grace_period_a_plan_counts_what_was_just_destroyed() -> None:
         assert (planned.collections, planned.parts) == (1, 1)
 
 
+def test_a_report_adds_up_what_was_deleted_and_says_it_in_words() -> None:
+    report = GarbageReport(1, 2, 4, 8, 16, 32, 64, 1000)
+    assert report.blobs == 126
+    assert str(report) == (
+        "deleted 1 destroyed collection, 2 parts, 4 lists, 8 states, 16 directories, 32 checkpoints, 64 records: "
+        "1,000 bytes"
+    )
+    assert GarbageReport(parts=1, bytes=5).sentence("would delete") == "would delete 1 part: 5 bytes"
+
+
 def test_nothing_is_planned_for_a_location_without_records() -> None:
     with opened(Dated()) as client:
         garbage = client.engine.writer("a test").garbage
