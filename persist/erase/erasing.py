@@ -31,11 +31,11 @@ from persist.blob import MissingBlob
 from persist.compact import ErasedRecords, PartEraser
 from persist.engine import CollectionHandle, loaded_by_id
 from persist.erase.owed import Owed, OwedTable, settle_all, steps_to_owe
-from persist.errors import CollectionNotFound, InvalidUsage, Superseded, UploadExpired
+from persist.errors import CollectionNotFound, InvalidUsage, PersistError, Superseded, UploadExpired
 from persist.index import indexes_of, steps_to_empty
 from persist.log import kinds
 from persist.names import published_hold
-from persist.publish import delete_abandoned
+from persist.publish import REPLACES, delete_abandoned
 from persist.read import checked_filter, wanted_keys
 from persist.replica import write_checkpoint
 from persist.shown import Shown, counted
@@ -51,6 +51,7 @@ from persist.work import task
 from persist.write import Step
 
 ATTEMPTS = 100  # Each looks at what was written meanwhile, and at nothing else.
+REPLACED_MAX = 10  # Tables that a catalog may still have in place of one.
 RECORDS_MAX = 5  # The first one erases all from before the call, others what was written while one was made.
 
 
@@ -139,15 +140,21 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             done(1)
             work.committed(made)
             report = _added(report, made, seqno)
-            settle_all(engine)
+            with suppress(PersistError):  # Whatever it is, it is tried again below.
+                settle_all(engine)
             records_made += 1
             if records_made == RECORDS_MAX:
                 break
-    settle_all(engine)
-    for each in related(handle):
-        delete_abandoned(each)
     if report.seqno is not None:  # From its age on, the collector reckons when what is from before may go.
         write_checkpoint(engine.blob, *engine.follower.recent())
+    try:
+        settle_all(engine)
+    except PersistError as error:
+        if report.seqno is not None:
+            error.add_note(f"{report}. What failed comes after that: the next erase() does it, or client.maintain().")
+        raise
+    for each in related(handle):
+        delete_abandoned(each)
     return report
 
 
@@ -282,7 +289,10 @@ def related(handle: CollectionHandle) -> list[CollectionHandle]:
 
 
 def _owed(known: Publication) -> OwedTable:
-    return OwedTable({**known.options}, digest=bool(known.digest))
+    options = {**known.options}
+    if "identifier" in options:  # The catalog has this table, or one before it that it replaced.
+        options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), known.id][-REPLACED_MAX:])
+    return OwedTable(options, digest=bool(known.digest))
 
 
 def _added(report: ErasureReport, made: _Made, seqno: int) -> ErasureReport:

@@ -11,14 +11,14 @@ publishes it after that, and so shows again what another one has published in be
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import msgspec
 
 from persist.codecs import CollectionSchema
 from persist.engine import CollectionHandle, Engine, loaded_by_id
-from persist.errors import CollectionNotFound, NotConverging, OperatorFailed
+from persist.errors import CollectionNotFound, NotConverging, OperatorFailed, PersistError
 from persist.index import create_index
 from persist.log import Words, kinds
 from persist.names import OWED_PREFIX
@@ -75,11 +75,29 @@ def steps_to_owe(owed: Owed) -> tuple[list[Step], dict[str, str]]:
 
 
 def settle_all(engine: Engine) -> None:
-    """Do all that erasures of a location still owe."""
-    for name, id_ in [*engine.follower.refresh().ids.items()]:
-        if name.startswith(OWED_PREFIX):
-            with suppress(CollectionNotFound):  # Another one has done it.
-                settle(engine, engine.follower.known(id_, name))
+    """Do all that erasures of a location still owe; if some of it fails, raise the first error after all the rest."""
+    with first_of() as attempt:
+        for name, id_ in [*engine.follower.refresh().ids.items()]:
+            if name.startswith(OWED_PREFIX):
+                with attempt(), suppress(CollectionNotFound):  # Another one has done it.
+                    settle(engine, engine.follower.known(id_, name))
+
+
+@contextmanager
+def first_of() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Give a context for each of several things, which keeps the errors of all; raise the first one at the end."""
+    errors: list[PersistError] = []
+
+    @contextmanager
+    def attempt() -> Iterator[None]:
+        try:
+            yield
+        except PersistError as error:
+            errors.append(error)
+
+    yield attempt
+    if errors:
+        raise errors[0]
 
 
 def settle_old(engine: Engine, contents: CollectionState) -> None:
@@ -90,29 +108,31 @@ def settle_old(engine: Engine, contents: CollectionState) -> None:
 
 
 def settle(engine: Engine, contents: CollectionState) -> None:
-    """Do what a hidden collection says is owed, and drop it."""
+    """Do what a hidden collection says is owed, and drop it; if some of that fails, the rest is done, and it stays."""
     owed = _owed(contents)
-    views = _there(engine, owed.views)
-    if views:
-        # A query that fails on some rows says so with the next refresh.
-        with (
-            suppress(OperatorFailed, NotConverging),
-            ViewsTogether([live_view(engine, view.name) for view in views], {}) as together,
-        ):
-            together.refresh()
-    for handle in _there(engine, [*owed.indexes]):
-        for columns in owed.indexes[handle.id]:
-            create_index(handle, columns)
-    for handle in _there(engine, [*owed.tables]):
-        _publish(handle, owed.tables[handle.id])
+    with first_of() as attempt:
+        views = _there(engine, owed.views)
+        if views:
+            # A query that fails on some rows says so with the next refresh.
+            with (
+                attempt(),
+                suppress(OperatorFailed, NotConverging),
+                ViewsTogether([live_view(engine, view.name) for view in views], {}) as together,
+            ):
+                together.refresh()
+        for handle in _there(engine, [*owed.indexes]):
+            for columns in owed.indexes[handle.id]:
+                with attempt():
+                    create_index(handle, columns)
+        for handle in _there(engine, [*owed.tables]):
+            with attempt():
+                delete_abandoned(handle)
+            for table, known in owed.tables[handle.id].items():
+                with attempt():
+                    format = format_of(handle, table, known.options)
+                    publish(handle, format, None, options=known.options, digest=known.digest)
     with suppress(CollectionNotFound):
         engine.submit("erase", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
-
-
-def _publish(handle: CollectionHandle, tables: Mapping[str, OwedTable]) -> None:
-    delete_abandoned(handle)
-    for table, known in tables.items():
-        publish(handle, format_of(handle, table, known.options), None, options=known.options, digest=known.digest)
 
 
 def _owed(contents: CollectionState) -> Owed:

@@ -19,6 +19,8 @@ import base64
 import hashlib
 import io
 import json
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -63,6 +65,7 @@ BEYOND = (
     "collections that programs have derived by themselves, but for views: erase from these, too",
 )
 STORED = (pa.field("_time", pa.int64()), pa.field("_diff", pa.int64()))
+_BLOCK = re.compile(rb"(?:[\x80-\xff]*[\x00-\x7f]){2}(.*)", re.DOTALL)
 OLD = "it is from before the erasure; gc() deletes it when no client can need it for the log"
 
 
@@ -248,7 +251,8 @@ class _Search:
                 return Trace(key, "it belongs to a published table that was given up: call erase() again")
             return self._said(entry)
         if not key.endswith(".parquet"):
-            return self._said(entry) if is_named else self._waiting(entry, None)
+            is_of_another = collection not in self._family and collection in self._state.entries
+            return self._said(entry) if is_named or is_of_another else self._waiting(entry, None)
         is_ours = collection in self._family
         is_dropped = collection not in self._state.entries
         if not (is_ours or is_dropped or self._texts):
@@ -268,7 +272,7 @@ class _Search:
     def _said(self, entry: BlobEntry) -> Trace | None:
         """Return whether a file that is no part has one of the texts."""
         data = self._blob.get(entry.key) if self._texts else None
-        rows = 0 if data is None else self._rows_in(data)
+        rows = 0 if data is None else self._rows_in(_unpacked(data))
         return Trace(entry.key, "it has such texts", None, rows) if rows else None
 
     def _waiting(self, entry: BlobEntry, rows: int | None) -> Trace:
@@ -324,6 +328,18 @@ def _place(key: str) -> tuple[int | None, str | None]:
     if key.startswith(STATES):
         return state_seqno(key), state_collection(key)
     return (uploaded_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Return what is in the blocks of an Avro file, which are deflated; other bytes as they are.
+
+    Such a file ends with the sixteen bytes that stand between its blocks. A block begins with two numbers, each as long
+    as its bytes have the highest bit.
+    """
+    head, *blocks = data.split(data[-16:]) if data.startswith(b"Obj\x01") else [data]
+    if b"deflate" not in head:
+        return data
+    return head + b"".join(zlib.decompress(block[1], -15) for block in map(_BLOCK.fullmatch, blocks) if block)
 
 
 def _escaped(text: str) -> bytes:

@@ -37,7 +37,7 @@ from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage, Unavailable
 from persist.log import Deletes, Table, kinds, manifest_key, part_key, table_root
 from persist.publish.bitmaps import Rows
-from persist.publish.planning import PlannedFile, check_columns, rows_left_out
+from persist.publish.planning import REPLACES, PlannedFile, check_columns, rows_left_out
 from persist.read import required
 from persist.state import CollectionState, Publication, PublishedFile, resolved_numbers, version_of
 
@@ -221,6 +221,9 @@ class CatalogTable:
     def take(self, contents: CollectionState, known: Publication, url_of: Any, url: str, now_ms: int) -> None:
         """Let the catalog have the present version, unless it has.
 
+        If an erasure gave up the table that the catalog has, this one takes its place. That one may have no metadata
+        any more, so the catalog cannot load it.
+
         Raises:
             InvalidUsage: another table has that name there.
             Unavailable: the catalog did not take it, which can be tried again.
@@ -230,9 +233,17 @@ class CatalogTable:
 
         try:
             catalog = self._catalog if self._catalog is not None else load_catalog(self._name)
+            table, replaced = None, known.options.get(REPLACES, "").split()
             try:
                 table = catalog.load_table(self._identifier)
             except NoSuchTableError:
+                catalog.register_table(self._identifier, url)
+                return
+            except FileNotFoundError:
+                if not replaced:
+                    raise
+            if table is None or table.properties.get("persist.table") in replaced:
+                catalog.drop_table(self._identifier)
                 catalog.register_table(self._identifier, url)
                 return
             if table.properties.get("persist.table") == known.id:
@@ -285,7 +296,8 @@ class CatalogTransaction:
     """Gathers what a catalog of pyiceberg is told of several tables; to `CatalogTable` it is a catalog.
 
     A REST catalog that has the endpoint takes all of it at once, or nothing. Others are told table by table, in order.
-    Tables that a catalog does not know yet are registered at once, because no transaction of a catalog does that.
+    Tables that a catalog does not know yet, or whose rows were erased, are registered at once, because no transaction
+    of a catalog does that.
 
     Source: the Iceberg REST catalog's specification, `commitTransaction`. pyiceberg has no call for it.
     """
@@ -303,6 +315,9 @@ class CatalogTransaction:
 
     def register_table(self, identifier: str, url: str) -> Any:
         return self._catalog.register_table(identifier, url)
+
+    def drop_table(self, identifier: str) -> None:
+        self._catalog.drop_table(identifier)
 
     def commit_table(self, table: Any, requirements: Any, changes: Any) -> None:
         self._asked.append((table, requirements, changes))

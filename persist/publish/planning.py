@@ -58,6 +58,7 @@ from persist.upsert import dead_filter
 
 Rows = npt.NDArray[np.int64]
 NONE: Rows = np.zeros(0, np.int64)
+REPLACES = "replaces"  # An option: the ids of tables that erasures gave up, of which a catalog may have one.
 LEFT_OUT_SHARE = 0.5  # Of the rows of a part: where more of them are left out, the others are written anew.
 SMALL_FILES_MAX = 16  # Beyond so many that only the table has, all is planned anew.
 CHANGED_SHARE = 0.1  # Of the rows of a table: where more of them changed, all is planned anew.

@@ -31,7 +31,7 @@ from persist.engine import CollectionHandle, Engine, handle_on
 from persist.errors import HoldMoved, InvalidUsage, Superseded, UploadExpired
 from persist.log import Deletes, Table, TableFile, is_shown, kinds, table_root
 from persist.names import published_hold
-from persist.publish.planning import LEFT_OUT_SHARE, Plan, PlannedFile, Planner
+from persist.publish.planning import LEFT_OUT_SHARE, REPLACES, Plan, PlannedFile, Planner
 from persist.read import required
 from persist.shown import Shown, counted
 from persist.state import CollectionState, ExpectErasures, Publication, erasure_number, last_sealed, left_unused
@@ -225,7 +225,7 @@ def published_tables(handle: CollectionHandle) -> list[Published]:
 
 def _catalog_of(known: Publication | None) -> dict[str, str]:
     """Return how a catalog knows a table, which stays so."""
-    kept = ("catalog", "identifier")
+    kept = ("catalog", "identifier", REPLACES)
     return {} if known is None else {name: value for name, value in known.options.items() if name in kept}
 
 
