@@ -78,7 +78,7 @@ class Engine:
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(blob, self.follower, pool, options, caches, reader, storage.metered.counts)
+                self._writer = Writer(blob, self.follower, pool, options, reader, storage.metered.counts)
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise

@@ -86,7 +86,6 @@ class Writer:
         follower: Follower,
         pool: Pool,
         options: OpenOptions,
-        caches: PartCaches,
         reader: Callable[[], PartReader],
         counts: Callable[[], Mapping[str, Count]],
     ) -> None:
@@ -103,7 +102,6 @@ class Writer:
         self._blob = blob
         self._follower = follower
         self._pool = pool
-        self._caches = caches
         self._settings = settings
         self.name = name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
@@ -199,7 +197,8 @@ class Writer:
     def local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
         """Return what makes parts in this process, until stop is set."""
         budget = self._settings.memory_budget
-        reader = PartReader(self._blob, self._pool, self._caches, budget)
+        # What is read here is about to be replaced: in the caches of readers, it would only be in the way.
+        reader = PartReader(self._blob, self._pool, PartCaches.passing(), budget)
         return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.tuning.part_bytes, stop)
 
     def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:

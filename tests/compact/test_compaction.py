@@ -582,3 +582,16 @@ def test_small_runs_that_piled_up_are_merged_once_as_far_as_they_make_one_part(p
         merged = c.compact().runs_merged
         assert merged == 30 if is_once else merged > 30
         assert c.snapshot().to_arrow().sort_by("k").equals(rows)
+
+
+def test_what_compaction_reads_to_replace_it_leaves_nothing_in_the_caches_of_readers(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for at in range(40):
+            c.write(rows_at(400, at, start=at), seal=at + 1).result()
+        report = c.compact()
+        assert report.runs_merged > 10
+        assert client.engine.caches.indexes.whole.bytes == 0
+        assert c.snapshot().count() == 16_000
+        assert len(c.snapshot().to_arrow()) == 16_000
+        assert client.engine.caches.indexes.whole.bytes > 0

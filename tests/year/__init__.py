@@ -20,7 +20,7 @@ The books        `books.py` is the model: what each collection holds, and held o
                  shares no code with the library. Answers are compared every day for some collections, and in the end
                  for all of them, with each view and what the consumer has made of its changes.
 
-Bounds are assertions, each looked at when a day ends (`bounds.py`):
+Bounds are assertions, each looked at when a day ends, and memory at the end of the year (`bounds.py`):
 
 memory     A line through the resident bytes of all days after the first tenth rises by less than 5%.
 storage    Objects, their bytes, and the updates in parts are at most 1.6 times what is live or what retention keeps.

@@ -106,7 +106,7 @@ class Gauges:
             self._samples.clear()
         for operation in sorted(self._samples, key=lambda operation: operation != YARDSTICK):
             self._end_span(operation, day)
-        if day == self.days or day % 20 == 0:
+        if day == self.days:  # A line through less of the year says more of its beginning than of the rest.
             self.check_memory(day)
 
     def check_memory(self, day: int) -> None:

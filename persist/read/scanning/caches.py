@@ -61,6 +61,8 @@ class Sized(Protocol):
     def nbytes(self) -> int: ...
 
 
+PASSING_BYTES = 1 << 20  # Enough for the slices of one compaction, which read the same parts one after the other.
+
 DecodedRows = AdmittingCache[Hashable, Sized]
 
 
@@ -80,8 +82,8 @@ class PartIndexes:
         whole: those of parts that were read whole.
     """
 
-    def __init__(self, bytes_max: int = INDEX_BYTES_MAX) -> None:
-        self.whole = CheckedFooters()
+    def __init__(self, bytes_max: int = INDEX_BYTES_MAX, whole: CheckedFooters | None = None) -> None:
+        self.whole = whole or CheckedFooters()
         # However large it is, the one in use is kept: each slice of its part asks for it.
         self._kept: ByteBoundedLru[str, PartIndex] = ByteBoundedLru(
             bytes_max, lambda index: index.nbytes, value_bytes_max=2**63
@@ -121,6 +123,11 @@ class PartCaches:
     def within(cls, memory_budget: int) -> "PartCaches":
         """Return empty caches for a client; see `Settings.memory_budget`, of which they take up to a half."""
         return cls(PartIndexes(), decoded_rows(memory_budget // 2))
+
+    @classmethod
+    def passing(cls) -> "PartCaches":
+        """Return caches for what is read to be replaced, such as by compaction: nobody asks for it again."""
+        return cls(PartIndexes(PASSING_BYTES, CheckedFooters(PASSING_BYTES)), decoded_rows(PASSING_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
