@@ -182,11 +182,41 @@ def _views(latency_s: float) -> Iterator[Operation]:
         rows.write(_rows(0, 100_000, 0), seal=1).result()
     store.latency_s = latency_s
 
-    def make() -> None:
-        client.create_view("sums", "SELECT v, count(*) AS n FROM rows GROUP BY v").refresh()
-
     with _opened(store) as client:
+        views: list[persist.View] = []
+
+        def make() -> None:
+            views.append(client.create_view("sums", "SELECT v % 10 AS g, count(*) AS n FROM rows GROUP BY g"))
+            views[0].refresh()
+
         yield Operation("create_view and first refresh", store.of(make), (10, 8))
+        _insert(client, 1)
+        yield Operation("refresh by an open handle, 10 rows changed", store.of(views[0].refresh), (2, 1))
+        yield Operation("the same, nothing changed", store.of(views[0].refresh), (1, 1))
+        store.latency_s = 0.0
+        for time_ in range(2, 41):
+            _insert(client, time_)
+        views[0].refresh()
+        client["rows"].compact()
+        client["sums"].compact()
+        while client.seqno % 16:  # So that a checkpoint is there, and none is due.
+            client.describe(f"at {client.seqno}").result()
+
+    def cold() -> None:
+        with _opened(store) as fresh:
+            fresh.view("sums").refresh()
+
+    for name, times in (("10 rows changed", [41]), ("nothing changed", [])):
+        with _opened(store) as client:
+            for time_ in times:
+                _insert(client, time_)
+        store.latency_s = latency_s
+        yield Operation(f"open, refresh a view, end: {name}", store.of(cold), (14, 9))
+        store.latency_s = 0.0
+
+
+def _insert(client: persist.Client, time_: int) -> None:
+    client["rows"].write(_rows(1_000_000 + 10 * time_, 10, time_), seal=time_ + 1).result()
 
 
 def _opened(store: CountedStore, mode: str = "shared") -> persist.Client:

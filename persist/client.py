@@ -276,10 +276,11 @@ class Client(CreatingCalls, ReadingTogether, Described):
         if indexes not in (None, "auto"):
             raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
         options = given_options(memory_budget, spill_folder)
-        live = made_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
-        if indexes is not None:
-            live.make_indexes()
-        return View(self, live)
+        with self.engine.follower.looks.once():
+            live = made_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
+            if indexes is not None:
+                live.make_indexes()
+            return View(self, live)
 
     def sql(
         self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None
@@ -333,7 +334,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
         self.engine.check_open("view")
         from persist.sql import given_options, live_view  # As above.
 
-        with self.engine.follower.one_look():
+        with self.engine.follower.looks.once():
             return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
 
     def publish(

@@ -56,7 +56,7 @@ class ReadingTogether:
         wanted = _of_this_client(collections, self.engine)
         named = [each if isinstance(each, str) else each.handle for each in wanted]
         self.engine.settle()
-        with self.engine.follower.one_look():
+        with self.engine.follower.looks.once():
             handles = loaded_together(self.engine, named)
             snapshots = snapshots_together([*zip(handles, wanted.values(), strict=True)], timeout_s)
         return dict(zip(wanted, snapshots, strict=True))

@@ -85,7 +85,7 @@ class View(Collection):
             SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
             ReadOnly: this client only reads.
         """
-        with self.handle.engine.follower.one_look():
+        with self.handle.engine.follower.looks.once():
             with self._adopting():
                 self.live.refresh(policy, timeout_s=timeout_s, memory_limit=memory_limit)
             return self.upper
@@ -96,7 +96,7 @@ class View(Collection):
         This is what `refresh` does by itself where it pays. All of the inputs is read, and errors are those of
         `refresh`. `close()` frees the state.
         """
-        with self.handle.engine.follower.one_look():
+        with self.handle.engine.follower.looks.once():
             with self._adopting():
                 self.live.open_state()
             return self.upper
@@ -106,7 +106,7 @@ class View(Collection):
 
         What the ways are about to take is an estimate, which compares them and is no promise.
         """
-        with self.handle.engine.follower.one_look():
+        with self.handle.engine.follower.looks.once():
             return self.live.explain_refresh(policy)
 
     def redefine(self, sql: str | None = None, *, start: "Start" = None) -> None:

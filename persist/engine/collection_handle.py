@@ -240,7 +240,7 @@ class CollectionHandle:
 
     def needs(self, blob: str) -> bool:
         """Return whether the collection, in its newest state, refers to a blob. Cost: one GET."""
-        self.engine.follower.look_again()
+        self.engine.follower.looks.again()
         try:
             contents = self.contents()
         except CollectionNotFound:

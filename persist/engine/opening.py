@@ -164,7 +164,8 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     """
     engine.check_open("load")
     check_name(name)
-    state = engine.follower.refresh()
+    known = engine.follower.state.ids.get(name)
+    state = engine.follower.refresh_and_load([] if known is None else [known], engine.pool)
     if name not in state.ids:
         error = CollectionNotFound(name, engine.url, state.names())
         if engine.mode == "read":
@@ -180,10 +181,11 @@ def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) ->
     Raises:
         CollectionNotFound: one is not there.
     """
-    with engine.follower.one_look():
-        ids = engine.follower.refresh().ids
-        known = [ids.get(each) if isinstance(each, str) else each.id for each in wanted]
-        engine.follower.load_all({id_ for id_ in known if id_ is not None}, engine.pool.map)
+    with engine.follower.looks.once():
+        for _ in range(2):  # In the second round there are those that came with the look of the first one.
+            ids = engine.follower.state.ids
+            known = [ids.get(each) if isinstance(each, str) else each.id for each in wanted]
+            engine.follower.refresh_and_load({id_ for id_ in known if id_ is not None}, engine.pool)
         return [loaded(engine, each) if isinstance(each, str) else each.newest() for each in wanted]
 
 

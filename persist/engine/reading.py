@@ -98,7 +98,7 @@ def snapshots_together(
     if not wanted:
         return []
     engine = wanted[0][0].engine
-    with engine.follower.one_look(), ExitStack() as made, ExitStack() as claimed:
+    with engine.follower.looks.once(), ExitStack() as made, ExitStack() as claimed:
         for handle, as_of in wanted:
             if as_of is not None:
                 handle.sealed(as_of, timeout_s)

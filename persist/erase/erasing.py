@@ -126,7 +126,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         work = _Erasing(handle, records, reason, stack)
         for attempt in range(ATTEMPTS):
             try:
-                with engine.follower.one_look():
+                with engine.follower.looks.once():
                     made = work.planned()
                 if made is None:
                     break

@@ -8,6 +8,7 @@ a namespace: what a record may do is `kinds.Seal`, `kinds.Append` and so on.
 from persist.log import kinds
 from persist.log.commits import (
     COMMIT_DEADLINE_S,
+    LogPage,
     Record,
     RecordReader,
     Submitted,

@@ -29,8 +29,11 @@ pointer with a checksum. The object is written before the record that points to 
 upload (`persist.state.location.check_uploaded` says why) and goes on with its content, so writing it twice is harmless.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import cached_property, partial
+from itertools import count, islice
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -55,7 +58,7 @@ from persist.blob import (
 from persist.codecs import Part
 from persist.log.envelope import Framed, decode_framed, encode_framed, get_framed, put_framed
 from persist.log.fields import Seqno
-from persist.log.keys import check_keys, list_prefix, record_key
+from persist.log.keys import check_keys, list_prefix, listed_records, record_key
 from persist.log.kinds import AnyMutation, BringsParts, Mutation
 
 COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
@@ -63,6 +66,7 @@ HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of forma
 PARTS_INLINE_MAX = 256  # A longer list is stored outside its record.
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
 ONE_BY_ONE, AHEAD_FIRST, AHEAD_MAX = 3, 8, 32  # Records that are read in a row, and then at once.
+LISTED_MAX = 1000  # A page of LIST.
 
 M = TypeVar("M", bound=Mutation)
 A = TypeVar("A", bound=BringsParts)
@@ -139,17 +143,16 @@ class RecordReader:
         self._blob = blob
         self._ahead: Pool | None = None  # Of its own, because its caller holds a lock for which others wait.
 
-    def after(self, applied: Callable[[], int], last: float, *, are_many: bool) -> Iterator[Record]:
+    def after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
         """Yield the records up to last that there are; the caller applies each before it takes the next one.
 
         Args:
             applied: returns the seqno of the last record that was applied, by whomever.
-            are_many: read ahead from the first one on.
         """
         found, slots = 0, AHEAD_FIRST
         while applied() < last:
             first = applied() + 1
-            if is_remote(self._blob) and (are_many or found >= ONE_BY_ONE):
+            if found >= ONE_BY_ONE and is_remote(self._blob):
                 seqnos: Sequence[int] = range(first, int(min(first + slots - 1, last)) + 1)
                 records, slots = self._at_once(seqnos), min(2 * slots, AHEAD_MAX)
             else:
@@ -162,15 +165,77 @@ class RecordReader:
                 yield record
                 found += 1
 
+    def page(self, after: int) -> "LogPage":
+        """Return what a page of LIST has of the log after a seqno; a remote store is asked for it at once."""
+        return LogPage(self._blob, after, self._threads() if is_remote(self._blob) else None)
+
     def _at_once(self, seqnos: Sequence[int]) -> Iterator[Record | None]:
+        return self._threads().map(partial(read_record, self._blob), seqnos)
+
+    def _threads(self) -> Pool:
         if self._ahead is None:
             self._ahead = Pool(AHEAD_MAX, "persist-log")
-        return self._ahead.map(partial(read_record, self._blob), seqnos)
+        return self._ahead
 
     def close(self) -> None:
         """Free the threads."""
         if self._ahead is not None:
             self._ahead.shutdown(wait=False)
+
+
+class LogPage:
+    """A page of the listing of the log, from a seqno on, and the records that it names after that without a gap.
+
+    With threads, the listing and the first records are asked for when this is made; without them, when they are wanted.
+    """
+
+    def __init__(self, blob: Blob, after: int, threads: Pool | None) -> None:
+        self._blob = blob
+        self._after = after
+        self._threads = threads
+        self._asked: deque[Future[Record | None]] = deque()
+        self._listing = None if threads is None else threads.submit(self._list_and_ask, threads)
+
+    @cached_property
+    def seqnos(self) -> list[int]:
+        """Those of all records that the page names, in order."""
+        return self._list() if self._listing is None else self._listing.result()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may be more in the log than the page names."""
+        return len(self.seqnos) == LISTED_MAX
+
+    @property
+    def run(self) -> list[int]:
+        """The seqnos that follow each other after the one that was given."""
+        return _run(self._after, self.seqnos)
+
+    def records(self) -> Iterator[Record | None]:
+        """Yield the records of the run; None for one that is not there any more. Take them once."""
+        run = self.run
+        for at, seqno in enumerate(run):
+            if self._threads is None:
+                yield read_record(self._blob, seqno)
+                continue
+            if at + AHEAD_MAX < len(run):
+                self._asked.append(self._threads.submit(read_record, self._blob, run[at + AHEAD_MAX]))
+            yield self._asked.popleft().result()
+
+    def _list(self) -> list[int]:
+        return [seqno for seqno, _ in islice(listed_records(self._blob, self._after - 1), LISTED_MAX)]
+
+    def _list_and_ask(self, threads: Pool) -> list[int]:
+        seqnos = self._list()
+        self._asked.extend(
+            threads.submit(read_record, self._blob, seqno) for seqno in _run(self._after, seqnos)[:AHEAD_MAX]
+        )
+        return seqnos
+
+
+def _run(after: int, seqnos: Iterable[int]) -> list[int]:
+    later = (seqno for seqno in seqnos if seqno > after)
+    return [n for n, seqno in zip(count(after + 1), later, strict=False) if n == seqno]
 
 
 def read_commit_id(blob: Blob, seqno: int) -> str | None:

@@ -22,7 +22,7 @@ checkpoint, which costs 200 PUTs each time when 200 collections are sealed toget
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -47,6 +47,7 @@ from persist.log import (
     BringsParts,
     CollectionMutation,
     Framed,
+    LogPage,
     Record,
     Seqno,
     as_read,
@@ -58,7 +59,6 @@ from persist.log import (
     is_upload,
     kinds,
     listed_checkpoints,
-    listed_records,
     pointer_to,
     read_commit_id,
     read_record,
@@ -216,15 +216,20 @@ def checkpoint_of(state: State, directory: NewDirectory) -> Checkpoint:
     )
 
 
-def read_newest_checkpoint(blob: Blob, known: KnownLevels | None = None) -> State:
+def read_newest_checkpoint(
+    blob: Blob, known: KnownLevels | None = None, page_of: Callable[[int], LogPage] | None = None
+) -> State:
     """Return the state of the newest checkpoint, or the empty one.
 
     Cost: one page of LIST, a GET, and one for each directory object that is not known.
 
+    Args:
+        page_of: is asked for the log from the newest checkpoint on (-1 without one), before that is read.
+
     Raises:
         CorruptBlob: it is damaged; or there is none and the log does not begin at 0.
     """
-    return _newest(blob, known, skip_damaged=False)[0]
+    return _newest(blob, known, skip_damaged=False, page_of=page_of)[0]
 
 
 def beyond_the_log(blob: Blob) -> list[int]:
@@ -268,13 +273,14 @@ def _newest(
     skip_damaged: bool,
     until: int | None = None,
     taken: TakenOver | None = None,
+    page_of: Callable[[int], LogPage] | None = None,
 ) -> tuple[State, tuple[Level, ...]]:
     """Return the state of the newest checkpoint, and its levels; the empty state if there is none.
 
     Args:
         until, taken: of the checkpoints before this seqno, only those count that are allowed.
     """
-    for stored in stored_checkpoints(blob, skip_damaged=skip_damaged):
+    for stored in stored_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
         checkpoint, pointer = stored.checkpoint, stored.pointer
         if taken is not None and until is not None and checkpoint.seqno < until and not taken.allows(pointer):
             continue
@@ -283,7 +289,7 @@ def _newest(
         except Corruption as error:
             if isinstance(error, MissingBlob) and blob.get(pointer.blob, range=(0, 0)) is None:
                 # It was collected meanwhile, and its directory after it.
-                return _newest(blob, known, skip_damaged=skip_damaged, until=until, taken=taken)
+                return _newest(blob, known, skip_damaged=skip_damaged, until=until, taken=taken, page_of=page_of)
             if isinstance(error, MissingBlob) and not skip_damaged:
                 # The checkpoint may be what is wrong: it may have come from another location.
                 raise MissingBlob(error.key, f"{error.reason} by what {pointer.blob} says", error.advice) from error
@@ -301,8 +307,10 @@ class StoredCheckpoint:
     pointer: BlobRef
 
 
-def stored_checkpoints(blob: Blob, *, skip_damaged: bool = False) -> Iterator[StoredCheckpoint]:
-    """Yield the checkpoints that there are, the newest first.
+def stored_checkpoints(
+    blob: Blob, *, skip_damaged: bool = False, page_of: Callable[[int], LogPage] | None = None
+) -> Iterator[StoredCheckpoint]:
+    """Yield the checkpoints that there are, the newest first; page_of is that of `read_newest_checkpoint`.
 
     One that has gone since it was listed was collected, because there are newer ones: then all are listed again. So
     the first that is yielded was the newest one of all at some time after this was called.
@@ -314,10 +322,12 @@ def stored_checkpoints(blob: Blob, *, skip_damaged: bool = False) -> Iterator[St
     gone: set[str] = set()
     is_any = is_whole = False
     while not is_whole:
-        is_whole = True
-        for _, entry in listed_checkpoints(blob):
+        is_whole, page = True, None
+        for seqno, entry in listed_checkpoints(blob):
             if entry.key in gone:
                 continue
+            if page is None and page_of is not None:
+                page = page_of(seqno)
             try:
                 stored = stored_checkpoint(blob, entry.key)
             except Corruption as error:
@@ -333,8 +343,9 @@ def stored_checkpoints(blob: Blob, *, skip_damaged: bool = False) -> Iterator[St
             yield stored
     if is_any:
         return
-    first = next((entry.key for _, entry in listed_records(blob)), record_key(0))
-    if first != record_key(0):
+    page = LogPage(blob, -1, None) if page_of is None else page_of(-1)
+    if page.seqnos and page.seqnos[0] != 0:
+        first = record_key(page.seqnos[0])
         raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first}")
 
 

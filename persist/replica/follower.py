@@ -10,40 +10,49 @@ and a writer asks `was_truncated` after its create, which also notices that anot
 time is the longer one of the monotonic and the wall clock's, so that a machine that was suspended notices.
 """
 
-import itertools
 import logging
 import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TypeVar
 
 from persist.blob import Blob, Clock, Conflict, CorruptBlob, Indeterminate, InvalidUsage, MissingBlob, is_remote
 from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.log import (
     CHECKPOINTS,
+    LogPage,
     Record,
     RecordReader,
     begins_as,
-    listed_records,
     read_commit_id,
     read_record,
     record_key,
 )
-from persist.replica.checkpoint import beyond_the_log, load_contents, read_newest_checkpoint, read_newest_control
+from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
 from persist.replica.log_queries import Submissions
-from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past, contradiction, fate_of
-from persist.state import PENDING_MAX, CollectionEntry, CollectionState, DoesNotFollow, State, apply
+from persist.replica.looks import Looks
+from persist.replica.past import (
+    PROVE_AFTER_S,
+    PROVE_READS_AFTER_S,
+    Fate,
+    Mark,
+    Past,
+    check_not_beyond,
+    contradiction,
+    fate_of,
+    record_of,
+)
+from persist.state import PENDING_MAX, CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-BEYOND_MAX = 1000  # A page of LIST.
 STALE_AFTER_S = 120.0
 FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
@@ -63,7 +72,9 @@ class Follower:
         Args:
             poll_s: the longest pause of who waits for a record; see `Settings.poll_s`.
 
-        Cost: two pages of LIST, a GET for each record, and what `refresh` asks for that is not there.
+        Cost: two pages of LIST, and a GET for the checkpoint, for each of its directory objects, and for each record
+        after it, or for its own record if there is none. Of a remote store, they take three or four times as long as
+        one.
         """
         self._blob = blob
         self._clock = clock
@@ -72,13 +83,10 @@ class Follower:
         self.is_told = False  # Whether somebody has promised to tell of each record.
         self._hints = 0
         self._hinted, self._hinted_s = -1, 0.0
-        self._tickets = itertools.count(1)
-        self._issued = 0
-        self._served = 0
+        self.looks = Looks()
         self._lock = threading.RLock()
         self._advanced = threading.Condition(self._lock)
         self._is_closed = False
-        self._once = threading.local()  # Of a thread in `one_look`: has_looked.
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._levels = KnownLevels()
@@ -86,61 +94,69 @@ class Follower:
         self._seen_end = self.now()
         self._is_opening = True
         self._interrupted: LogInterrupted | None = None
-        self._state = newest = self._newest_checkpoint()
-        self.submissions = Submissions(self._state.seqno)
-        self._past = Past(blob, self._state, self._seen_end)
-        while not self._is_vouched_for(newest):
-            self._state = newest = self._newest_checkpoint()
-            self.submissions.skip_to(self._state.seqno)
-        self._look_beyond(newest)
+        while not self._begin():
+            pass
         self._past = Past(blob, self._state, self._seen_end)
         self._is_opening = False
 
+    def _begin(self) -> bool:
+        """Read the newest checkpoint and the records after it; return False if it was collected meanwhile.
+
+        A remote store is asked for the log while the checkpoint is read. What was created before the listing is in it.
+        """
+        pages: list[LogPage] = []
+
+        def page_of(seqno: int) -> LogPage:
+            pages.append(self._records.page(seqno))
+            return pages[-1]
+
+        self._seen_end = self.now()
+        self._state = newest = read_newest_checkpoint(self._blob, self._levels, page_of)
+        self.submissions = Submissions(newest.seqno)
+        self._past = Past(self._blob, newest, self._seen_end)
+        page = first_page = pages[-1]
+        with suppress(LogInterrupted):  # `_look_beyond` finds what it is about.
+            while True:
+                for record in page.records():
+                    if record is None:
+                        break
+                    self.advance(record)
+                if not (page.is_full and page.seqnos[-1] == self._state.seqno):
+                    break
+                page = self._records.page(self._state.seqno)
+        if not self._is_vouched_for(newest):
+            return False
+        if newest.location is not None and newest.seqno not in first_page.seqnos:
+            check_not_beyond(self._blob, newest)
+        self._look_beyond(page.seqnos)
+        return True
+
     def _is_vouched_for(self, newest: State) -> bool:
-        """Refresh from a checkpoint; return False if it was collected meanwhile.
+        """Return False if a checkpoint was collected meanwhile.
 
         Raises CorruptBlob if there is neither its own record nor one that follows. The checkpoint may then have come
         from another location, whose rows would be taken for those of this one, or the log alone was rolled back.
         """
-        if self.refresh() is not newest or newest.location is None:
+        if self._state.seqno != newest.seqno or newest.location is None:
             return True
-        record = read_record(self._blob, newest.seqno)
-        if record is not None:
-            if record.location != newest.location:
-                raise contradiction(record, newest)
-            if record.commit != newest.commit:
-                self._check_not_beyond(newest)
-                raise contradiction(record, newest)
+        if (record := record_of(self._blob, newest)) is not None:
             self._recent[record.seqno] = record
             return True
-        self._check_not_beyond(newest)
         if self._newest_checkpoint().seqno == newest.seqno:
             raise contradiction(None, newest)
         return False
 
-    def _check_not_beyond(self, newest: State) -> None:
-        """Raise LogInterrupted if a checkpoint lies beyond the end of the log."""
-        if newest.seqno in beyond_the_log(self._blob):
-            seqnos = [seqno for seqno, _ in listed_records(self._blob)]
-            end = max((seqno for seqno in seqnos if newest.seqno in seqnos or seqno < newest.seqno), default=-1)
-            raise LogInterrupted(self._blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
-
-    def _look_beyond(self, newest: State) -> None:
+    def _look_beyond(self, listed: Sequence[int]) -> None:
         """Find records beyond the end of the log, rather than take it to end there and write over what follows.
 
         They may be what an open client wrote after a backup was restored in place, or what is left of a log that has
-        lost a record. The first `BEYOND_MAX` of them are looked at. Such a client may have made the newest checkpoint,
-        too, with records after it: then the record of the checkpoint itself is missing.
+        lost a record. Those in the last page that was listed are looked at. Such a client may have made the newest
+        checkpoint, too, with records after it: then the record of the checkpoint itself is missing.
         """
-        end = self._state.seqno
-        listed = (seqno for seqno, _ in listed_records(self._blob, newest.seqno - 1))
-        later = [*islice(listed, end - newest.seqno + 1 + BEYOND_MAX)]
-        if newest.location is not None and newest.seqno not in later:
-            self._check_not_beyond(newest)
-        if not later or later[-1] <= end:
+        if not self._is_stale() and (not listed or listed[-1] <= self._state.seqno):
             return
         end = self.refresh().seqno  # Most often they have been created since the log was read.
-        beyond = [seqno for seqno in later if seqno > end]
+        beyond = [seqno for seqno in listed if seqno > end]
         if beyond:
             self._interrupted = LogInterrupted(self._blob.url, end, beyond[0], beyond[-1])
             logger.warning("%s", self._interrupted)
@@ -168,53 +184,33 @@ class Follower:
         """Read all records there are; return the state after them. Cost: a GET for each, and one that finds none; where
         they are many and the store is remote, up to 32 find none.
 
-        Callers that wait for each other share the requests of one of them, if it began after they asked. In `one_look`,
-        only the first call of a thread asks for anything.
+        `looks` says which calls are served without any.
         """
-        if getattr(self._once, "has_looked", False):
+        if self.looks.is_enough:
             return self._state
         state = self._refreshed()
-        if hasattr(self._once, "has_looked"):
-            self._once.has_looked = True
+        self.looks.noted()
         return state
 
-    @contextmanager
-    def one_look(self) -> Iterator[None]:
-        """Look at the log once in this block, however much a thread asks for. This client's own commits are seen, and
-        what was in their way; who waits for a change looks again.
-        """
-        if hasattr(self._once, "has_looked"):
-            yield
-            return
-        self._once.has_looked = False
-        try:
-            yield
-        finally:
-            del self._once.has_looked
-
-    def look_again(self) -> None:
-        """Let the next refresh look at the log, in `one_look`, too."""
-        if hasattr(self._once, "has_looked"):
-            self._once.has_looked = False
-
     def _refreshed(self) -> State:
-        self._issued = ticket = next(self._tickets)
+        ticket = self.looks.ticket()
         with self._lock:
-            if self._served < ticket:
-                serves, began = self._issued, self.now()
+            if (serves := self.looks.serve(ticket)) is not None:
+                began = self.now()
                 self._past.check_stopped()
                 if self._is_stale():
                     self._skip_truncated()
                 self._read_on()
                 if not self._is_opening:
                     self._past.check(self._state, began, PROVE_READS_AFTER_S)
-                self._served, self._seen_end = serves, began
+                self.looks.served(serves)
+                self._seen_end = began
             return self._state
 
     def _read_on(self, last: float = math.inf) -> None:
         before = self._state
         try:
-            for record in self._records.after(lambda: self._state.seqno, last, are_many=self._is_opening):
+            for record in self._records.after(lambda: self._state.seqno, last):
                 if self._state is before:
                     self._past.went_on_from(before)
                 self.advance(record)
@@ -373,7 +369,7 @@ class Follower:
         if newest.seqno > self._state.seqno:
             self._verify_newest()  # It is skipped, so nothing else would notice.
             if newest.commit is None or not begins_as(self._blob, newest.seqno, newest.commit):
-                self._check_not_beyond(newest)
+                check_not_beyond(self._blob, newest)
         while newest.seqno < self._state.seqno:
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
             if record is None:
@@ -513,21 +509,24 @@ class Follower:
             self._state = self._state.with_entry(entry)
         return entry.contents
 
-    def load_all(self, ids: Iterable[str], each_of: Callable[..., Iterable[CollectionEntry]]) -> None:
-        """Read the contents of collections that are not known yet, several at a time; each_of is a `map` of threads.
+    def refresh_and_load(self, ids: Iterable[str], threads: Executor) -> State:
+        """Do what `refresh` does; of a remote store, read the contents of collections meanwhile that are not known yet.
 
-        What has gone meanwhile is left to `load`. Cost: a GET for each.
+        What has gone, or cannot be read, is left to `load`. Cost: a GET for each state object, at once.
         """
-        state = self._state
-        entries = [entry for id_ in ids if (entry := state.entries.get(id_)) is not None and entry.contents is None]
-        if len(entries) < 2 or (location := state.location) is None:
-            return
-        with suppress(MissingBlob):  # The lock is not kept meanwhile, because what the threads do now may wait for it.
-            loaded = each_of(lambda entry: load_contents(self._blob, location, entry, self._levels), entries)
-            for before, after in zip(entries, loaded, strict=True):
+        entries = [each for each in map(self._state.entries.get, ids) if each is not None and each.contents is None]
+        location = self._state.location
+        if not entries or location is None or not is_remote(self._blob):
+            return self.refresh()
+        reads = [threads.submit(load_contents, self._blob, location, entry, self._levels) for entry in entries]
+        self.refresh()  # Without the lock afterwards, because what the threads do may wait for it.
+        for entry, read in zip(entries, reads, strict=True):
+            with suppress(PersistError):
+                loaded = read.result()
                 with self._lock:
-                    if self._state.entries.get(before.id) is before:
-                        self._state = self._state.with_entry(after)
+                    if self._state.entries.get(entry.id) is entry:
+                        self._state = self._state.with_entry(loaded)
+        return self._state
 
     def recent(self) -> tuple[State, Mapping[int, Record], KnownLevels]:
         """Return what `write_checkpoint` needs: the newest known state, the last records before it, known levels."""
@@ -582,7 +581,7 @@ class Follower:
                 return None
             pause_s = self.first_pause_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
             seen = seqno
-            self.look_again()
+            self.looks.again()
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed and self._hints == hints:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))

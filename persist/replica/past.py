@@ -23,9 +23,9 @@ was made since the client last asked. docs/operations.md says what window stays 
 from typing import Literal
 
 from persist.blob import Blob, CorruptBlob, MissingBlob
-from persist.errors import LogReplaced
-from persist.log import Record, begins_as, checkpoint_key, read_commit_id, record_key
-from persist.replica.checkpoint import read_newest_control
+from persist.errors import LogInterrupted, LogReplaced
+from persist.log import Record, begins_as, checkpoint_key, listed_records, read_commit_id, read_record, record_key
+from persist.replica.checkpoint import beyond_the_log, read_newest_control
 from persist.state import State
 
 PROVE_AFTER_S = 10.0
@@ -141,6 +141,31 @@ def _is_truncated(blob: Blob, seqno: int) -> bool:
 
 def _passed(then: Moment, now: Moment, after_s: float) -> bool:
     return any(later - before >= after_s for before, later in zip(then, now, strict=True))
+
+
+def record_of(blob: Blob, newest: State) -> Record | None:
+    """Return the record after which the newest checkpoint was made, or None if there is none any more.
+
+    Raises:
+        CorruptBlob: it is of another location, or another commit.
+        LogInterrupted: as `check_not_beyond`.
+    """
+    record = read_record(blob, newest.seqno)
+    if record is not None and record.location == newest.location and record.commit == newest.commit:
+        return record
+    if record is None or record.location == newest.location:
+        check_not_beyond(blob, newest)
+    if record is not None:
+        raise contradiction(record, newest)
+    return None
+
+
+def check_not_beyond(blob: Blob, newest: State) -> None:
+    """Raise LogInterrupted if the newest checkpoint lies beyond the end of the log."""
+    if newest.seqno in beyond_the_log(blob):
+        seqnos = [seqno for seqno, _ in listed_records(blob)]
+        end = max((seqno for seqno in seqnos if newest.seqno in seqnos or seqno < newest.seqno), default=-1)
+        raise LogInterrupted(blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
 
 
 def contradiction(record: Record | None, state: State) -> CorruptBlob:

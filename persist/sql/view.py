@@ -4,11 +4,13 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from types import MappingProxyType
 from typing import Any, Protocol, get_args
 
+from persist.antichain import Antichain
 from persist.closing import Closes
 from persist.dataflow import (
     Elsewhere,
@@ -29,10 +31,13 @@ from persist.errors import (
     HoldMoved,
     HoldNotFound,
     InvalidUsage,
+    LimitReached,
     NotConverging,
     OperatorFailed,
+    PersistError,
     SchemaMismatch,
     SchemaMoved,
+    SourceLost,
     UpperMismatch,
     ViewRedefined,
 )
@@ -102,9 +107,16 @@ class LiveView:
         """
         self.engine.writer("refresh")
         with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
-            for left in reversed(range(TRIES)):
+            refreshed = self._refreshed_as_known(policy, elsewhere, where)
+            for left in reversed(range(TRIES)) if refreshed is None else ():
+                upper = self._known_upper()
                 try:
                     refreshed = self._refresh(policy, elsewhere, where)
+                except SourceLost:
+                    self.engine.follower.looks.again()
+                    self.engine.follower.refresh()
+                    if not left or self._known_upper() == upper:
+                        raise  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
                 except (ViewRedefined, HoldNotFound, CollectionNotFound):
                     if not left or not self._has_moved_on():
                         raise
@@ -112,9 +124,41 @@ class LiveView:
                     if not self._has_moved_on():
                         break
                 self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
+        assert refreshed is not None, "the last try returns or raises"
         refresh_indexes(self.engine, self.definition.inputs)
         self.warn_of_behind()
         return refreshed
+
+    def _known_upper(self) -> Antichain | None:
+        """Return how far the view is sealed, as far as this client knows."""
+        entry = self.engine.follower.state.entries.get(self.handle.id)
+        return None if entry is None or entry.contents is None else entry.contents.upper
+
+    def _refreshed_as_known(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed | None:
+        """Refresh without a look at the log, if this client knows of something to do; None if that was not all.
+
+        It was, if the commit is the record that follows what was known: a look would have found nothing else.
+        """
+        follower = self.engine.follower
+        ids = (self.handle.id, *self.definition.inputs)
+        known = [None if entry is None else entry.contents for entry in map(follower.state.entries.get, ids)]
+        if None in known:
+            follower.refresh_and_load(ids, self.engine.pool)
+            return None
+        seqno = follower.state.seqno
+        own, *uppers = [each.upper for each in known if each is not None and (each is known[0] or each.view is None)]
+        if not uppers or not all(upper > own for upper in uppers) or not follower.looks.put_off():
+            return None
+        try:
+            refreshed = self._refresh(policy, elsewhere, where)
+        except LimitReached:
+            raise
+        except PersistError:
+            refreshed = None  # What failed may be over in the newest state.
+        if refreshed is not None and refreshed.seqno == seqno + 1:
+            return refreshed
+        follower.looks.again()
+        return None
 
     def warn_of_behind(self, *, is_new: bool = False) -> None:
         """Warn if the view has no answer, or sees nothing of an input, because of how far inputs are sealed."""
@@ -160,7 +204,7 @@ class LiveView:
         stepping = self._stepping(self._current, policy, elsewhere, where)
         refreshed = KEPT if self.is_open and where != "tasks" else stepping.run()
         if refreshed.way == "state":
-            self._run()
+            refreshed = replace(refreshed, seqno=self._run())
             self._spent_s = 0.0
         self._spent_s += refreshed.seconds if refreshed.way == "step" else 0.0
         return refreshed
@@ -172,14 +216,17 @@ class LiveView:
         self._adopt(views[-1].definition)
         return ViewProgram(self.engine, views)
 
-    def _run(self) -> None:
+    def _run(self) -> int | None:
+        """Bring what this handle keeps up to date; return the seqno of the first commit, if there was one."""
         try:
             if self._running is None:
                 self._running = self._current().open(self.engine, **self.options)
             self._running.run()
+            return self._running.first_seqno
         except FAILURES as error:
             self._stop()
             self._healed(error)
+            return None
         except BaseException:
             self._stop()
             raise
@@ -369,7 +416,7 @@ class ViewsTogether(Closes):
         """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
         engine = self._views[0].engine
         engine.writer("refresh")
-        with engine.follower.one_look(), failures_told([view.handle for view in self._views]):
+        with engine.follower.looks.once(), failures_told([view.handle for view in self._views]):
             self._refresh(engine)
             refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
 
@@ -456,7 +503,7 @@ def made_view(
         try:
             return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
         except (CollectionExists, AsOfCompacted):
-            continue  # Another client created it in between, or has let an input be compacted.
+            engine.follower.looks.again()  # Another client created it in between, or has let an input be compacted.
 
 
 def _existing(

@@ -104,6 +104,11 @@ class GroupCommit:
         self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
         self._counts = dict.fromkeys(COUNTS, 0)
         self._is_crowded = False  # Whether the last commit lost a race, or had to wait for a turn.
+        threads = self._look_back.threads
+        if threads is not None and follower.state.seqno >= 0 and follower.interrupted is None:
+            newest = follower.newest_record()
+            if newest is not None:
+                self._proof.begin(newest, threads)
 
     def counts(self) -> dict[str, int]:
         """Return what became of what was asked for.
@@ -299,21 +304,24 @@ class GroupCommit:
         Before anything is created, or found to have been done before: so no record of others is overwritten.
         """
         self._proof.check()
+        taken = self._proof.offered_early()
         if self._proof.is_given or state.seqno < 0:
             return True
-        newest = self._follower.newest_record()
-        # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
-        if not self._follower.sees(state):
-            self._follower.restart()
-            self._follower.refresh()
-            return False
-        if newest is None or self._proof.offer(newest):
-            return True
-        if not self._follower.is_truncated(newest.seqno):
-            self._proof.refuse(newest.seqno, "It was not tried.")
+        if taken is None:
+            newest = self._follower.newest_record()
+            # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
+            if not self._follower.sees(state):
+                self._follower.restart()
+                self._follower.refresh()
+                return False
+            if newest is None or self._proof.offer(newest):
+                return True
+            taken = newest
+        if not self._follower.is_truncated(taken.seqno):
+            self._proof.refuse(taken.seqno, "It was not tried.")
         # The store took it rightly, because it had been truncated meanwhile: it does not belong there any more.
         with suppress(PersistError):
-            self._blob.delete(record_key(newest.seqno))
+            self._blob.delete(record_key(taken.seqno))
         self._follower.restart()
         self._follower.refresh()
         return False

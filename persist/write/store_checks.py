@@ -6,7 +6,8 @@ writers overwrite each other's records. Only an attempt shows it. So before a cl
 the store a record that is there already, once more and with the same content, and the store must answer that it exists:
 
 - the newest record of the log, before the client creates its first one. A client whose way to the store is bad then
-  does no harm to the records of others whose way is sound;
+  does no harm to the records of others whose way is sound. In a store far away, this is under way as soon as the
+  location was opened, which has just read that record, so that the first commit need not wait for it;
 - in an empty location its own first record, as soon as that was created and before anybody hears of it.
 
 The proof cannot show that two `create` at the same moment do not both succeed, nor that a store keeps its behaviour.
@@ -32,6 +33,7 @@ record that is created cannot be conditional on another blob, so a client would 
 """
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 
 from persist.blob import (
     Backoff,
@@ -52,10 +54,16 @@ from persist.state import State
 
 
 class StoreProof:
-    """What the store of one client has shown so far; for one thread at a time. Cost: one PUT per client, all in all."""
+    """What the store of one client has shown so far; for one thread at a time. Cost: one PUT per client, all in all.
+
+    Attributes:
+        is_given: whether the store has passed.
+        early: the record that was offered when the location was opened, and the answer that is under way.
+    """
 
     def __init__(self, blob: Blob, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> None:
         self.is_given = False
+        self.early: tuple[Record, Future[bool]] | None = None
         self._blob = blob
         self._clock = clock
         self._deadline_s = deadline_s
@@ -65,6 +73,22 @@ class StoreProof:
         """Raise StoreMisconfigured if the store has failed the proof before: a client stays refused."""
         if self._refusal:
             raise StoreMisconfigured(self._refusal)
+
+    def begin(self, record: Record, threads: Executor) -> None:
+        """Offer a record that was seen a moment ago, once, in another thread; `offered_early` returns the answer."""
+        self.early = record, threads.submit(self._blob.create, record_key(record.seqno), record_bytes(record))
+
+    def offered_early(self) -> Record | None:
+        """Return the record that was offered by `begin` if the store took it; None if it did not, or did not answer."""
+        early, self.early = self.early, None
+        if early is None:
+            return None
+        record, answer = early
+        try:
+            self.is_given = not answer.result()
+        except PersistError:
+            return None  # It is offered again, and then its error counts.
+        return None if self.is_given else record
 
     def offer(self, record: Record) -> bool:
         """Offer a record that exists already; return False if the store took it, as one does that overwrites.
@@ -130,6 +154,9 @@ class LookBack:
 
     Args:
         is_wanted: see `Settings.look_back`; without it, nothing is looked for.
+
+    Attributes:
+        threads: of a store far away, for requests that are made beside others.
     """
 
     def __init__(self, blob: Blob, follower: Follower, clock: Clock, *, is_wanted: bool) -> None:
@@ -137,12 +164,12 @@ class LookBack:
         self._follower = follower
         self._clock = clock
         self._is_wanted = is_wanted
-        self._pool = Pool(LOOKS_MAX, "persist-look") if is_remote(blob) else None
+        self.threads = Pool(LOOKS_MAX, "persist-look") if is_remote(blob) else None
 
     def close(self) -> None:
         """End the threads, which may have a request under way; idempotent."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        if self.threads is not None:
+            self.threads.shutdown(wait=False)
 
     def begin(self, before: State) -> Callable[[Record | None], bool]:
         """Begin to look for what a record after a state follows; return what ends that, when the record was created.
@@ -154,9 +181,9 @@ class LookBack:
             return lambda record: True
         began_s = self._clock.monotonic_s()
         looks = None
-        if self._pool is not None:
+        if self.threads is not None:
             tops = self._follower.tops(before)
-            looks = [(top, self._pool.submit(fate_of, self._blob, top)) for top in tops]
+            looks = [(top, self.threads.submit(fate_of, self._blob, top)) for top in tops]
 
         def end(record: Record | None) -> bool:
             try:

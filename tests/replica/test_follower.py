@@ -30,9 +30,9 @@ def test_who_asks_while_another_thread_reads_is_not_served_by_what_that_had_read
 
         def meanwhile() -> None:
             c.seal(1).result()
-            issued = follower._issued
+            issued = follower.looks._issued
             asked.append(pool.submit(follower.refresh))
-            wait_until(lambda: follower._issued > issued)
+            wait_until(lambda: follower.looks._issued > issued)
 
         store.after("get", "log/", meanwhile)  # That finds no further record.
         first = follower.refresh()
@@ -156,8 +156,8 @@ def test_in_one_look_a_thread_asks_once_and_who_waits_looks_again() -> None:
     def gets() -> int:
         return store.counts()["get"].requests
 
-    with following.one_look():
-        with following.one_look():
+    with following.looks.once():
+        with following.looks.once():
             before = gets()
             following.refresh()
             following.refresh()
@@ -166,14 +166,14 @@ def test_in_one_look_a_thread_asks_once_and_who_waits_looks_again() -> None:
         assert gets() == before + 1
         assert pauses(following, [None, None, 7]) == [0.001, 0.001]
         assert gets() == before + 3  # The first of these looks was that of before.
-        following.look_again()
+        following.looks.again()
         writer.create(1)
         assert following.refresh().seqno == 1
     before = gets()
     following.refresh()
     following.refresh()
     assert gets() == before + 2
-    following.look_again()
+    following.looks.again()
     following.refresh()
     following.refresh()
     assert gets() == before + 4
@@ -251,25 +251,21 @@ def test_what_was_known_when_others_committed_must_be_there_still() -> None:
     assert following.tops(following.state) == [(1, winner.commit)]
 
 
-def test_contents_of_many_collections_are_read_at_once_unless_there_are_few() -> None:
-    writer = Writer(MemoryBlob())
+def test_contents_of_collections_far_away_are_read_while_the_log_is_looked_at() -> None:
+    class Far(MemoryBlob):
+        is_remote = True
+
+    writer = Writer(Far())
     writer.create(3)
     writer.checkpoint()
-    following, asked = Follower(writer.blob, ImpatientClock()), list[int]()
-
-    def each_of(load, entries):  # type: ignore[no-untyped-def]
-        asked.append(len(entries))
-        return map(load, entries)
-
-    Follower(MemoryBlob(), ImpatientClock()).load_all(["x"], each_of)
-    following.load_all([writer.ids[0], "9" * 32], each_of)
-    assert asked == []
-    following.load_all([*writer.ids[:2], "9" * 32], each_of)
-    assert asked == [2]
-    loaded = following.state.entries
-    assert [loaded[id_].contents is not None for id_ in writer.ids] == [True, True, False]
-    following.load_all(writer.ids, each_of)
-    assert asked == [2]
+    with ThreadPoolExecutor(4) as threads:
+        assert Follower(Far(), ImpatientClock()).refresh_and_load(["x"], threads).location is None
+        following = Follower(writer.blob, ImpatientClock())
+        writer.create(1)
+        state = following.refresh_and_load([*writer.ids[:2], "9" * 32], threads)
+        assert state.seqno == 1
+        assert [state.entries[id_].contents is not None for id_ in writer.ids] == [True, True, False, True]
+        assert following.refresh_and_load(writer.ids[:2], threads) is state
 
 
 def grown(length: int, floor: int) -> Writer:

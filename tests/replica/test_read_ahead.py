@@ -146,3 +146,49 @@ def test_a_reader_catches_up_with_a_log_that_grows_by_two_records_in_each_round_
     follower.refresh()
     assert len(store.later) > 200, "one by one, it ends where the log does"
     follower.close()
+
+
+def test_the_log_is_listed_while_the_checkpoint_is_read() -> None:
+    class Waiting(Far):
+        """A store that keeps a checkpoint back until the log is listed."""
+
+        is_listed = threading.Event()
+
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            assert not key.startswith("checkpoint/") or self.is_listed.wait(20), "the log is listed only afterwards"
+            return super().get(key, range)
+
+        def list(self, prefix: str, start_after: str | None = None):  # type: ignore[no-untyped-def]
+            if prefix == "log/":
+                self.is_listed.set()
+            return super().list(prefix, start_after)
+
+    store = Waiting()
+    grown(store, 40)
+    store.is_listed.clear()
+    store.asked.clear()
+    follower = Follower(store, ImpatientClock())
+    assert [*store.list("checkpoint/")]
+    assert follower.state.seqno == max(int(entry.key[4:24]) for entry in store.list("log/"))
+    assert store.asked["get"] < 20  # The checkpoint, and the records after it; nothing that is not there.
+    follower.close()
+
+
+def test_a_client_that_may_write_proves_a_remote_store_when_it_opens() -> None:
+    store = Far()
+    grown(store, 3)
+    offered: list[str] = []
+    create = store.create
+
+    def noting(key: str, value: bytes) -> bool:
+        offered.append(key)
+        return create(key, value)
+
+    store.create = noting  # type: ignore[method-assign]
+    newest = max(entry.key for entry in store.list("log/"))
+    with persist.open(store, settings=QUIET, mode="read"):
+        pass
+    assert not offered
+    with persist.open(store, settings=QUIET) as client:
+        client["c"].write([(7, 7)]).result()
+        assert offered == [newest, f"log/{client.seqno:020d}"]

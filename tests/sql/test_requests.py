@@ -87,6 +87,25 @@ def test_a_fresh_process_that_refreshes_a_view_asks_for_little() -> None:
     assert len(asked) <= 14, asked
 
 
+def test_a_refresh_that_knows_of_something_to_do_still_finds_what_others_wrote() -> None:
+    store = Counted()
+    filled(store)
+    with persist.open(store, settings=QUIET) as client:
+        view = client.view("totals")
+        for time in (1, 2):
+            change(store, 2 * time)
+            assert (
+                client["facts"].upper.time == client["dims"].upper.time == 2 * time + 1
+            )  # This client knows of that, and not of what follows.
+            change(store, 2 * time + 1)
+            assert view.refresh(policy="incremental").time == 2 * time + 2
+            with client.sql(JOINED) as wanted:
+                assert sorted(wanted.to_arrow().to_pylist(), key=str) == sorted(
+                    view.snapshot().to_arrow().to_pylist(), key=str
+                )
+            view.open_state()  # Once by a step, once by a handle that keeps its state.
+
+
 def test_a_refresh_of_an_open_handle_looks_once_and_commits_once() -> None:
     store = Counted()
     filled(store)

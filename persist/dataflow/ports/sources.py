@@ -40,6 +40,7 @@ from persist.hold import Hold
 from persist.read import Listen, Progress
 from persist.state import CollectionState, version_of
 
+BRIEF_BYTES_MAX = 16 << 20  # Of a source that is read in no time: far less than the grace of blobs.
 LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
 
 
@@ -50,7 +51,8 @@ class SourceReader:
         holders: what the permanent holds that it needs are called.
         renews: the program has changed: it reads with the newest schema from now on.
         makes_holds: make those that are not there; otherwise they went with what they were for.
-        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any.
+        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. So is
+            a source of a few MiB, if the holds are not made here: whoever made them can begin again.
 
     Attributes:
         handle: the source.
@@ -77,7 +79,6 @@ class SourceReader:
         self._engine = engine
         self._holders = list(holders)
         self._makes_holds = makes_holds
-        self._is_brief = is_brief and bool(self._holders)
         self._schema = schema
         self._gate = gate
         self._domain = domain
@@ -92,6 +93,8 @@ class SourceReader:
         self._is_given = False
         with self._explained():
             self.handle: CollectionHandle = loaded(engine, operator.collection)
+            size = sum(part.bytes for part in self.handle.known().parts)
+            self._is_brief = bool(self._holders) and (is_brief or (not makes_holds and size <= BRIEF_BYTES_MAX))
             if not renews:
                 self._keep_schema()
         self._check_schema()

@@ -130,6 +130,7 @@ class Running(Closes):
 
     Attributes:
         plan: as it is run.
+        first_seqno: of the first commit of the last `run`; None if there was none.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Running(Closes):
         """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
         self.program = program
         self.plan: Plan = optimised(program.plan) if options.optimise else program.plan.without_unused()
+        self.first_seqno: int | None = None
         self._options = options
         self._stopped = threading.Event()
         self._is_broken = False
@@ -298,6 +300,7 @@ class Running(Closes):
             InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
+        self.first_seqno = None
         with task("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
             while True:
@@ -415,6 +418,7 @@ class Running(Closes):
         if self._outputs is None:
             return None
         seqno = self._outputs.commit()
+        self.first_seqno = seqno if self.first_seqno is None else self.first_seqno
         for source in self._sources:
             source.move_leased()
         return seqno

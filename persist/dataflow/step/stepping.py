@@ -149,7 +149,7 @@ class Stepping:
             except (UpperMismatch, HoldMoved, ViewRedefined, LeaseExpired):
                 if not left:
                     raise
-                self.engine.follower.look_again()
+                self.engine.follower.looks.again()
         raise AssertionError("the last try returns or raises")
 
     def explained(self) -> str:
