@@ -12,6 +12,7 @@ from unicodedata import combining, east_asian_width
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
 
+SOME = 20  # Names that an error lists.
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@(?:[^\s?]*@)?")
 _WORD = re.compile(r"(?i)\b(password|sslpassword|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]+)")
 
@@ -24,6 +25,12 @@ def plain(text: str) -> str:
 def without_secrets(text: str) -> str:
     """Return a URL, or a message with URLs in it, without passwords."""
     return _WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return names as an error lists them: the first ones, and how many more there are."""
+    more = len(names) - SOME
+    return f"{[*names[:SOME]]}" + (f" and {more:,} more" if more > 0 else "")
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 import persist
 from persist.settings import Tuning
+from persist.shown import some_of
 
 QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e"
@@ -178,3 +179,8 @@ def test_a_client_shows_its_collections_with_what_it_knows_of_their_times(tmp_pa
     assert "a&lt;b" in shown
     assert "2026-11-21T00:00:00Z" in shown
     assert "for ever" in shown
+
+
+def test_an_error_lists_no_more_names_than_a_person_reads() -> None:
+    assert some_of(["a", "b"]) == "['a', 'b']"
+    assert some_of([f"n{n}" for n in range(1_023)]).endswith("'n19'] and 1,003 more")

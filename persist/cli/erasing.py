@@ -9,7 +9,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import Format, Where
-from persist.cli.text import print_json, say, tell
+from persist.cli.text import print_json, say, tell, worded
 from persist.cli.writing import Keys, check_format, keys_of
 from persist.shown import moment_text
 
@@ -74,5 +74,5 @@ def _verified(
                 }
             )
         else:
-            say(str(left))
+            say(worded(str(left)))
     return PROBLEMS

@@ -35,6 +35,7 @@ from persist.query.tables import (
     with_times,
 )
 from persist.read import ArrowResult, Snapshot, required
+from persist.shown import some_of
 from persist.state import CollectionState
 from persist.timeline import Moment
 
@@ -220,7 +221,9 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query reads something that is no collection: {error}{way}") from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
-        raise InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {self._collections}") from error
+        raise InvalidUsage(
+            f"DuckDB refuses the query: {why}. The collections are {some_of(self._collections)}"
+        ) from error
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"

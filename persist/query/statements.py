@@ -30,6 +30,7 @@ from persist.query.tables import (
     why_refused,
 )
 from persist.read import ArrowResult, required
+from persist.shown import some_of
 from persist.timeline import Moment
 
 _STATEMENT = re.compile(
@@ -132,7 +133,7 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
                 if failed:
                     raise failed[0] from error
                 raise InvalidUsage(
-                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {names}"
+                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {some_of(names)}"
                 ) from error
 
     committed = rewrite(handle, rewritten, time).committed()

@@ -291,8 +291,10 @@ def test_what_is_no_backup_of_the_location_is_left_alone(place: Place, tmp_path:
         backup(place.blob, foreign, clock=clock)
     with pytest.raises(InvalidUsage, match="nothing to copy"):
         backup(MemoryBlob(), MemoryBlob())
+    with persist.open(tmp_path / "own") as own:
+        own.create_or_load("a", key={"k": int})
     with pytest.raises(InvalidUsage, match="to itself"):
-        backup(str(tmp_path), str(tmp_path))
+        backup(str(tmp_path / "own"), f"{tmp_path}/./own")
 
 
 @pytest.mark.parametrize("loss", ["damaged", "lost"])
