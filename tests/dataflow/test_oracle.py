@@ -34,6 +34,8 @@ def compare(data: st.DataObject, dimensions: int, choices: list[tuple[int, list[
 def without_plain_python(patch: pytest.MonkeyPatch) -> None:
     """Let a few updates be handled as many are."""
     patch.setattr("persist.dataflow.operators.reduce.FEW_ROWS", 0)
+    for name in ("operators", "reduce"):
+        patch.setattr(f"persist.dataflow.operators.{name}.PIECE_ROWS", 2)
 
 
 @pytest.mark.thorough(except_every=3)

@@ -154,25 +154,37 @@ class Operator:
         return parts[0] if parts else None
 
 
+PIECE_ROWS = 1 << 17  # Some 60 MiB of updates of sums of floats.
+
+
 class Waiting(Operator):
     """An operator of one input whose updates wait until they are ready.
 
     Args:
         layout: of the batches it makes of them.
         shape: what is done to updates first.
+        adds_up: the shape makes several updates of each, and many of these are equal. Then it is applied piece by
+            piece, and what each piece amounts to is kept: a first build takes a fraction of the memory.
     """
 
-    def __init__(self, at: Position, layout: Layout, shape: Shape = lambda updates: updates) -> None:
+    def __init__(
+        self, at: Position, layout: Layout, shape: Shape = lambda updates: updates, *, adds_up: bool = False
+    ) -> None:
         super().__init__(at)
         self.layout = layout
         self.shape = shape
+        self._adds_up = adds_up
         axis = layout.words + (layout.dimensions - 1 if at.depth else 0)
         self.stash = Stash(axis, slice(layout.words, layout.words + layout.dimensions))
 
     def shaped(self) -> Ints | None:
         """Return what the input gave, after what is done to it first."""
         given = self.given()
-        return None if given is None else self.shape(given)
+        if given is None or not self._adds_up or given.shape[1] <= PIECE_ROWS:
+            return None if given is None else self.shape(given)
+        starts = range(0, given.shape[1], PIECE_ROWS)
+        pieces = [to_batch(self.shape(given[:, start : start + PIECE_ROWS]), self.layout)[1:] for start in starts]
+        return np.concatenate(pieces, axis=1)
 
     def taken(self) -> Ints | None:
         """Return what is ready by now as a consolidated batch, or None."""
@@ -348,8 +360,17 @@ class Arrangement(Waiting):
         spine: all before.
     """
 
-    def __init__(self, at: Position, layout: Layout, shape: Shape, schema: pa.Schema, allocate: Allocate) -> None:
-        super().__init__(at, layout, shape)
+    def __init__(
+        self,
+        at: Position,
+        layout: Layout,
+        shape: Shape,
+        schema: pa.Schema,
+        allocate: Allocate,
+        *,
+        adds_up: bool = False,
+    ) -> None:
+        super().__init__(at, layout, shape, adds_up=adds_up)
         self.spine = Spine(layout, allocate)
         self.new: Ints | None = None
         self.schema = schema

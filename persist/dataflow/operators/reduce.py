@@ -27,7 +27,7 @@ from persist.dataflow.operators.few_groups import Record, Values, closed, correc
 from persist.dataflow.operators.large_groups import LARGE_ROWS, LargeGroups, Ranking
 from persist.dataflow.operators.linear import Shape
 from persist.dataflow.operators.logic import KeysOf, Logic, Result
-from persist.dataflow.operators.operators import Arrangement, Operator, Position
+from persist.dataflow.operators.operators import PIECE_ROWS, Arrangement, Operator, Position
 from persist.dataflow.state.spine import Allocate, Spine
 from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
 from persist.dataflow.updates.times import Flags, Ints, Stash
@@ -133,7 +133,23 @@ class TotalReduce(ReduceOperator):
         if keys.shape[1]:
             times = new[-2]
             is_one = len(times) == 1 or bool((times == times[0]).all())
-            changes.append(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:])
+            changes += self._in_pieces(keys, numbers, new, old_numbers, old, is_one_time=is_one)
+        return changes
+
+    def _in_pieces(
+        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
+    ) -> list[Ints]:
+        """Return what `_in_blocks` does, of some keys after the other: what they share is only their operator.
+
+        Memory: several times `PIECE_ROWS` rows, or the rows of the largest key, besides what is given and returned.
+        """
+        count = keys.shape[1]
+        if len(numbers) + len(old_numbers) <= PIECE_ROWS or count == 1:
+            return [self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:]]
+        changes = []
+        for first, end in ((0, count // 2), (count // 2, count)):
+            arrived, before = _of_keys(first, end, numbers, new), _of_keys(first, end, old_numbers, old)
+            changes += self._in_pieces(keys[:, first:end], *arrived, *before, is_one_time=is_one_time)
         return changes
 
     def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
@@ -232,6 +248,15 @@ class TotalReduce(ReduceOperator):
         updates[-1] = diffs.take(picks)
         np.negative(updates[-1, len(begins) :], out=updates[-1, len(begins) :])
         return to_batch(updates, self.out_layout)
+
+
+def _of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the rows of keys from first to end, and the numbers of their keys among these; views where it can."""
+    if bool((numbers[1:] >= numbers[:-1]).all()):
+        start, stop = numbers.searchsorted((first, end)).tolist()
+        return numbers[start:stop] - first, rows[:, start:stop]
+    mine = ((numbers >= first) & (numbers < end)).nonzero()[0]
+    return numbers.take(mine) - first, rows.take(mine, axis=1)
 
 
 def _of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:

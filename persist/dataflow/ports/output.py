@@ -363,8 +363,13 @@ class Output:
 
     def updates(self, until: int) -> Ints:
         """Return what waits of times before until, consolidated."""
-        waiting_updates = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *self.waiting], axis=1)
-        return to_batch(waiting_updates[:, waiting_updates[-2] < until], self._layout)[1:]
+        parts = []
+        for part in self.waiting:
+            is_before = part[-2] < until
+            parts.append(part if is_before.all() else part[:, is_before])
+        if len(parts) != 1:
+            parts = [np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *parts], axis=1)]
+        return to_batch(parts[0], self._layout)[1:]
 
     def table(self, updates: Ints) -> pa.Table:
         """Return updates as the collection takes them."""

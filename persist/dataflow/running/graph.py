@@ -84,6 +84,7 @@ from persist.dataflow.ports.output import KeptLinear, KeptOutput, kept_schema
 from persist.dataflow.running.resume import Counts, counts_of
 from persist.dataflow.state.spine import Allocate
 from persist.dataflow.updates.batch import Layout
+from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 from persist.expression import Lit
 from persist.work import check_limits
@@ -304,10 +305,11 @@ class Builder:
         return number
 
     def _arranged(
-        self, node: Node, source: int, keys: int, values: int, shape: Shape, schema: pa.Schema
+        self, node: Node, source: int, keys: int, values: int, shape: Shape, schema: pa.Schema, *, adds_up: bool = False
     ) -> Arrangement:
         at = self._position(node, [self._made[source]], f"{node.title}.input")
-        return Arrangement(at, Layout(keys, values, at.outer + at.depth), shape, schema, self._allocate)
+        layout = Layout(keys, values, at.outer + at.depth)
+        return Arrangement(at, layout, shape, schema, self._allocate, adds_up=adds_up)
 
     def _after(self, stages: Stages, source: int, node: Node) -> pa.Schema:
         return through(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
@@ -375,9 +377,11 @@ class Builder:
         shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
         keys = len(reduce.keys)
         schema = pa.schema([*(given.field(name) for name in reduce.keys), ("slot", pa.int64())])
-        arrangement = self._arranged(
-            node, source, keys, 1, lambda updates: exploded(shape(updates), keys, wanted, self.domain), schema
-        )
+
+        def slots(updates: Ints) -> Ints:
+            return exploded(shape(updates), keys, wanted, self.domain)
+
+        arrangement = self._arranged(node, source, keys, 1, slots, schema, adds_up=True)
         arrangement.moves_times = move_times(reduce.before)
         return arrangement
 
