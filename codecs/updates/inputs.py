@@ -32,7 +32,6 @@ from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_recor
 _DICTS_PER_TABLE = 64 * 1024
 # Readers that were read: they would look like empty tables, in whose favour an overwrite retracts everything.
 _READ: "weakref.WeakSet[pa.RecordBatchReader]" = weakref.WeakSet()
-SCAN_ROWS = 1 << 15  # Of one batch of a dataset.
 _IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # What tables and frames tell their size by.
 
 
@@ -58,8 +57,6 @@ def opened(data: Any) -> Any:
         return _streamed(data) if data and _is_table(data[0]) else data
     if _is_arrow(data):
         return data if _is_in_memory(data) else TableStream(lambda schema: _batches(data, schema))
-    if hasattr(data, "get_fragments"):  # A Dataset of PyArrow: by default, it reads two million rows ahead.
-        return _streamed(data.to_batches(batch_size=SCAN_ROWS, batch_readahead=2, fragment_readahead=1))
     for method in ("to_batches", "collect_batches"):  # Of a Dataset or Scanner of PyArrow; of a LazyFrame of Polars.
         if hasattr(data, method):
             return _streamed(getattr(data, method)())

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX
+from persist.codecs import TIME_MAX, CollectionSchema, TableStream
 from persist.engine import CollectionHandle, Commit, Engine, handle_on, loaded_by_id, snapshot
 from persist.errors import (
     CollectionExists,
@@ -45,7 +45,6 @@ from persist.read import Snapshot, changes_scan, read_changes
 from persist.state import CollectionState, ExpectDefinition, ExpectErasures, ExpectUpper, erasure_number
 from persist.write import Step
 
-PIECE_BYTES = 256 << 20  # Of contents, decoded, that are sorted at a time: each piece is a run.
 LAG_ROWS = 10_000  # Of changes that an index lacks, before a client refreshes it in the background.
 LAG_PARTS = 16
 TRIES = 5  # While others do the same.
@@ -106,37 +105,28 @@ def _make(
         commit.add(handle, [ExpectErasures(handle.id, erasures)])
         commit.add(index.handle, steps)
         if held is not None:
-            for piece in _pieces(held):
-                times = pa.repeat(pa.scalar(as_of, pa.int64()), len(piece))
-                commit.add(index.handle, _rows(index, held, piece.append_column("_time", times)))
+            commit.add(index.handle, _written(index, _contents(held, as_of), index.names_in(held.scan.given)))
             commit.add(index.handle, _sealed(index, as_of))
         commit.add(handle, [kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))])
 
 
-def _rows(index: Index, held: Snapshot, table: pa.Table) -> list[Step]:
-    return _written(index, table, index.names_in(held.scan.given))
-
-
-def _written(index: Index, table: pa.Table, names: dict[str, str]) -> list[Step]:
+def _written(index: Index, tables: Iterable[pa.Table], names: dict[str, str]) -> list[Step]:
     """Return what adds updates of a collection to its index; names are those that columns have there."""
     own = {own: name for name, own in names.items()}
     schema = index.handle.schema
-    columns = [table[own[name]] for name in schema.names]
-    updates = pa.Table.from_arrays([*columns, table["_time"], table["_diff"]], names=schema.arrow.names)
-    return index.handle.write_steps(updates)
+
+    def updates(_: CollectionSchema | None) -> Iterator[pa.Table]:
+        for table in tables:
+            columns = [table[own[name]] for name in schema.names]
+            yield pa.Table.from_arrays([*columns, table["_time"], table["_diff"]], names=schema.arrow.names)
+
+    return index.handle.write_steps(TableStream(updates))
 
 
-def _pieces(held: Snapshot) -> Iterator[pa.Table]:
-    batches: list[pa.RecordBatch] = []
-    size = 0
+def _contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
     for batch in held.to_batches():
-        batches.append(batch)
-        size += batch.nbytes
-        if size >= PIECE_BYTES:
-            yield pa.Table.from_batches(batches)
-            batches, size = [], 0
-    if batches:
-        yield pa.Table.from_batches(batches)
+        times = pa.repeat(pa.scalar(as_of, pa.int64()), len(batch))
+        yield pa.Table.from_batches([batch]).append_column("_time", times)
 
 
 def _sealed(index: Index, as_of: int) -> list[Step]:
@@ -205,10 +195,8 @@ def _go_on(commit: Commit, handle: CollectionHandle, contents: CollectionState, 
     commit.add(index.handle, [ExpectDefinition(own, 1), ExpectUpper(own, index.contents.upper_times)])
     scan = changes_scan(handle.folded(contents), schema, index.as_of + 1, until, None)
     reader = handle.engine.reader()
-    for piece in scan.slices_within(reader.slice_bytes):
-        table = read_changes(piece, reader)
-        if len(table):
-            commit.add(index.handle, _written(index, table, names))
+    changed = (read_changes(piece, reader) for piece in scan.slices_within(reader.slice_bytes))
+    commit.add(index.handle, _written(index, changed, names))
     commit.add(index.handle, _sealed(index, until - 1))
     hold = index_hold(own)
     commit.add(handle, [kinds.SetHold(id_, hold, until - 1, None, contents.holds[hold].time)])
