@@ -25,7 +25,7 @@ class Listing:
     """What a command lists, of which programs get all and people what they need.
 
     Attributes:
-        kinds: what programs get of a row: names and their types, as Arrow calls them.
+        kinds: what programs get of a row: names and their types, as Arrow calls them; or "texts", a list of them.
         shown: the columns that people see, and what makes their values of a row.
     """
 
@@ -45,9 +45,11 @@ class Listing:
             return
         import pyarrow as pa
 
-        schema = pa.schema(
-            [(name, pa.list_(pa.string()) if kind == "texts" else kind) for name, kind in self.kinds.items()]
-        )
+        lists = [name for name, kind in self.kinds.items() if kind == "texts"]
+        if wanted == "csv":  # Which has no lists.
+            rows, lists = [{**row, **{name: "; ".join(row[name]) for name in lists}} for row in rows], []
+        kinds = {name: "string" if kind == "texts" else kind for name, kind in self.kinds.items()}
+        schema = pa.schema([(name, pa.list_(pa.string()) if name in lists else kind) for name, kind in kinds.items()])
         write_rows(schema, [pa.RecordBatch.from_pylist([*rows], schema)], wanted, output, None, in_order=True)
 
     def print(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -165,10 +165,7 @@ def log(
             }
             for record, sentences in zip(records, did, strict=True)
         ]
-        if wanted == "csv":  # Which has no lists.
-            rows = [{**row, "did": "; ".join(row["did"])} for row in rows]
-        kinds = RECORDS | ({"did": "string"} if wanted == "csv" else {})
-        Listing(kinds, {}).write(at, rows, format, output)
+        Listing(RECORDS, {}).write(at, rows, format, output)
         return OK
     for record, sentences in zip(records, did, strict=True):
         exclusive = "" if record.epoch is None else f", epoch {record.epoch}"

@@ -9,10 +9,11 @@ import typer
 
 import persist
 from persist.cli.command import OK, Name, command, stopped_by_sigterm
+from persist.cli.listing import Listing, column, time_column
 from persist.cli.place import Place, tell_done
-from persist.cli.reading import AsOf, Columns, Where, narrowed
+from persist.cli.reading import AsOf, Columns, Format, Output, Where, narrowed
 from persist.cli.text import print_json, say, tell
-from persist.facts import time_of
+from persist.facts import time_of, times_of
 from persist.shown import counted
 
 TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
@@ -71,6 +72,16 @@ def evolve(
     return OK
 
 
+INDEXES = Listing(
+    kinds={"columns": "texts", "as_of": "int64", "as_of_moment": "string", "rows": "int64", "bytes": "int64"},
+    shown={
+        "columns": lambda row: ", ".join(row["columns"]), "as_of": time_column("as_of"), "rows": column("rows"),
+        "bytes": column("bytes"),
+    },
+    right=["as_of", "rows", "bytes"],
+)  # fmt: skip
+
+
 @command
 def index(
     at: Place,
@@ -79,10 +90,16 @@ def index(
         list[str] | None, typer.Argument(metavar="[COLUMN]...", help="To look up by; none to list the indexes.")
     ] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Remove the index by these columns; answers stay.")] = False,
+    format: Format = None,
+    output: Output = None,
 ) -> int:
     """Keep a collection in the order of other columns, too, or bring such an index up to date; or list them."""
+    from persist.facts import Facts
+
     if drop and not columns:
         raise persist.InvalidUsage("--drop removes one index: name its columns")
+    if columns and (format or output):
+        raise persist.InvalidUsage("--format and --output are of the list of indexes: name no column")
     with at.writing() if columns else at.reading() as client:
         loaded = client.load(collection)
         if drop:
@@ -90,15 +107,14 @@ def index(
             told = {"collection": collection, "columns": columns, "dropped": True}
             tell_done(at, told, f"dropped the index of {collection} by {', '.join(columns or ())}")
             return OK
-        indexes = [loaded.index(*columns)] if columns else loaded.indexes()
-        if at.as_json:
-            print_json([asdict(one) for one in indexes])
+        if columns:
+            one = loaded.index(*columns)
+            line = f"{collection} by {', '.join(one.columns)}: as of {times_of(loaded)(one.as_of)}"
+            tell_done(at, asdict(one), f"{line}, {counted(one.rows, 'row')}, {one.bytes:,} bytes")
             return OK
-        for one in indexes:
-            by = f"{collection} by {', '.join(one.columns)}"
-            say(f"{by}: as of {one.as_of}, {counted(one.rows, 'row')}, {one.bytes:,} bytes")
-        if not indexes:
-            say(f"{collection} has no index")
+        moment = Facts(loaded.handle.contents()).moment
+        indexes = [{**asdict(one), "as_of_moment": moment(one.as_of)} for one in loaded.indexes()]
+        INDEXES.write(at, indexes, format, output)
     return OK
 
 
@@ -136,14 +152,14 @@ def export(
     return OK
 
 
-Format = Annotated[str, typer.Argument(metavar="FORMAT", help="delta or iceberg.")]
+TableFormat = Annotated[str, typer.Argument(metavar="FORMAT", help="delta or iceberg.")]
 
 
 @command
 def publish(
     at: Place,
     collection: Name,
-    table: Format = "delta",
+    table: TableFormat = "delta",
     as_of: AsOf = None,
     deletes: Annotated[
         str, typer.Option(help="How changed rows are left out: vectors, or none for readers that know no vectors.")
@@ -175,7 +191,7 @@ def publish(
 
 
 @command
-def unpublish(at: Place, collection: Name, table: Format = "delta") -> int:
+def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> int:
     """Give a published table up: readers find it no more, and gc deletes what only it needed."""
     with at.writing() as client:
         was_there = client.load(collection).unpublish(table)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.listing import Listing, column, time_column
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import AsOf, Format, Output
-from persist.cli.text import print_json, print_table, say, tell
+from persist.cli.text import print_json, say, tell
 from persist.facts import time_of, times_of
 
 if TYPE_CHECKING:
@@ -193,6 +193,13 @@ def refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> Ite
         yield refreshed_view.name, refreshed_view.upper
 
 
+PLAN = Listing(
+    kinds=dict.fromkeys(("view", "action", "why"), "string"),
+    shown={name: column(name) for name in ("view", "action", "why")},
+    texts=["why"],
+)
+
+
 @command
 def apply(
     at: Place,
@@ -201,6 +208,8 @@ def apply(
     prune: Annotated[bool, typer.Option("--prune", help="Drop views that have no file, too.")] = False,
     no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave new views empty for now.")] = False,
     yes: Yes = False,
+    format: Format = None,
+    output: Output = None,
 ) -> int:
     """Make the views of a location what a folder of queries says: a plan first, then one commit, then one refresh.
 
@@ -209,6 +218,8 @@ def apply(
     """
     from persist.sql import plan_views
 
+    if (format or output) and (at.as_json or not dry_run):
+        raise persist.InvalidUsage("--format and --output are of a plan: say --dry-run, and leave --json out")
     wanted = definitions_in(folder)
     opened = at.reading() if dry_run else at.writing()
     with opened as client:
@@ -216,9 +227,12 @@ def apply(
         changes = [{"view": c.view, "action": c.action, "why": c.why} for c in plan.changes]
         lost = [c.view for c in plan.changes if c.action in ("replace", "drop")]
         if not at.as_json:
-            print_table(("view", "action", "why"), [(c.view, c.action, c.why) for c in plan.changes], texts=[2])
+            PLAN.write(at, changes, format, output)
         if dry_run:
-            tell_done(at, {"changes": changes, "seqno": None}, "nothing was done: this is the plan")
+            if at.as_json:
+                print_json({"changes": changes, "seqno": None})
+            elif format in (None, "table") and output is None:
+                say("nothing was done: this is the plan")
             return OK
         if lost and not yes and not agreed(f"Drop {', '.join(lost)} at {client.url} with all their history?"):
             tell("persist: nothing was done")

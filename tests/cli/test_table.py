@@ -114,6 +114,16 @@ def test_lists_come_in_each_format(place: str, tmp_path: Path, capsys: Printed) 
     assert pq.read_table(tmp_path / "log").column_names == ["seqno", "at", "writer", "did"]
     assert main(["log", place, "-n", "1", "--format", "csv"]) == 0
     assert "as 'first'" in capsys.readouterr().out
+    with persist.open(place, settings=persist.Settings(background=False)) as client:
+        lines = client.create_or_load("lines", key={"k": int}, value={"shop": str, "till": str})
+        lines.write([(1, ("north", "a"))], time=0, seal=1).result()
+        lines.index("shop", "till")
+    assert main(["index", place, "lines", "--json"]) == 0
+    index = json.loads(capsys.readouterr().out)
+    assert (index["columns"], index["as_of"], index["rows"]) == (["shop", "till"], 0, 1)
+    assert main(["index", place, "lines", "--format", "csv"]) == 0
+    assert '"shop; till",0,,1,' in capsys.readouterr().out
+    assert main(["index", place, "lines", "shop", "--format", "csv"]) == 2
 
 
 def test_what_is_watched_is_shown_again_when_it_changes_and_ends_well(place: str, capsys: Printed) -> None:

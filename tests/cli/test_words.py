@@ -25,7 +25,7 @@ ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
 
 # The calls that a command makes, and what it has of its own.
 CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
-    "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"}),
+    "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"} | ROWS_OUT),
     "backup": ([backup.backup], {"target_options_file"}),
     "bench": ([], {"rows", "commits"}),
     "changes": ([Collection.changes], LIMITED),
@@ -41,7 +41,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "egress": ([persist.egress], set()),
     "erase": ([Collection.erase, Collection.traces], {"format", "verify", "yes"}),
     "evolve": ([Collection.evolve, persist.Keyed], set()),
-    "index": ([Collection.index, Collection.drop_index], {"drop"}),
+    "index": ([Collection.index, Collection.drop_index], {"drop"} | ROWS_OUT),
     "export": ([Collection.snapshot], {"target"}),
     "fsck": ([Client.fsck], {"shallow"}),  # Its `deep=False`.
     "gc": ([Client.gc], {"explain"} | ROWS_OUT),
