@@ -86,6 +86,8 @@ def casts(given: Json, kind: Json) -> bool:
     names = given.get("id"), kind.get("id")
     if {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
         return True
+    if all(str(name).startswith(("TIMESTAMP", "DATE")) for name in names):
+        return True  # Those that round are its own.
     if not is_nested(kind) or not any(
         {*names} <= same for same in ({*names[:1]}, {"STRUCT", "TUPLE"}, {"LIST", "ARRAY"})
     ):

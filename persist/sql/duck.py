@@ -138,7 +138,7 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
 
 def _kind(name: str, shown: str, kind: str) -> str:
     try:
-        return kind if is_nested(kind) or shown == "JSON" else of_name(shown)
+        return kind if is_nested(kind) or shown in ("JSON", "UUID") else of_name(shown)
     except KeyError:
         raise InvalidUsage(
             f"column {name!r} of the query is of type {shown}, which is not supported: cast it"

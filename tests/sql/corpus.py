@@ -1,6 +1,12 @@
-"""The queries of `queries.sql`, one a line."""
+"""The queries of `queries.sql`, and those of `refused.sql`, one a line."""
 
 from pathlib import Path
 
-_LINES = (Path(__file__).parent / "queries.sql").read_text(encoding="utf-8").splitlines()
-QUERIES = [line.rstrip(";") for line in _LINES if line and not line.startswith("--")]
+
+def _queries(name: str) -> list[str]:
+    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
+    return [line.rstrip(";") for line in lines if line and not line.startswith("--")]
+
+
+QUERIES = _queries("queries.sql")
+REFUSED = _queries("refused.sql")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.sql.corpus import QUERIES
-from tests.sql.oracle import changes, check
+from persist.errors import InvalidUsage
+from tests.sql.corpus import QUERIES, REFUSED
+from tests.sql.oracle import changes, check, program_of
 
 
 @pytest.mark.thorough(except_every=40)
@@ -11,6 +12,13 @@ from tests.sql.oracle import changes, check
 def test_a_query_has_the_answer_of_duckdb_after_each_change(sql: str) -> None:
     check(sql, changes(1))
     check(sql, changes(2, steps=6, size=5), is_rewritten=False)
+
+
+def test_what_has_one_answer_and_is_refused_is_refused_when_the_view_is_made() -> None:
+    for sql in REFUSED:
+        with pytest.raises(InvalidUsage):
+            program_of(sql)
+    assert len(QUERIES) >= 19 * len(REFUSED), "more than one query of twenty is refused"
 
 
 @pytest.mark.thorough(except_every=8)
