@@ -273,14 +273,17 @@ class Adapter:
             self._refuse_intervals(types_of(Project(node, keys)), "ROLLUP, CUBE or GROUPING SETS")
         groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
         made = Aggregate(node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings)
+        return self._with_lists(made, nodes, len(keys))
+
+    def _with_lists(self, made: Node, nodes: Sequence[Json], first: int) -> Node:
+        """Return a relation with the aggregates that DuckDB computes of lists, of which columns from the first one
+        on are."""
         if not any(map(is_of_list, nodes)):
             return made
-        places = [Place(at) for at in range(width_of(made))]
-        outputs = [
-            self._of.of_list(each, place) if is_of_list(each) else place
-            for each, place in zip(nodes, places[len(keys) :], strict=False)
-        ]
-        return Project(made, (*places[: len(keys)], *outputs, *places[len(keys) + len(nodes) :]))
+        outputs: list[Term] = [Place(at) for at in range(width_of(made))]
+        for at, node in enumerate(nodes, first):
+            outputs[at] = self._of.of_list(node, Place(at)) if is_of_list(node) else outputs[at]
+        return Project(made, tuple(outputs))
 
     def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
         """Return each row once; what the rows are in the order of by columns beside them, the first one says."""
@@ -352,7 +355,8 @@ class Adapter:
             raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
 
     def window(self, plan: Json) -> Node:
-        return Window(self._child(plan), tuple(map(self._of.window, plan["expressions"])))
+        child, nodes = self._child(plan), plan["expressions"]
+        return self._with_lists(Window(child, tuple(map(self._of.window, nodes))), nodes, width_of(child))
 
     def let(self, plan: Json) -> Node:
         return Let(plan["table_index"], self._child(plan), self._child(plan, 1))

@@ -367,8 +367,6 @@ class Expressions:
             return (arguments[0], *map(Lit, flags), *shares)
         if function == "string_agg":
             return (arguments[0], Lit(pa.scalar(str(data.get("separator", ",")))))
-        if len(arguments) > (2 if function.startswith(("arg_", "covar_", "corr", "regr_")) else 1):
-            self.refuse(f"{name}() of several rows at once is not supported over a window in a view: use list()", node)
         return arguments
 
     def _refuse_interval(self, node: Json, name: str) -> None:
@@ -382,7 +380,15 @@ class Expressions:
         if function is None:
             self.refuse(f"window function {node['type']} is not supported in a view", node)
         arguments: tuple[Term, ...] = ()
-        if function == "aggregate":
+        kind = node["return_type"]
+        condition = node.get("filters") or node.get("filter_expr")
+        within = tuple(map(self.order, node.get("arg_orders") or ()))
+        where = self.one(condition) if condition else None
+        if function == "aggregate" and is_of_list(node):
+            made = self._list({**node, "filter": condition})
+            function, arguments, within, where = made.function, made.arguments, made.order, made.where
+            kind = {"id": "LIST", "type_info": {"child_type": node["children"][0]["return_type"]}}
+        elif function == "aggregate":
             name = name_of(node)
             if name not in AGGREGATES:
                 self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
@@ -394,18 +400,16 @@ class Expressions:
         start, start_at = self._bound(node, "start")
         end, end_at = self._bound(node, "end")
         exclude: Any = _EXCLUDED[node.get("exclude_clause", "NO_OTHER")]
-        within = tuple(map(self.order, node.get("arg_orders") or ()))
-        condition = node.get("filters") or node.get("filter_expr")
         if within and node["type"] != "WINDOW_AGGREGATE":
             self.refuse(f"ORDER BY inside of {function}() is not supported in a view: order the window", node)
         return WindowCall(
             function,
-            self.type_of(node["return_type"], node),
+            self.type_of(kind, node),
             arguments,
             self.every(node.get("partitions")),
             tuple(map(self.order, node.get("orders") or ())),
             Frame(start, end, start_at, end_at, exclude),
-            self.one(condition) if condition else None,
+            where,
             within,
             bool(node.get("distinct")),
             bool(node.get("ignore_nulls")),

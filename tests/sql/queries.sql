@@ -768,3 +768,8 @@ SELECT a, b FROM t t(a, b, c, d, e, g) WHERE c = 'x';
 SELECT ts::TIMESTAMP_S AS x, ts::TIMESTAMP_MS AS y, d::TIMESTAMP_NS AS z, (ts AT TIME ZONE 'UTC')::TIMESTAMP_S IS NULL AS v FROM w, t WHERE t.a = w.a;
 SELECT ts::TIMESTAMP_NS::TIMESTAMP AS x, ts::TIMESTAMP_MS::DATE AS y, ts::TIMESTAMP_S::TIMESTAMPTZ AS z FROM w;
 SELECT md5(s)::UUID AS x, count(*) AS n FROM t GROUP BY ALL HAVING x::VARCHAR > '4';
+SELECT a, b, product(b) OVER (PARTITION BY a) AS r FROM t;
+SELECT a, b, round(entropy(b) OVER (PARTITION BY a ORDER BY b), 9) AS r, count(*) OVER (PARTITION BY a) AS n FROM t;
+SELECT a, b, max(b, 2) OVER (PARTITION BY a) AS r, min(b, 2) FILTER (WHERE b > 1) OVER (ORDER BY a) AS q FROM t;
+SELECT a, b, arg_max(s, (b, s), 2) OVER (PARTITION BY a) AS r FROM t;
+SELECT a, histogram(b, [1, 2]) OVER (PARTITION BY a) AS r FROM t;
