@@ -81,6 +81,28 @@ def test_compose_is_taken_by_docker() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_compose_is_what_its_specification_allows() -> None:
+    specification = pytest.importorskip("compose_spec", reason="not installed: pip install compose-spec")
+    text = (FOLDER / "compose.yaml").read_text()
+    specification.PyCompose.from_json(json.dumps(yaml.safe_load(text))).validate_volumes()
+    with pytest.raises(ValueError, match="comand"):
+        specification.PyCompose.from_json(json.dumps(yaml.safe_load(text.replace("command:", "comand:"))))
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.37.0"])
+def test_kubernetes_takes_every_field_of_the_manifests(version: str, tmp_path: Path) -> None:
+    """By the schemas of the resources, and with nothing in them that the schemas do not know."""
+    validate = shutil.which("kubernetes-validate", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if validate is None:
+        pytest.skip("kubernetes-validate is not installed: pip install kubernetes-validate")
+    misspelt = tmp_path / "misspelt.yaml"
+    misspelt.write_text((FOLDER / "kubernetes.yaml").read_text().replace("replicas:", "replikas:"))
+    for path, is_right in ((FOLDER / "kubernetes.yaml", True), (misspelt, False)):
+        command = [validate, "--strict", "-k", version, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == is_right, done.stdout + done.stderr
+
+
 def test_kubernetes_has_pods_that_their_owners_select_and_commands_that_there_are() -> None:
     kinds = [manifest["kind"] for manifest in manifests()]
     assert sorted(kinds) == ["ConfigMap", "CronJob", *["Deployment"] * 3, "Service", "StatefulSet"]
