@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import random
+import uuid
 from collections import Counter
 from functools import cache
 from typing import Any, TypeAlias
@@ -80,6 +81,8 @@ def comparable(value: Any) -> Any:
         return tuple(map(comparable, value))
     if isinstance(value, dict) and [*value] == [f"v{number}" for number in range(1, len(value) + 1)]:
         return tuple(map(comparable, value.values()))  # A struct without names.
+    if isinstance(value, uuid.UUID):
+        return str(value)
     if isinstance(value, datetime.timedelta):
         return "interval", value
     if isinstance(value, dict) and [*value] == ["months", "days", "micros"]:
