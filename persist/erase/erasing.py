@@ -31,7 +31,14 @@ from persist.blob import MissingBlob
 from persist.compact import ErasedRecords, PartEraser
 from persist.engine import CollectionHandle, loaded_by_id
 from persist.erase.owed import Owed, OwedTable, settle_all, steps_to_owe
-from persist.errors import CollectionNotFound, InvalidUsage, PersistError, Superseded, UploadExpired
+from persist.errors import (
+    AsOfCompacted,
+    CollectionNotFound,
+    InvalidUsage,
+    PersistError,
+    Superseded,
+    UploadExpired,
+)
 from persist.index import indexes_of, steps_to_empty
 from persist.log import kinds
 from persist.names import published_hold
@@ -131,7 +138,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
                 if made is None:
                     break
                 seqno = engine.submit("erase", made.steps, dict(made.names)).result()
-            except (Superseded, UploadExpired, CollectionNotFound, MissingBlob) as error:
+            except (Superseded, UploadExpired, CollectionNotFound, MissingBlob, AsOfCompacted) as error:
                 work.lost(error)
                 handle.contents()  # Raises if it is the collection itself that was dropped.
                 if attempt == ATTEMPTS - 1:
@@ -229,7 +236,7 @@ class _Erasing:
             )
         )
         return _Made(
-            (*steps, *views.steps, *owing),
+            _released_last((*steps, *views.steps, *owing)),
             {**names, **views.names, **owed_names},
             self._handle.id,
             {contents.name: step for _, contents, step in concerned},
@@ -286,6 +293,17 @@ def related(handle: CollectionHandle) -> list[CollectionHandle]:
         with suppress(CollectionNotFound):  # It was dropped just now.
             found.append(loaded_by_id(engine, id_, id_))
     return found
+
+
+def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
+    """Return steps of one record in an order in which since stays where it is.
+
+    Where a hold of an index or a view takes the place of another one, since would go on between the two, beyond what
+    the new one is to keep.
+    """
+    gone = {step.collection for step in steps if isinstance(step, kinds.Destroy)}
+    late = [step for step in steps if isinstance(step, kinds.ReleaseHold) and step.collection not in gone]
+    return (*(step for step in steps if step not in late), *late)
 
 
 def _owed(known: Publication) -> OwedTable:

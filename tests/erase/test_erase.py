@@ -303,6 +303,25 @@ def test_published_tables_are_published_anew(client: persist.Client, dated: Date
     assert (table.version, table.rows) == (0, 2)
 
 
+@pytest.mark.parametrize("derives", ["index", "view"])
+def test_what_is_derived_may_be_all_that_keeps_history_readable(dated: DatedBlob, derives: str) -> None:
+    """Its hold takes the place of one on which since waits, which may not go on between the two."""
+    with opened(dated) as client:
+        orders = client.create_or_load("orders", key=KEY, value=VALUE)
+        orders.write([((id_, ("a", 1.0)), 0, 1) for id_ in (1, 2, 3)], seal=1).result()
+        if derives == "index":
+            orders.index("email")
+        else:
+            client.create_view("emails", "SELECT email, count(*) AS n FROM orders GROUP BY email").refresh()
+        orders.seal(4).result()
+        orders.allow_compaction(3).result()
+    with opened(dated) as client:
+        orders = client.load("orders")
+        assert orders.erase([3], reason="request 17").updates == 1
+        assert orders.snapshot(3).count() == 2
+        assert len(orders.get(where="email = 'a'")) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
