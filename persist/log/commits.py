@@ -32,7 +32,7 @@ upload (`persist.state.location.check_uploaded` says why) and goes on with its c
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import partial
 from itertools import count, islice
 from typing import Annotated, TypeVar
 
@@ -194,12 +194,15 @@ class LogPage:
         self._after = after
         self._threads = threads
         self._asked: deque[Future[Record | None]] = deque()
+        self._seqnos: list[int] | None = None
         self._listing = None if threads is None else threads.submit(self._list_and_ask, threads)
 
-    @cached_property
+    @property
     def seqnos(self) -> list[int]:
         """Those of all records that the page names, in order."""
-        return self._list() if self._listing is None else self._listing.result()
+        if self._seqnos is None:  # No `cached_property`: up to Python 3.11, all pages of a process share its lock.
+            self._seqnos = self._list() if self._listing is None else self._listing.result()
+        return self._seqnos
 
     @property
     def is_full(self) -> bool:
