@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.model import EMPTY, Refused
+from tests.simulator.answering import Answering
 from tests.simulator.effects import DOUBTS, MUTATING, effects_of, is_done, latest_moment, tokens_seen
 from tests.simulator.history import Event
-from tests.simulator.judgement import Expected, Judgement
-from tests.simulator.versions import View
+from tests.simulator.judgement import Expected
+from tests.simulator.versions import TAG, View
 
 TIME_MAX = 2**63 - 2
 ROWS_MAX = 2**31 - 1  # More are not given out one by one.
@@ -36,7 +37,7 @@ REFUSED_BY = {
 }
 
 
-class Expectations(Judgement):
+class Expectations(Answering):
     """Knows for each kind of call which answers are right."""
 
     def _expected(self, event: Event, view: View) -> Expected:
@@ -222,7 +223,7 @@ class Expectations(Judgement):
         expected.check = lambda found: None if found == time else f"the time to read is {time}"
 
     def _expect_snapshot(self, event: Event, view: View, expected: Expected) -> None:
-        self._expect_readable(event.args["c"], event.args["as_of"], view, expected)
+        self._expect_readable(event.args["c"], self._tagged(event, view, expected), view, expected)
 
     def _expect_snapshots(self, event: Event, view: View, expected: Expected) -> None:
         wanted: list[list[Any]] = []
@@ -393,7 +394,9 @@ class Expectations(Judgement):
     def _expect_holds(self, event: Event, view: View, expected: Expected) -> None:
         if self._expect_alive(event.args["c"], view, expected):
             held = view.holds(event.args["c"])
-            wanted = sorted([name, time] for name, (time, lease) in held.items() if lease is None)
+            wanted = sorted(
+                [name, time] for name, (time, lease) in held.items() if lease is None and not name.startswith(TAG)
+            )
             expected.rule = "hold"
             expected.check = lambda found: None if found == wanted else f"the named holds are {wanted}"
 

@@ -32,7 +32,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     destroy         c                                                 seqno
     multi           steps ([["write", c, updates] | ["upsert", c, events] | ["seal", c, upper]]), columns by c,
                     token?, raises                                    None
-    snapshot        c, as_of (None: latest)                           as_of
+    snapshot        c, as_of (None: latest; or a tag)                 as_of
     snapshots       cs (ids)                                          [[c, as_of, count]], all of one state
     backup                                                            [seqno, {name: [c, upper, since, [[k, v, n]]]}],
                                                                       what the copy holds when it is restored
@@ -52,6 +52,10 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     unpublish       c                                                 whether there was one
     table           c                                                 what another program finds: None, or [version,
                                                                       as_of, [[k, v, n]]]
+    tag             c, tag, time (None: latest), move                  time
+    untag           c, tag                                            None
+    tags            c                                                 [[name, time]]
+    upgrade                                                           [format before, after, seqno or None]
     fsck                                                              list of what it found wrong
 
 A mutating call has `looked`: False says that nobody looked at its error before its client was closed.
@@ -118,6 +122,7 @@ class Commit:
     commit: str = ""
     previous: str | None = None
     by: int | None = None
+    format: int = 0
 
     def __str__(self) -> str:
         return f"seqno {self.seqno} @{self.at} of {self.client}: {_short(self.mutations)}"

@@ -113,6 +113,7 @@ class Judgement:
         self.events = sorted(history.events, key=lambda event: event.invoked)
         self.by_id = {event.id: event for event in history.events}
         self.commits: list[Commit] = []
+        self.newest_format = int(history.settings.get("format", 0))
         self.moments: list[int] = []  # When each record was there at the earliest, and at the latest.
         self.latest: list[int] = []
         self.location = Location()

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tests.model import EMPTY, ORDERED, TOMBSTONE
+from tests.simulator.drawing import TAGS, Drawing
 from tests.simulator.expectations import BAD_WRITES, KEYED_WRITE
 from tests.simulator.weights import (
     CLONES_WEIGHTS,
@@ -40,6 +41,7 @@ REQUESTS = ("create", "get", "list", "set", "delete")
 WEATHER = {"clear": 0.0, "showers": 0.12, "storm": 0.5}
 SKEW_MAX_S = 10
 STOPS_S = (1, 100, 1000, 8000, 20_000)
+OLD, FORMATS = 0.5, (6, 7)  # How often a location is of an older format, and which.
 PART_BYTES = (64 << 10, 4 << 10, 1)  # For compaction; with 1, each key is a part of its own.
 
 
@@ -88,7 +90,7 @@ def generate(
     return _Generator(seed, frozenset(features), more, **kind).steps(size)  # type: ignore[arg-type]
 
 
-class _Generator:
+class _Generator(Drawing):
     def __init__(
         self,
         seed: int,
@@ -127,6 +129,8 @@ class _Generator:
 
     def steps(self, size: int) -> list[Step]:
         steps: list[Step] = []
+        if self.chance.random() < OLD:
+            steps.append({"op": "begin", "slot": None, "format": self.chance.choice(FORMATS)})
         for slot in range(max(2, self.slots if self.slots > SLOTS else 0)):
             steps += [self._open(slot, "shared"), *(self._create_or_load(slot, name) for name in self.names)]
         while len(steps) < size:
@@ -164,8 +168,8 @@ class _Generator:
             self._forget(step["slot"], op)
         elif op in ("read", "close_snapshot", "poll", "close_feed", "advance", "release"):
             step = self._about_what_was_taken(op)
-        elif op == "gc":
-            self._gc(step)
+        elif op in ("gc", "upgrade"):
+            getattr(self, f"_{op}")(step)
         elif op == "snapshots":
             step["names"] = chance.sample(sorted(known), k=min(len(known), chance.choice([1, 2, 2, 3])))
         elif op not in ("collections", "settle", "maintain", "backup"):
@@ -473,7 +477,7 @@ class _Generator:
 
     def _snapshot(self, step: Step, belief: _Belief) -> None:
         chance = self.chance
-        step["as_of"] = self._as_of(belief)
+        step["as_of"] = chance.choice(TAGS) if chance.random() < 0.05 else self._as_of(belief)
         step["form"] = chance.choice(["rows", "diff", "diff"])
         step["columns"] = chance.choices(["kv", "k", "v", "vk"], [6, 1, 1, 1])[0]
         step["above"] = chance.randrange(KEYS) if chance.random() < 0.15 else None

@@ -25,7 +25,9 @@ def read_commit(value: bytes, at: int, client: str, clock_s: float, blobs: Mappi
     """Return a record as a commit, given all blobs that were ever stored, and what the records before it added."""
     record = json.loads(value)
     mutations = [_mutation(each, blobs, added) for each in record["mutations"]]
-    return Commit(record["seqno"], at, client, mutations, clock_s, record["commit"], record["previous"])
+    return Commit(
+        record["seqno"], at, client, mutations, clock_s, record["commit"], record["previous"], None, record["format"]
+    )
 
 
 def frontier(times: list[int]) -> int:

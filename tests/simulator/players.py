@@ -18,13 +18,15 @@ import persist
 from persist.backup import backup, copy
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
 from persist.engine import clone
+from persist.log import FORMAT
 from persist.settings import Tuning
 from persist.upsert import InsertIfAbsent
 from tests.model import EMPTY, GREATEST, ORDERED, TOMBSTONE
 from tests.resolving import resolve_events
+from tests.simulator.acting import Acting
 from tests.simulator.assigned import with_assigned_times
 from tests.simulator.baton import Baton
-from tests.simulator.calls import Caller, Pending, Slot
+from tests.simulator.calls import Pending, Slot
 from tests.simulator.history import Event, History
 from tests.simulator.language import SKEW_MAX_S, Step, kind_of
 from tests.simulator.log_reader import Added, frontier, read_commit
@@ -87,7 +89,7 @@ def features() -> frozenset[str]:
     return frozenset(name for name in ("compact",) if hasattr(persist.Collection, name))
 
 
-class Run(Caller):
+class Run(Acting):
     """One execution of steps on an empty location."""
 
     slow_s = SLOW_S
@@ -129,7 +131,7 @@ class Run(Caller):
             self.events,
             commits,
             self.tap.stored,
-            SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS},
+            SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS, "format": FORMAT},
             self.tap.deletions,
         )
 
@@ -293,7 +295,7 @@ class Run(Caller):
 
     def _holds(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> list[list[Any]]:
-            return sorted([hold.name, hold.time] for hold in c.holds() if hold.name is not None)
+            return sorted([hold.name, hold.time] for hold in c.holds() if hold.name is not None and not hold.is_tag)
 
         self._on_handle(slot, step, {}, call)
 

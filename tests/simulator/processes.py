@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from persist.blob import Blob, BlobEntry, open_blob
+from persist.log import FORMAT
 from tests.invariants import check_named
 from tests.simulator.assigned import with_assigned_times
 from tests.simulator.history import Commit, Event, History
@@ -335,7 +336,7 @@ def history_of(lines: list[dict[str, Any]], url: str, options: dict[str, Any], b
     by = time.monotonic_ns() - began_ns
     for commit in reversed(commits):
         by = commit.by = max(commit.at, min(by, answered.get(commit.commit, by)))
-    settings = SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS}
+    settings = SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS, "format": FORMAT}
     wrong = with_assigned_times([*events.values()], commits)
     assert not wrong, wrong
     return History([*events.values()], commits, {}, settings)

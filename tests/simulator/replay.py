@@ -26,7 +26,7 @@ from tests.simulator.expectations import Expectations
 from tests.simulator.history import Commit, Deletion, Event
 from tests.simulator.judgement import Dropped
 from tests.simulator.physical import Physical
-from tests.simulator.versions import View
+from tests.simulator.versions import TAG, View
 
 UNPLACED = ("multi", "evolve")  # Their answers do not say in which record they are.
 TABLE_HOLD = "published delta"  # Keeps what a table with a change feed tells next.
@@ -52,6 +52,10 @@ class Replay(Expectations):
             last = self.commits[-1].commit if self.commits else None
             if commit.previous != last:
                 self.blame("chain", f"it follows {commit.previous}, and the record before it is {last}: {commit}")
+            if commit.format < (before := self.commits[-1].format if self.commits else 0) or (
+                0 < before < commit.format and not any(m["kind"] == "upgrade" for m in commit.mutations)
+            ):
+                self.blame("upgrade", f"the format was {before}, and is {commit.format}: {commit}")
             self.commits.append(commit)
             self.moments.append(commit.at)
             self.latest.append(latest_moment(commit))
@@ -124,6 +128,8 @@ class Replay(Expectations):
             view.hold(id_, mutation["hold"], mutation["time"], mutation.get("lease"))
         elif kind == "release":
             view.release(id_, mutation["hold"])
+        elif kind in ("tag", "drop_tag"):
+            self._check_tag(commit, mutation, view)
         elif kind == "lease":
             self.location.leases[mutation["lease"]] = (commit.client, mutation["expires_ms"])
             said = commit.at, mutation.get("reads_from", 0)
@@ -270,6 +276,26 @@ class Replay(Expectations):
         if mutation.get("lease") is None and mutation.get("expected") != (None if held is None else held[0]):
             self.blame("hold", f"it moved from {held}, and expected another time: {commit}")
 
+    def _check_tag(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
+        """A tag is of a time that can be read, and moves by compare-and-set, when somebody asks for that."""
+        id_, tag, op = mutation["collection"], mutation["tag"], {"tag": "tag", "drop_tag": "untag"}[mutation["kind"]]
+        if mutation.get("expected") != view.tags(id_).get(tag):
+            self.blame("tag", f"the tag is at {view.tags(id_).get(tag)}: {commit}")
+        if op == "tag" and not view.since(id_) <= mutation["time"] < view.upper(id_):
+            self.blame("tag", f"since is {view.since(id_)}, and upper {view.upper(id_)}: {commit}")
+        asked = [e for e in self._under_way(commit, op) if (e.args["c"], e.args["tag"]) == (id_, tag)]
+        if not any(op == "untag" or e.args["time"] in (None, mutation["time"]) for e in asked):
+            self.blame("tag", f"nobody asked for {mutation}: {commit}")
+        if op == "tag":
+            view.hold(id_, TAG + tag, mutation["time"], None)
+        else:
+            view.release(id_, TAG + tag)
+
+    def _under_way(self, commit: Commit, *ops: str) -> list[Event]:
+        """Return the calls of some kinds that a client had made, and had no clear answer to, when its record came."""
+        events = [e for e in self.of_client.get(commit.client, []) if e.op in ops and e.invoked < latest_moment(commit)]
+        return [e for e in events if e.returned is None or e.returned > commit.at or e.error == "Indeterminate"]
+
     def _check_open_writer(self, commit: Commit, view: View) -> None:
         """Rule 12: one writer, unless it is the same one again or is forced to go."""
         opened = next((e for e in self.of_client.get(commit.client, []) if e.op == "open"), None)
@@ -344,7 +370,7 @@ class Replay(Expectations):
                 asked = [e for e in asked if e.op != "release" and e.args["time"] == mutation["time"]]
             else:
                 asked = [e for e in asked if e.op == "release"]
-            if not any(e.returned is None or e.returned > commit.at or e.error == "Indeterminate" for e in asked):
+            if not any(e in asked for e in self._under_way(commit, "hold", "advance", "release")):
                 self.blame("hold", f"nobody asked for {mutation}: {commit}")
 
     def _hold_of(self, event: Event) -> tuple[str, str | None]:

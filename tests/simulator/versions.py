@@ -9,6 +9,7 @@ from typing import Any
 
 from tests import model
 
+TAG = "tag "  # Before the name of a tag, among holds: it keeps since like a hold that is named.
 Update = list[Any]  # k, v, time, diff
 Event = list[Any]  # k, v or None, time
 
@@ -61,6 +62,7 @@ class View:
 
     def __init__(self, location: Location, version: int) -> None:
         self._location = location
+        self.version = version
         self.state = location.states[version]
         self._created: dict[str, Contents] = {}
         self.appended: list[tuple[str, list[Update]]] = []
@@ -69,6 +71,7 @@ class View:
     def child(self) -> "View":
         """Return a view that can be changed without changing this one."""
         other = View(self._location, 0)
+        other.version = self.version
         other.state, other._created = self.state, dict(self._created)
         other.appended, other.arrived = list(self.appended), list(self.arrived)
         return other
@@ -94,6 +97,11 @@ class View:
 
     def holds(self, id_: str) -> dict[str, Any]:
         return dict(self.state.collections[id_].holds)
+
+    def tags(self, id_: str) -> dict[str, int]:
+        """Return the times that have names: holds of the model that are called so."""
+        holds = self.state.collections[id_].holds
+        return {name.removeprefix(TAG): time for name, (time, _) in holds.items() if name.startswith(TAG)}
 
     def tokens(self, id_: str) -> frozenset[str]:
         return self.state.collections[id_].tokens

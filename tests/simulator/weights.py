@@ -35,6 +35,10 @@ WEIGHTS = {
     "advance": 3,
     "release": 2,
     "holds": 1,
+    "tag": 1,
+    "untag": 1,
+    "tags": 0.5,
+    "upgrade": 0.5,
     "gc": 1.5,
     "maintain": 3,
 }
@@ -46,6 +50,7 @@ FLAT_OUT_WEIGHTS = {
     "close_snapshot": 9,
     "close_feed": 3,
     "release": 4,
+    "untag": 4,
     "destroy": 0.4,
 }
 KEYED_WEIGHTS = {"resolve": 4}

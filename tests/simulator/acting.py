@@ -1,0 +1,46 @@
+"""Makes the calls that name times, raise the format, erase, and derive collections from others.
+
+`players.py` makes all other calls.
+"""
+
+from typing import Any
+
+import persist
+from persist.log import Record, kinds, record_bytes, record_key
+from tests.simulator.calls import Caller, Slot
+from tests.simulator.language import Step
+from tests.simulator.world import BEGAN_MS, Tap
+
+
+class Acting(Caller):
+    """Does steps; see `players.Run`."""
+
+    tap: Tap
+
+    def _begin(self, step: Step) -> None:
+        """Have the location made by a release that knew an older format."""
+        if not self.tap.landed:
+            made = {"location": "1" * 32, "commit": "2" * 32, "previous": None, "writer": "old", "epoch": None}
+            mutations = (kinds.VoidUploads(0),)
+            record = Record(format=step["format"], seqno=0, written_ms=BEGAN_MS, mutations=mutations, **made)  # type: ignore[arg-type]
+            self.tap.create("old", record_key(0), record_bytes(record))
+
+    def _upgrade(self, slot: Slot, step: Step) -> None:
+        def call() -> list[int | None]:
+            report = slot.client.upgrade()
+            return [report.before, report.after, report.seqno]
+
+        self._call(slot, "upgrade", {}, call)
+
+    def _tag(self, slot: Slot, step: Step) -> None:
+        args = {"tag": step["tag"], "time": step["time"], "move": step["move"]}
+        self._on_handle(slot, step, args, lambda c: c.tag(step["tag"], step["time"], move=step["move"]))
+
+    def _untag(self, slot: Slot, step: Step) -> None:
+        self._on_handle(slot, step, {"tag": step["tag"]}, lambda c: c.untag(step["tag"]).result() and None)
+
+    def _tags(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> list[Any]:
+            return [[name, time] for name, time in sorted(c.tags().items())]
+
+        self._on_handle(slot, step, {}, call)

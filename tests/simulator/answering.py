@@ -1,0 +1,87 @@
+"""What calls may be answered that name times, raise the format, erase, and derive collections from others.
+
+`expectations.py` has all other calls.
+"""
+
+from typing import Any
+
+from tests.model import EMPTY
+from tests.simulator.history import Event
+from tests.simulator.judgement import Expected, Judgement
+from tests.simulator.versions import View
+
+
+class Answering(Judgement):
+    """Knows for these kinds of calls which answers are right."""
+
+    def _expect_alive(self, id_: str, view: View, expected: Expected) -> bool:
+        raise NotImplementedError
+
+    def _expect_readable(self, id_: str, as_of: int | None, view: View, expected: Expected) -> None:
+        raise NotImplementedError
+
+    def _expect_writer(self, event: Event, view: View, expected: Expected) -> None:
+        """Refuse who only reads; who is kept from the location by an exclusive writer may be."""
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+        elif (refused := view.refuses(event.client)) is not None:
+            expected.may_fail("exclusive", refused.error)
+
+    def _expect_upgrade(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_writer(event, view, expected)
+        now = self.commits[view.version - 1].format if view.version else self.newest_format
+
+        def check(found: Any) -> str | None:
+            before, after, seqno = found
+            if after != self.newest_format or before > after:
+                return f"the newest format is {self.newest_format}"
+            if seqno is None:
+                return None if now == before == after else f"the format is {now}"
+            commit = self.commits[seqno]
+            raised = {"kind": "upgrade", "format": after} in commit.mutations and commit.client == event.client
+            return None if raised and seqno < view.version and before < after else f"its record is {commit}"
+
+        expected.rule, expected.check = "upgrade", check
+
+    def _expect_tag(self, event: Event, view: View, expected: Expected) -> None:
+        id_, time = event.args["c"], event.args["time"]
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+        self._expect_readable(id_, time, view, expected)
+        if not view.alive(id_):
+            return
+        actual = view.tags(id_).get(event.args["tag"])
+        if actual is not None:  # It may be moved between two looks, too.
+            expected.may_fail("tag", "TagMoved")
+        expected.rule = "tag"
+        expected.check = lambda found: (
+            None if found == actual and time in (None, found) else f"the tag is at {actual}, and {time} was asked for"
+        )
+
+    def _expect_untag(self, event: Event, view: View, expected: Expected) -> None:
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+        if not self._expect_alive(event.args["c"], view, expected):
+            return
+        actual = view.tags(event.args["c"]).get(event.args["tag"])
+        expected.may_fail("tag", "TagMoved")
+        expected.rule = "tag"
+        expected.check = lambda _: None if actual is None else f"the tag is at {actual}"
+        if event.error and actual is None:
+            expected.fail("tag", "TagNotFound")
+
+    def _expect_tags(self, event: Event, view: View, expected: Expected) -> None:
+        if self._expect_alive(event.args["c"], view, expected):
+            wanted = [[name, time] for name, time in sorted(view.tags(event.args["c"]).items())]
+            expected.rule = "tag"
+            expected.check = lambda found: None if found == wanted else f"the tags are {wanted}"
+
+    def _tagged(self, event: Event, view: View, expected: Expected) -> int | None:
+        """Return the time that a call reads as of, by a tag or not."""
+        as_of = event.args["as_of"]
+        if not isinstance(as_of, str):
+            return as_of  # type: ignore[no-any-return]
+        known = view.tags(event.args["c"]) if view.alive(event.args["c"]) else {}
+        if as_of not in known:
+            expected.fail("tag", "TagNotFound")
+        return known.get(as_of, EMPTY)
