@@ -15,7 +15,7 @@ from tests.simulator.shuffle import Manner, shuffled
 SEEDS = 12
 # The episode that finds each fault, and what it may say is broken.
 FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
-    "a commit is acknowledged before its create is known to have happened": (Episode(9, 150), {"lost"}),
+    "a commit is acknowledged before its create is known to have happened": (Episode(9, 300), {"lost"}),
     "since passes what readers hold": (Episode(8, 120), {"compaction", "hold", "since"}),
     "a token is not remembered": (Episode(8, 150), {"phantom", "once", "token", "invariant"}),
     "a write at a sealed time is taken": (Episode(1, 150), {"late"}),
