@@ -157,9 +157,12 @@ class Grammar:
         return left
 
     def nearest(self, left: Relation) -> Relation:
-        """Return each row with what is nearest to it: one column of others, so that no rows of these agree."""
+        """Return each row with what is nearest to it: one column of others, so that no rows of these agree.
+
+        DuckDB 2.0.1 never ends with some queries of ASOF RIGHT and FULL JOIN; `test_queries` has these.
+        """
         alias = self.name("q")
-        how, sign = (self.random.choice(each) for each in (["", "LEFT", "RIGHT", "FULL"], ["<", "<=", ">", ">="]))
+        how, sign = (self.random.choice(each) for each in (["", "LEFT"], ["<", "<=", ">", ">="]))
         text = f"{left.text} ASOF {how} JOIN (SELECT DISTINCT b FROM u) {alias} ON "
         return Relation(
             f"{text}{self.expression(left.columns, 'n', 1)} {sign} {alias}.b", [*left.columns, (f"{alias}.b", "n")]
