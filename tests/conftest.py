@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ pytest_plugins = ["tests.tiers", "tests.costs", "tests.servers.fixtures"]
 ROOT = Path(__file__).parent.parent
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def pytest_configure() -> None:
+    """Let what tests start heed an interruption. A shell has programs in its background ignore it, and all below."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
