@@ -53,7 +53,7 @@ def test_lags_of_collections_views_and_sources_are_told_with_what_is_due(place: 
     assert (source.source, source.collections, source.behind_s) == ("files of /in", ("numbers", "orders"), 1800)
     assert [(due.work, due.examples) for due in fares.due] == [("refresh views", ("counts",))]
     assert fares.records == fares.seqno + 1
-    assert [*fares.clients.values()] == ["wrote last, and reads"]
+    assert [*fares.clients.values()] == ["wrote last"]
 
 
 def test_who_keeps_history_back_is_told_and_nobody_else(place: str) -> None:
