@@ -8,7 +8,6 @@ index of the collection has the columns that say what is needed, the records are
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -202,19 +201,24 @@ class Past:
     def __init__(self, handle: CollectionHandle, as_of: int, until: int) -> None:
         self._handle, self._as_of, self._until = handle, as_of, until
         self._null: dict[str, bool] = {}
+        # No `cached_property`: up to Python 3.11, the steps of all views would wait for each other's requests.
+        self._stays_positive: bool | None = None
+        self._scan: Scan | None = None
 
-    @cached_property
+    @property
     def was_positive(self) -> bool:
         """Whether it can be told that no multiplicity was negative."""
         return self._is_keyed or not any(part.negatives for part in self._contents.all_parts)
 
-    @cached_property
+    @property
     def stays_positive(self) -> bool:
         """Whether no multiplicity becomes negative, either, if none was."""
         if self._is_keyed or self._until <= self._as_of + 1:
             return True
-        with changes(self._handle, self._as_of + 1, min(self._until, TIME_MAX + 1)) as new:
-            return not any(part.negatives for part in new.scan.all_parts)
+        if self._stays_positive is None:
+            with changes(self._handle, self._as_of + 1, min(self._until, TIME_MAX + 1)) as new:
+                self._stays_positive = not any(part.negatives for part in new.scan.all_parts)
+        return self._stays_positive
 
     @property
     def only_grows(self) -> bool:
@@ -231,11 +235,13 @@ class Past:
     def _is_keyed(self) -> bool:
         return self._handle.keyed is not None
 
-    @cached_property
+    @property
     def _contents(self) -> Scan:
-        version = self._handle.schema.version
-        with snapshot(self._handle, self._as_of, form="diff", schema=version) as contents:
-            return contents.scan
+        if self._scan is None:
+            version = self._handle.schema.version
+            with snapshot(self._handle, self._as_of, form="diff", schema=version) as contents:
+                self._scan = contents.scan
+        return self._scan
 
     def _nulls(self, part: Part, column: str) -> bool:
         """Return whether a part may have NULLs in a column. Of another version of the schema, it may."""
