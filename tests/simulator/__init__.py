@@ -19,7 +19,8 @@ Invariants       After every call of the store (`standing.py`): what the newest 
 Schedulers differ in who decides what happens when:
 
 shuffle.py       The heart. Each client has a thread, and `baton.py` lets one thread run at a time: the same seed is
-                 the same run. Every request, sleep and wait is a point where another thread may go on, a thread or a
+                 the same run, in a fresh process.
+                 Every request, sleep and wait is a point where another thread may go on, a thread or a
                  whole client may be stopped for moments or hours of virtual time, a request may fail, happen without
                  an answer, or arrive late, and a client may die. `baton.py` says what is not controlled.
 players.Run      One thread makes all calls in turn: on files, and with servers between clients (`served.py`).
