@@ -34,6 +34,7 @@ from persist.query.tables import (
     why_refused,
     with_times,
 )
+from persist.query.time_windows import windowed_table
 from persist.read import ArrowResult, Snapshot, required
 from persist.shown import some_of
 from persist.state import CollectionState
@@ -304,6 +305,8 @@ def _tables_of(query: str, connection: Any) -> list[Path]:
             if node.get("type") == "BASE_TABLE":
                 parts = (node["catalog_name"], node["schema_name"], node["table_name"])
                 tables[tuple(part for part in parts if part)] = None
+            elif windowed := windowed_table(node):
+                tables[windowed] = None
             left += node.values()
         elif isinstance(node, list):
             left += node

@@ -18,6 +18,7 @@ import pyarrow as pa
 from persist.codecs import did_you_mean
 from persist.errors import InvalidUsage
 from persist.expression import functions_of_python
+from persist.query.time_windows import add_time_windows
 
 # What is run may be somebody else's text: it gets the collections, and none of what its user may read besides.
 SEALED_OFF = {
@@ -59,12 +60,16 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
         connection.execute(f"CREATE VIEW {path_of(parts)} AS FROM {quoted(name)}")
 
 
-def add_functions(connection: Any, sql: str) -> None:
-    """Let a query call those functions of Python that it names.
+def add_functions(connection: Any, sql: str, late_by: str | None = None) -> None:
+    """Let a query call those functions of Python, and those windows of time, that it names.
+
+    Args:
+        late_by: as for `add_time_windows`.
 
     Raises:
         InvalidUsage: DuckDB does not have the types of one.
     """
+    add_time_windows(connection, words_of(sql), late_by)
     for function in functions_of_python():
         if re.search(rf"(?<!\w){function.name}(?!\w)", sql, re.IGNORECASE):
             kinds = [*function.arguments, function.returns]

@@ -7,15 +7,18 @@ from difflib import get_close_matches
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
 from persist.expression import Call, Place, Term, sql_call
+from persist.log import KeyedForm
 from persist.sql.adapt import Adapter
 from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of
 from persist.sql.duck import Columns, bound, names_column, place, tables_of
+from persist.sql.emission import lateness, without_emission
 from persist.sql.lower_join import with_constants
 from persist.sql.prune import types_of
 from persist.sql.temporal import MARK
 from persist.sql.types import Unreadable, of_arrow, to_arrow
 
 _ROW_ID = "rowid"
+_NO_FORMS: Mapping[str, KeyedForm] = {}
 LEVELS_MAX = 250  # Rewriting takes two calls of Python for each, of the 1000 that may be under way at once.
 _TOO_DEEP = (
     "the query nests deeper than views can take, which is about 100 subqueries or 200 operators in each other: make "
@@ -32,7 +35,7 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
     """
     collections = []
     with _deep_is_refused():
-        tables = tables_of(sql)
+        tables = tables_of(without_emission(sql)[0])
     for table, at in tables.items():
         same = [name for name in names if name == table] or [name for name in names if name.lower() == table.lower()]
         if len(same) > 1:
@@ -66,17 +69,26 @@ def columns_of(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Co
     return columns
 
 
-def planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, list[tuple[str, str]]]:
+def planned(
+    sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm] = _NO_FORMS
+) -> tuple[Node, list[tuple[str, str]]]:
     """Return the plan of a query over some collections, and its columns.
+
+    Args:
+        keyed: how those of the collections resolve events that do.
 
     Raises:
         InvalidUsage: it is no query, or needs what is not there or not supported.
     """
     with _deep_is_refused():
-        return _planned(sql, schemas)
+        return _planned(sql, schemas, keyed)
 
 
-def _planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, list[tuple[str, str]]]:
+def _planned(
+    whole: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm]
+) -> tuple[Node, list[tuple[str, str]]]:
+    sql, is_final = without_emission(whole)
+    late_by = lateness(sql, schemas, keyed) if is_final else None
     names_row_id = names_column(sql, _ROW_ID)
     tables = {name: columns_of(name, schema, names_row_id=names_row_id) for name, schema in schemas.items()}
     for name, columns in tables.items():
@@ -84,7 +96,8 @@ def _planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, l
             raise InvalidUsage(f"collection {name!r} has no column of a type that queries can read")
     units = {schema.timeline for schema in schemas.values()}
     unit = units.pop() if len(units) == 1 else None
-    bound_query = bound(sql, tables, f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})")
+    now = f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})"
+    bound_query = bound(sql, tables, now, late_by)
     plan = with_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
     if _levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)

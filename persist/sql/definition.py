@@ -40,6 +40,7 @@ from persist.antichain import as_time
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.errors import IncompatibleVersion, InvalidUsage
 from persist.expression import SQL, Call, Lit, Place, Term, sql_call
+from persist.log import KeyedForm
 from persist.sql.algebra import Node
 from persist.sql.types import constant, kind_of, text_of, to_arrow
 from persist.state import CollectionState
@@ -149,6 +150,7 @@ class Readable:
         since: the first time that can be read; of a view, by the definition that it has now.
         inputs: the ids of all that it depends on itself.
         redefined: of a view that had another definition, the time from which on it holds what it is defined as; or 0.
+        keyed: how it resolves events, if it does.
     """
 
     id: str
@@ -160,6 +162,7 @@ class Readable:
     inputs: tuple[str, ...]
     is_view: bool
     redefined: int = 0
+    keyed: KeyedForm | None = None
 
 
 def shared_timeline(inputs: Iterable[Readable]) -> str | None:

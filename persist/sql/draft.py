@@ -107,7 +107,8 @@ class Catalog:
         last, is_view = _last_sealed(contents), definition is not None
         redefined = 0 if definition is None else definition.since
         since = max(contents.since.time or 0, redefined)
-        readable = Readable(id_, handle.name, handle.schema, contents.timeline, last, since, inputs, is_view, redefined)
+        about = (contents.timeline, last, since, inputs, is_view, redefined, contents.keyed)
+        readable = Readable(id_, handle.name, handle.schema, *about)
         self._by_id[id_] = readable
         return readable
 
@@ -126,7 +127,8 @@ def drafted(
         InvalidUsage: as `Client.create_view`.
     """
     reads = {read_name: catalog.named(read_name) for read_name in mentioned(sql, catalog.names)}
-    plan, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()})
+    forms = {read_name: readable.keyed for read_name, readable in reads.items() if readable.keyed is not None}
+    plan, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
     check_columns(columns)
     _check_runs(name, plan, columns, reads)
     keys = key_of(plan, columns, key)

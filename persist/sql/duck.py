@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persist.errors import InvalidUsage
 from persist.expression import DUCKDB
-from persist.query import add_functions, quoted
+from persist.query import add_functions, check_lengths, is_time_window, quoted, windowed_table
 from persist.sql.types import Unreadable, is_nested, of_name, to_duckdb
 
 Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
@@ -40,12 +40,13 @@ class Bound:
         return [(name, _kind(name, shown, kind)) for (name, shown), kind in described]
 
 
-def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
+def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None = None) -> Bound:
     """Return the plan of a query.
 
     Args:
         tables: the columns of each, with their types (`persist.sql.types`).
         now: what `_now()` stands for.
+        late_by: of windows that are given when they are final, how far behind their ends (`persist.sql.emission`).
 
     Raises:
         InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
@@ -56,7 +57,7 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
         for name, columns in tables.items():
             shown = ", ".join(f"{quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
             connection.execute(f"CREATE TABLE {quoted(name)} ({shown})")
-        add_functions(connection, sql)
+        add_functions(connection, sql, late_by)
         serialized = _json(_first(connection, _SERIALIZE, sql, sql))
         if serialized["error"]:
             raise InvalidUsage(_explained(serialized, sql))
@@ -87,7 +88,12 @@ def tables_of(sql: str) -> dict[str, int]:
     """
     tables: dict[str, int] = {}
     own: set[str] = set()
-    _collect(_parsed(sql), tables, own, sql)
+    statement = parsed(sql)
+    _collect(statement, tables, own, sql)
+    for node in every_part(statement):
+        if is_time_window(node):
+            with _binder(sql) as connection:
+                check_lengths(connection, sql, node)
     return {name: at for name, at in sorted(tables.items()) if name.lower() not in own}
 
 
@@ -95,23 +101,35 @@ def names_column(sql: str, name: str) -> bool:
     """Return whether a query refers to a column by a name, in whatever table."""
     if name not in sql.lower():
         return False
-    left: list[Any] = [_parsed(sql)]
+    return any(
+        node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() == name
+        for node in every_part(parsed(sql))
+    )
+
+
+def every_part(parsed_query: Any) -> Iterator[dict[str, Any]]:
+    """Yield all parts of a parsed query."""
+    left = [parsed_query]
     while left:
         node = left.pop()
-        if isinstance(node, dict) and node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() == name:
-            return True
+        if isinstance(node, dict):
+            yield node
         left += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    return False
 
 
-def _parsed(sql: str) -> Any:
+def parsed(sql: str) -> Any:
+    """Return the one statement of a text, as DuckDB parses it.
+
+    Raises:
+        InvalidUsage: it is not a query that can be parsed.
+    """
     with _binder(sql) as connection:
-        parsed = _json(_first(connection, _PARSE, sql, sql))
-    if parsed["error"]:
-        raise InvalidUsage(_explained(parsed, sql))
-    if len(parsed.get("statements", ())) != 1:
-        raise InvalidUsage(f"the query has {len(parsed.get('statements', ()))} statements: give one, a SELECT")
-    return parsed["statements"][0]
+        found = _json(_first(connection, _PARSE, sql, sql))
+    if found["error"]:
+        raise InvalidUsage(_explained(found, sql))
+    if len(found.get("statements", ())) != 1:
+        raise InvalidUsage(f"the query has {len(found.get('statements', ()))} statements: give one, a SELECT")
+    return found["statements"][0]
 
 
 def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None:
@@ -127,6 +145,8 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
         return
     if node.get("type") == "BASE_TABLE":
         tables.setdefault(str(node.get("table_name")), node.get("query_location", 0))
+    if windowed := windowed_table(node):
+        tables.setdefault(str(windowed[-1]), node.get("query_location", 0))
     if isinstance(node.get("cte_map"), dict):
         own.update(str(entry["key"]).lower() for entry in node["cte_map"].get("map", ()))
     if node.get("type") == "VALUE_PARAMETER":

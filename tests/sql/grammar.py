@@ -124,7 +124,17 @@ class Grammar:
     def table(self) -> Relation:
         name = self.random.choice(list(TABLES))
         alias = self.name("t")
+        if name != "u" and self.random.random() < 0.15:
+            return self.time_windows(name, alias)
         return Relation(f"{name} {alias}", [(f"{alias}.{column}", KINDS[kind]) for column, kind in TABLES[name]])
+
+    def time_windows(self, name: str, alias: str) -> Relation:
+        at, by = {"t": ("d", "a"), "w": ("ts", "p")}[name]
+        day, other = (f"INTERVAL {self.random.randint(1, 20)} DAY" for _ in range(2))
+        calls = [f"tumble({name}, {at}, {day})", f"hop({name}, {at}, INTERVAL 5 DAY, {other})"]
+        calls += [f"session({name}, {at}, {day})", f"session({name}, {at}, {day}, {by})"] * 2
+        columns = [(f"{alias}.{column}", KINDS[kind]) for column, kind in TABLES[name]]
+        return Relation(f"{self.random.choice(calls)} {alias}", [*columns, (f"{alias}.window_end", "ts")])
 
     def source(self, depth: int) -> Relation:
         if depth > 0 and self.random.random() < 0.3:

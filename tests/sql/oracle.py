@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from persist.codecs import CollectionSchema
 from persist.dataflow import Program, Stream, col
+from persist.query import add_functions
 from persist.sql.compile import planned
 from persist.sql.lower import Lowering
 from persist.sql.prune import NOTHING, Known
@@ -107,6 +108,7 @@ class Duck:
     def __init__(self, tables: dict[str, Columns]) -> None:
         self._tables = tables
         self._connection = _database().cursor()  # Temporary tables are of a cursor alone.
+        add_functions(self._connection, "tumble hop session")
         for name, columns in tables.items():
             shown = ", ".join(f"{column} {to_duckdb(kind)}" for column, kind in columns)
             self._connection.execute(f"CREATE TEMP TABLE {name} ({shown})")

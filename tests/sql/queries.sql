@@ -773,3 +773,8 @@ SELECT a, b, round(entropy(b) OVER (PARTITION BY a ORDER BY b), 9) AS r, count(*
 SELECT a, b, max(b, 2) OVER (PARTITION BY a) AS r, min(b, 2) FILTER (WHERE b > 1) OVER (ORDER BY a) AS q FROM t;
 SELECT a, b, arg_max(s, (b, s), 2) OVER (PARTITION BY a) AS r FROM t;
 SELECT a, histogram(b, [1, 2]) OVER (PARTITION BY a) AS r FROM t;
+SELECT window_start, window_end, count(*), sum(a) FROM tumble(w, ts, INTERVAL 5 DAY) GROUP BY ALL;
+SELECT p, window_end, max(x) FROM hop(w, ts, INTERVAL 3 DAY, INTERVAL 7 DAY, INTERVAL 1 DAY) GROUP BY p, window_end QUALIFY rank() OVER (PARTITION BY window_end ORDER BY max(x) DESC NULLS LAST) = 1;
+SELECT p, window_start, window_end, count(*) FROM session(w, ts, INTERVAL 36 HOUR, p) GROUP BY ALL;
+WITH x AS (SELECT d AS at_, a, b FROM t WHERE b > 0) SELECT a, window_start, count(*) FROM session(x, at_, INTERVAL 4 DAY, partition_by := (a, b)) GROUP BY ALL;
+SELECT window_start, n FROM (SELECT window_start, count(*) AS n FROM hop('t', d, INTERVAL 1 MONTH, INTERVAL 2 MONTH) GROUP BY 1) WHERE n > 1;

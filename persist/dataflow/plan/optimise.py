@@ -108,7 +108,7 @@ def _fuse(plan: Plan, stay: Set[int], apart: Set[int], source_kind: Any, reader_
             continue
         for at, number in enumerate(reader.inputs):
             source, node = plan.nodes[number], plan.nodes[reader.number]
-            if number in stay or not isinstance(source.operator, source_kind):
+            if number in stay or not isinstance(source.operator, source_kind) or _is_of_bound(plan, source, node):
                 continue
             operator = _fused(source.operator, node.operator, at)
             if operator is not None:
@@ -120,6 +120,13 @@ def _fuse(plan: Plan, stay: Set[int], apart: Set[int], source_kind: Any, reader_
                 del plan.nodes[number]
                 changed = True
     return changed
+
+
+def _is_of_bound(plan: Plan, source: Node, reader: Node) -> bool:
+    """Whether an operator between a join without a key and a reduction belongs to the join, which may keep its left in
+    the order of what a condition there compares."""
+    below = plan.nodes[source.inputs[0]].operator if isinstance(source.operator, Linear) else None
+    return isinstance(reader.operator, Reduce) and isinstance(below, Join) and not any(below.on)
 
 
 def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
