@@ -5,10 +5,14 @@ Names stay in the log: they are never part of a key or a path.
 Leased holds have ids for names, so a permanent one may not look like an id.
 """
 
+import os
 import re
+import socket
+import uuid
 from collections.abc import Iterable
 
 from persist.blob import InvalidUsage
+from persist.version import __version__
 
 NAME_CHARS_MAX = 255
 TEXT_CHARS_MAX = 200
@@ -29,6 +33,19 @@ _TIME_WORDS = frozenset(
     {"latest", "earliest", "none", "max", "now", "today", "yesterday", "tomorrow", "since", "upper"}
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+_CLIENT = re.compile(r".*:\d+:[0-9a-f]{8}:(.+)", re.DOTALL)
+
+
+def new_client_name() -> str:
+    """Return what people call a client that writes: where it runs, which process it is, and its release."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}:{__version__}"
+
+
+def release_of(client: str) -> str | None:
+    """Return the release of a client by its name; None of one that does not say it."""
+    match = _CLIENT.fullmatch(client)
+    return None if match is None else match[1]
 
 
 def check_name(name: str) -> str:

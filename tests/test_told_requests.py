@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies
 
 import persist
 from persist.engine import REQUEST_KINDS, requests_told
-from persist.facts import Prices, costs_of
+from persist.facts import Prices, costs_of, health_of
+from persist.shown import moment_text
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.tiers import examples
 from tests.tuned import tuned
@@ -102,6 +103,27 @@ def test_the_hours_of_a_day_are_kept_and_cost() -> None:
         read = kinds["GET"].request_bytes
         assert kinds["all"].dollars == pytest.approx((puts / 1000 + read) * 30 * 24 / hours, rel=1e-3)
         assert kinds["all"].requests == sum(kinds[kind].requests for kind in REQUEST_KINDS)
+
+
+def test_releases_are_told_with_the_sum_of_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FarStore(ImpatientClock())
+    for release in ("0.0.9", "0.1.0", "0.0.9"):
+        monkeypatch.setattr("persist.engine.requests.__version__", release)
+        with opened(store) as client:
+            write(client, 60)
+        store.clock.sleep(3600)
+    with opened(store, "read") as client:
+        ledger = requests_told(client.engine.follower.refresh().control.about)
+        assert [[name for name in told if name not in REQUEST_KINDS] for _, told in sorted(ledger.items())] == [
+            ["persist 0.0.9"], ["persist 0.1.0"], ["persist 0.0.9"]
+        ]  # fmt: skip
+        for told_of in ledger.values():
+            [of_release] = [count for name, count in told_of.items() if name not in REQUEST_KINDS]
+            of_kinds = [told_of[kind] for kind in REQUEST_KINDS]
+            assert of_release == (sum(n for n, _ in of_kinds), sum(n for _, n in of_kinds))
+        first = min(ledger) * 3600
+        seen = {each.release: each.hour for each in health_of(client).releases}
+        assert seen == {"0.0.9": moment_text(first + 2 * 3600), "0.1.0": moment_text(first + 3600)}
 
 
 def test_objects_that_are_there_are_puts_though_nobody_told() -> None:

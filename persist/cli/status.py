@@ -129,7 +129,14 @@ def print_health(health: "Health") -> None:
         right=(2,),
         spare=("such as",),
     )
-    _section("clients", [*health.clients.items()], ("",), lambda client: client)
+    _section(
+        "clients",
+        health.clients,
+        ("release", "does", "wrote last"),
+        lambda c: (c.client, c.release or "?", c.does, c.at or "-"),
+        spare=("does",),
+    )
+    _section("releases that told of a day", health.releases, ("last",), lambda r: (r.release, r.hour))
 
 
 def _section(

@@ -60,7 +60,7 @@ from persist.engine.reading import (
     snapshots_together,
     upserts,
 )
-from persist.engine.requests import REQUEST_KINDS, requests_told
+from persist.engine.requests import REQUEST_KINDS, releases_told, requests_told
 from persist.engine.resolver import REASON, Late, split_late
 from persist.engine.telling import (
     About,

@@ -3,8 +3,9 @@
 Each process counts its own requests (`MeteredBlob`). A client that writes adds its counts to the property
 `requests.hours` of the location, a JSON object:
 
-    { "<hours since 1970>": { "PUT" | "GET" | "LIST" | "DELETE": [requests, bytes] } }
+    { "<hours since 1970>": { "PUT" | "GET" | "LIST" | "DELETE" | "persist <release>": [requests, bytes] } }
 
+A release has the sum of all kinds that its clients told: so the ledger says which releases were in use, and when.
 It does so by a record of its own, every `TELL_S` and when it closes, if at least `TELL_MIN` requests were not told yet.
 So telling adds one request to a hundred at most, and none to a commit. The record names the version that it adds to:
 if another client told something first, it is made again from that. Hours before the last `HOURS_KEPT` are left out.
@@ -28,11 +29,13 @@ from persist.errors import DescriptionMoved, Indeterminate, PersistError
 from persist.log import Words, kinds
 from persist.replica import Follower
 from persist.state import About
+from persist.version import __version__
 from persist.write import CommitFuture, Step
 
 logger = logging.getLogger(__name__)
 REQUESTS: Final = "requests.hours"  # A property of the location.
 KIND_OF = {"create": "PUT", "set": "PUT", "get": "GET", "list": "LIST", "delete": "DELETE"}
+RELEASE: Final = "persist "  # What stands before a release.
 REQUEST_KINDS = tuple(dict.fromkeys(KIND_OF.values()))
 TELL_S = 900.0
 TELL_MIN = 100
@@ -49,6 +52,14 @@ def requests_told(about: About) -> Ledger:
         return msgspec.json.decode(about.properties.get(REQUESTS, "{}"), type=Ledger)
     except msgspec.MsgspecError:
         return {}
+
+
+def releases_told(about: About) -> dict[str, int]:
+    """Return the releases of the clients that told of their requests, and the start of the last such hour, in s."""
+    hours = sorted(requests_told(about).items())
+    return {
+        name.removeprefix(RELEASE): hour * HOUR_S for hour, told in hours for name in told if name.startswith(RELEASE)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +141,12 @@ def _added(about: About, untold: Mapping[tuple[str, str], int], now_ms: int) -> 
     hour = now_ms // 1000 // HOUR_S
     kept = {at: told for at, told in requests_told(about).items() if hour - HOURS_KEPT < at <= hour + 1}
     present = kept.get(hour, {})
-    kept[hour] = {
-        kind: (requests + untold.get((kind, "requests"), 0), size + untold.get((kind, "bytes"), 0))
-        for kind in REQUEST_KINDS
+    counts = Counter(dict(untold))
+    for what in ("requests", "bytes"):
+        counts[RELEASE + __version__, what] = sum(n for (_, counted), n in untold.items() if counted == what)
+    kept[hour] = present | {
+        kind: (requests + counts[kind, "requests"], size + counts[kind, "bytes"])
+        for kind in (*REQUEST_KINDS, RELEASE + __version__)
         for requests, size in [present.get(kind, (0, 0))]
     }
     return msgspec.json.encode(kept).decode()

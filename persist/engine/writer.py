@@ -5,7 +5,6 @@ its finalizers stop the threads. `OpenOptions` says how a location is opened, fo
 """
 
 import os
-import socket
 import threading
 import uuid
 import weakref
@@ -22,6 +21,7 @@ from persist.engine.resolver import KeyedQueue, Resolver
 from persist.errors import WriterFenced
 from persist.hold import ConsumerLeases, Leases
 from persist.log import kinds
+from persist.names import new_client_name
 from persist.read import PartCaches, PartReader
 from persist.replica import Follower
 from persist.settings import Settings
@@ -103,7 +103,7 @@ class Writer:
         self._follower = follower
         self._pool = pool
         self._settings = settings
-        self.name = name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.name = name = new_client_name()
         budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
         self.committer = committer = Committer(
             blob, follower, pool, clock, name, budget, deadline_s, settings.look_back

@@ -1,7 +1,8 @@
 """How a location fares: what lags, who keeps history back, what waits to be deleted, and what is due.
 
 All of it comes from one look at the log: the state at one seqno, the states of collections (`survey`), and its newest
-record. Bytes of what waits for the collector are not in the log, so those of up to `LISTED_MAX` collections are listed.
+records. Bytes of what waits for the collector are not in the log, so those of up to `LISTED_MAX` collections are
+listed.
 Nothing is written, and no data is read.
 
 - A *lag* is how far an upper is behind the clock, in seconds; only moments have one. A view is *behind* if its upper is
@@ -12,7 +13,7 @@ Nothing is written, and no data is read.
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -22,10 +23,11 @@ import persist
 from persist.codecs import TIME_MAX
 from persist.compact import must_destroy, next_work
 from persist.egress import SINK
-from persist.engine import failures_of
-from persist.facts.surveys import THREADS, Facts, KnownFacts, hold_for_people, names_by_id
+from persist.engine import failures_of, releases_told
+from persist.facts.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
 from persist.ingest import BEHIND, SOURCE
-from persist.log import collection_part, listed_checkpoints, listed_records, read_record, table_root
+from persist.log import collection_part, kinds, listed_checkpoints, listed_records, read_record, table_root
+from persist.names import release_of
 from persist.replica import STALE_AFTER_S
 from persist.shown import moment_text
 from persist.state import CollectionState, Dropped, LocationState, is_waited_for
@@ -33,6 +35,8 @@ from persist.state import due as events_due
 from persist.upkeep import named_in, sharers
 
 LISTED_MAX = 64
+READS = (kinds.GrantLease, kinds.EndLease, kinds.SetHold, kinds.ReleaseHold)  # What one who reads commits.
+RECENT = 16  # Records that are looked at, all at once, for who made them.
 
 
 @dataclass(frozen=True)
@@ -156,13 +160,39 @@ class Due:
 
 
 @dataclass(frozen=True)
+class ClientSeen:
+    """A client that reads or writes.
+
+    Attributes:
+        release: of the library that it runs; None of one that does not say it, as releases before 0.1.0 did not.
+        does: "reads", "writes", "reads, writes" or "writes exclusively".
+        at: when it wrote last; None if the newest records are others'.
+    """
+
+    client: str
+    release: str | None
+    does: str
+    at: str | None
+
+
+@dataclass(frozen=True)
+class ReleaseSeen:
+    """A release of which clients told how much they asked of the store, and the full hour in which one did last."""
+
+    release: str
+    hour: str
+
+
+@dataclass(frozen=True)
 class Health:
     """All of it, as of one seqno.
 
     Attributes:
         written_at: when its newest record was made, by the clock of its writer; None if that record is gone.
         format: with which number of the format the newest record was written.
-        clients: who reads or writes: leases and the exclusive writer, by holder, and the writer of the newest record.
+        clients: who reads or writes: the holders of leases, the exclusive writer, and who made the `RECENT` newest
+            records.
+        releases: those of clients that wrote in the last day, as they told (`persist.engine.requests`).
         live_bytes, history_bytes: see the module; waiting_bytes is None if not all of it was listed.
     """
 
@@ -182,7 +212,8 @@ class Health:
     kept_back: tuple[KeptBack, ...]
     waiting: tuple[Waiting, ...]
     due: tuple[Due, ...]
-    clients: Mapping[str, str]
+    clients: tuple[ClientSeen, ...]
+    releases: tuple[ReleaseSeen, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it for programs."""
@@ -190,16 +221,19 @@ class Health:
 
 
 def health_of(client: "persist.Client", now_s: float | None = None, *, known: KnownFacts | None = None) -> Health:
-    """Return how a location fares. Cost: that of `survey` of all collections, a GET, and the listings.
+    """Return how a location fares. Cost: that of `survey` of all collections, the newest records, and the
+    listings.
 
     Args:
         known: of an earlier look, so that only what has changed since is read.
     """
     now_s = time.time() if now_s is None else now_s
     state = client.engine.follower.refresh()
-    all_facts = (known or KnownFacts(client)).of(state.names())
+    known = known or KnownFacts(client)
+    all_facts = known.of(state.names())
     names, by_id = names_by_id(client), {facts.contents.id: facts for facts in all_facts}
-    record = read_record(client.engine.blob, state.seqno)
+    recent = _recent(client, known, state.seqno, state.control.log_floor)
+    record = recent[0] if recent else None
     shown = [facts for facts in all_facts if not facts.name.startswith(".")]
     waiting = waiting_blobs(client, now_s)
     views = [_view_lag(facts, by_id) for facts in shown if facts.contents.view is not None]
@@ -222,7 +256,10 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
         kept_back=tuple(each for facts in all_facts for each in _kept_back(facts, names, state.control)),
         waiting=tuple(waiting),
         due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
-        clients=_clients(state.control, None if record is None else record.writer),
+        clients=_clients(state.control, recent),
+        releases=tuple(
+            ReleaseSeen(release, moment_text(hour_s)) for release, hour_s in releases_told(state.control.about).items()
+        ),
     )
 
 
@@ -463,11 +500,34 @@ def _is_unresolved(contents: CollectionState) -> bool:
     return contents.keyed is not None and bool(events_due(contents, contents.upper_times))
 
 
-def _clients(control: LocationState, newest_writer: str | None) -> dict[str, str]:
-    leases = Counter(lease.holder for lease in control.leases.values())
-    clients = dict.fromkeys(leases, "reads")
-    if newest_writer is not None:
-        clients[newest_writer] = "wrote last" + (", and reads" if newest_writer in leases else "")
+def _recent(client: "persist.Client", known: KnownFacts, newest: int, floor: int) -> list[Made]:
+    """Return who made the newest records that are there, the newest first; what is not known is read at once."""
+    seqnos = range(newest, max(floor, newest + 1 - RECENT) - 1, -1)
+    unknown = [seqno for seqno in seqnos if seqno not in known.made]
+    with ThreadPoolExecutor(THREADS, "persist-recent") as threads:
+        records = [*threads.map(lambda seqno: read_record(client.engine.blob, seqno), unknown)]
+    fresh = {
+        each.seqno: Made(
+            each.writer, each.written_ms, each.format, not all(isinstance(m, READS) for m in each.mutations)
+        )
+        for each in records
+        if each is not None
+    }
+    known.made = {seqno: made for seqno in seqnos if (made := fresh.get(seqno) or known.made.get(seqno)) is not None}
+    return [*known.made.values()]
+
+
+def _clients(control: LocationState, recent: Sequence[Made]) -> tuple[ClientSeen, ...]:
+    wrote: dict[str, int] = {}
+    for made in recent:
+        if made.writes:
+            wrote.setdefault(made.writer, made.written_ms)
+    reads = {lease.holder for lease in control.leases.values()}
+    does = {client: "reads, writes" if client in reads else "writes" for client in wrote}
+    does |= dict.fromkeys(reads - {*wrote}, "reads")
     if control.writer is not None:
-        clients[control.writer.holder] = "writes exclusively"
-    return clients
+        does[control.writer.holder] = "writes exclusively"
+    return tuple(
+        ClientSeen(client, release_of(client), what, moment_text(wrote[client] / 1000) if client in wrote else None)
+        for client, what in sorted(does.items(), key=lambda each: -wrote.get(each[0], 0))
+    )

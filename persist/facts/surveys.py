@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import persist
 from persist.blob import MissingBlob
@@ -148,10 +148,24 @@ def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
             yield from (Facts(each) for each in found if each is not None)
 
 
+class Made(NamedTuple):
+    """Who made a record, when, in which format, and whether it says more than what a reader needs."""
+
+    writer: str
+    written_ms: int
+    format: int
+    writes: bool
+
+
 class KnownFacts:
-    """The facts of collections as they are at each look: only of those that have changed since is anything read."""
+    """The facts of collections as they are at each look: only of those that have changed since is anything read.
+
+    Attributes:
+        made: who made the newest records, by their seqnos; kept for `persist.facts.health`.
+    """
 
     def __init__(self, client: "persist.Client") -> None:
+        self.made: dict[int, Made] = {}
         self._client = client
         self._known: dict[str, tuple[CollectionEntry, Facts]] = {}
 

@@ -15,7 +15,7 @@ A record is
     commit      32 hex digits, drawn anew for every commit: how a client that lost the answer knows its own record
     previous    the commit of the record before this one, null at seqno 0: so a log is one chain, and whoever follows it
                 notices that a record was lost or exchanged, or that all were rolled back
-    writer      free text naming the client, for people
+    writer      free text naming the client and its release, for people
     epoch       the seqno at which the writer opened the location exclusively, null if it did not
     written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
     submitted   whose operations these are that were committed for others (`persist.replica.log_queries`)

@@ -21,7 +21,7 @@ export async function openHealth() {
     list("lagging", told.lagging, ["collection", "upper", "behind", "not sealed"], (l) => [linkTo(l.collection), time(l.upper, l.upper_moment), duration(l.behind_s), l.unsealed ? counted(l.unsealed) : "–"], "No times are moments, so no lag is known.");
     list("holds", told.holds, ["collection", "held by", "process", "time", "keeps history back"], (h) => [linkTo(h.collection), h.hold, h.holder ?? "–", time(h.time, h.moment), h.keeps_back ? "yes" : "no"], "Nobody holds history.");
     list("waiting", told.waiting, ["collection", "why", "size", "until", "waits for"], (w) => [w.collection, w.why, w.bytes === null ? "?" : bytes(w.bytes), w.until, w.waits_for], "Nothing waits to be deleted.");
-    list("clients", Object.entries(told.clients), ["client", "does"], (c) => c, "No client has a lease.");
+    list("clients", told.clients, ["client", "release", "does", "wrote last"], (c) => [c.client, c.release ?? "?", c.does, c.at ?? "–"], "No client is known.");
     for (const name of ["views", "sources", "sinks", "followers", "lagging", "holds", "waiting"]) {
       const left = told[`${name}_total`] - told[name].length;
       const notes = left ? [`${counted(left)} more are not shown: persist status --json has them.`] : [];
