@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist.cli.command import OK, PROBLEMS, command
+from persist.cli.listing import Listing
 from persist.cli.place import Place, storage_options, tell_done
-from persist.cli.text import print_json, say, worded
+from persist.cli.reading import Format, Output
+from persist.cli.text import say, worded
 
 if TYPE_CHECKING:  # Loading it takes long.
-    from persist.backup import Copied
+    from persist.backup import Copied, Verified
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A folder or URL of another place.")]
 TargetOptions = Annotated[
@@ -29,6 +31,9 @@ TargetFile = Annotated[
 LeaveOut = Annotated[
     bool, typer.Option("--leave-out-damaged", help="Copy all the rest although parts are damaged or lost; status 1.")
 ]
+
+
+PROOFS = Listing(kinds={"of": "string", "as_of": "int64", "digest": "string", "wrong": "string"}, shown={})
 
 
 @command
@@ -78,19 +83,32 @@ def verify(
     ] = None,
     target_option: TargetOptions = None,
     target_options_file: TargetFile = None,
+    format: Format = None,
+    output: Output = None,
 ) -> int:
-    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong."""
+    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong.
+
+    JSON has all of it; other formats have the digest of each collection, and what is wrong.
+    """
     from persist.backup import verify
 
     options = _target_options(at, against or "", target_option, target_options_file)
     proof = verify(at.location, against, storage_options=at.options, against_options=options, settings=at.settings())
     if proof.seqno < 0:
         raise at.nothing(at.location)
-    if at.as_json:
-        print_json({**asdict(proof), "is_whole": proof.is_whole})
-    else:
-        say(worded(str(proof)))
+    document = {**asdict(proof), "is_whole": proof.is_whole}
+    PROOFS.write_of(at, document, lambda: say(worded(str(proof))), lambda: _proofs(proof), format, output)
     return OK if proof.is_whole else PROBLEMS
+
+
+def _proofs(proof: "Verified") -> list[dict[str, Any]]:
+    """Return a row for each collection, and one for each blob that is wrong."""
+    names = [*proof.digests, *(name for name in proof.differences if name not in proof.digests)]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        time, digest = proof.digests.get(name, (None, None))
+        rows.append({"of": name, "as_of": time, "digest": digest, "wrong": proof.differences.get(name)})
+    return rows + [{"of": each.blob, "as_of": None, "digest": None, "wrong": each.what} for each in proof.problems]
 
 
 def _copied(at: Place, target: str, leave_out_damaged: bool, option: list[str] | None, file: str | None) -> int:

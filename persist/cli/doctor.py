@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from persist.cli.command import OK, PROBLEMS, command
 from persist.cli.listing import Listing
 from persist.cli.place import FAR, Place
 from persist.cli.reading import Format, Output
-from persist.cli.text import say, shown, worded
+from persist.cli.text import say, worded
 from persist.shown import counted, duration
 
 JAVA_MIN = 17
@@ -71,12 +70,10 @@ def doctor(
 
 def _print(findings: list[Finding]) -> None:
     indent = " " * (len(LEFT_OUT) + 2)
-    width = max(len(indent) + 20, shutil.get_terminal_size().columns)
     for finding in findings:
-        lines = [f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}"]
-        lines += [f"{indent}{finding.advice}"] if finding.advice else []
-        for line in lines:
-            say(textwrap.fill(shown(line), width, subsequent_indent=indent, break_long_words=False))
+        say(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}", hanging=len(indent))
+        if finding.advice:
+            say(f"{indent}{finding.advice}", hanging=0)
 
 
 def _python(at: Place) -> Iterator[Finding]:

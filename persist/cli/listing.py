@@ -1,5 +1,6 @@
 """Lists of facts: tables for people, every format for programs, and the screen that shows them again as they change."""
 
+import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -52,6 +53,27 @@ class Listing:
         schema = pa.schema([(name, pa.list_(pa.string()) if name in lists else kind) for name, kind in kinds.items()])
         write_rows(schema, [pa.RecordBatch.from_pylist([*rows], schema)], wanted, output, None, in_order=True)
 
+    def write_of(
+        self,
+        at: Place,
+        document: Mapping[str, Any],
+        show: Callable[[], None],
+        rows: Callable[[], Sequence[Mapping[str, Any]]],
+        format: str | None,
+        output: str | None,
+    ) -> None:
+        """Write what is more than a list: a screen for people, all of it as one JSON object, or its list as rows."""
+        from persist.cli.rows_out import format_of, opened
+
+        wanted = format_of(format, output, at.as_json)
+        if wanted == "json":
+            with opened(output) as file:
+                file.write(json.dumps(document, default=str).encode() + b"\n")
+        elif wanted == "table" and output is None:
+            show()
+        else:
+            self.write(at, rows(), wanted, output)
+
     def print(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print rows as a table."""
         head = [*self.shown]
@@ -94,12 +116,17 @@ def show_listing(
     watch: bool,
 ) -> None:
     """Write what a look gives; or watch it as a table."""
-    if not watch:
+    check_watch(at, format, output, watch=watch)
+    if watch:
+        watch_screen(client, look, listing.print)
+    else:
         listing.write(at, look(), format, output)
-        return
-    if at.as_json or output is not None or format not in (None, "table"):
+
+
+def check_watch(at: Place, format: str | None, output: str | None, *, watch: bool) -> None:
+    """Refuse to watch what has an end."""
+    if watch and (at.as_json or output is not None or format not in (None, "table")):
         raise persist.InvalidUsage("--watch shows a table, again and again: leave the format and --output out")
-    watch_screen(client, look, listing.print)
 
 
 def watch_screen(client: "Client", look: Callable[[], T], show: Callable[[T], None]) -> None:

@@ -10,7 +10,7 @@ from persist.cli.command import OK, Name, command
 from persist.cli.listing import Listing, Watch, column, show_listing, time_column
 from persist.cli.place import Place
 from persist.cli.reading import Format, Output
-from persist.cli.text import print_json, say, tell
+from persist.cli.text import say, tell
 from persist.shown import moment_text
 
 
@@ -78,18 +78,22 @@ def ls(
     return OK
 
 
+COLUMNS = Listing(kinds={"side": "string", "name": "string", "type": "string"}, shown={})
+
+
 @command
-def show(at: Place, collection: Name) -> int:
-    """Show one collection: schema, times, holds, history, keyframes, sizes, and what reading it costs."""
+def show(at: Place, collection: Name, format: Format = None, output: Output = None) -> int:
+    """Show one collection: schema, times, holds, history, keyframes, sizes, and what reading it costs.
+
+    JSON has all of it; other formats have the columns.
+    """
     from persist.cli.portrait import print_portrait
     from persist.facts import portrait
 
     with at.reading() as client:
         summary = portrait(client, client.load(collection))
-    if at.as_json:
-        print_json(summary.as_json())
-    else:
-        print_portrait(summary)
+    document = summary.as_json()
+    COLUMNS.write_of(at, document, lambda: print_portrait(summary), lambda: document["columns"], format, output)
     return OK
 
 

@@ -77,7 +77,7 @@ def _written(
     if format in ("parquet", "arrow") and output is None and sys.stdout.isatty():
         raise InvalidUsage(f"--format {format} is not for a terminal: say --output FILE, or pipe it into a program")
     rows = 0
-    with _opened(output) as file:
+    with opened(output) as file:
         writer = row_writer(schema, format, file)
         try:
             for batch in _limited(batches, limit):
@@ -125,7 +125,8 @@ def _cell(value: object) -> str:
 
 
 @contextmanager
-def _opened(output: str | None) -> Iterator[BinaryIO]:
+def opened(output: str | None) -> Iterator[BinaryIO]:
+    """Open what is written to: standard output if no file is named."""
     if output is None:
         with _named("standard output"):
             yield sys.stdout.buffer

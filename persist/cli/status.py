@@ -1,15 +1,14 @@
 """How a location fares, on one screen: status; and what waits for the collector: gc --explain."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
 
-import typer
-
-import persist
 from persist.cli.command import OK, command
-from persist.cli.listing import Listing, Watch, column, watch_screen
+from persist.cli.listing import Listing, Watch, check_watch, column, watch_screen
 from persist.cli.place import Place
-from persist.cli.text import print_json, print_table, say
+from persist.cli.reading import Format, Output
+from persist.cli.text import print_table, say
 from persist.shown import counted, duration
 
 if TYPE_CHECKING:
@@ -30,28 +29,37 @@ WAITING = Listing(
 )  # fmt: skip
 
 
+LAGS = Listing(
+    kinds={
+        "collection": "string", "upper": "int64", "upper_moment": "string", "behind_s": "float64", "unsealed": "int64"
+    },
+    shown={},
+)  # fmt: skip
+
+
 @command
-def status(
-    at: Place,
-    format: Annotated[str, typer.Option("--format", "-f", help="table, or json for all of it.")] = "table",
-    watch: Watch = False,
-) -> int:
-    """Show how a location fares: what lags, who keeps history back, what waits to be deleted, and what is due."""
+def status(at: Place, format: Format = None, output: Output = None, watch: Watch = False) -> int:
+    """Show how a location fares: what lags, who keeps history back, what waits to be deleted, and what is due.
+
+    JSON has all of it; other formats have the collections and how far they have come.
+    """
     from persist.facts import KnownFacts, health_of
 
-    if format not in ("table", "json"):
-        raise persist.InvalidUsage(f"--format {format!r} is none of a status: use table, or json for all of it")
-    is_json = at.as_json or format == "json"
-    if watch and is_json:
-        raise persist.InvalidUsage("--watch shows a screen, again and again: leave JSON out")
+    check_watch(at, format, output, watch=watch)
     with at.reading() as client:
         if watch:
             known = KnownFacts(client)
             watch_screen(client, lambda: health_of(client, known=known), print_health)
-        elif is_json:
-            print_json(health_of(client).as_json())
-        else:
-            print_health(health_of(client))
+            return OK
+        health = health_of(client)
+    LAGS.write_of(
+        at,
+        health.as_json(),
+        lambda: print_health(health),
+        lambda: [asdict(lag) for lag in health.collections],
+        format,
+        output,
+    )
     return OK
 
 

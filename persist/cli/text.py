@@ -10,8 +10,8 @@ On a terminal, a table is as wide as its values, or else as the terminal:
 3. a first column that is too wide is narrowed: a longer name is a line of its own, above the rest of its row;
 4. each column becomes a line of its row.
 
-Where the output is no terminal, nothing is cut, and columns are aligned, so that other programs can cut lines into
-words.
+Lines of text are broken between words there. Where the output is no terminal, nothing is cut or broken, and columns
+are aligned, so that other programs can cut lines into words.
 """
 
 import os
@@ -19,7 +19,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from persist.shown import aligned, text_width
 
@@ -41,14 +41,34 @@ def cell(value: object) -> str:
     return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
 
 
-def say(text: str) -> None:
-    """Print lines of text for people."""
-    print(shown(text, lines=True))
+def say(text: str, *, hanging: int = 2) -> None:
+    """Print lines of text for people; hanging is the indent of what a narrow terminal has no room for."""
+    _print_lines(text, sys.stdout, hanging)
 
 
 def tell(text: str) -> None:
     """Print a remark beside the output."""
-    print(shown(text, lines=True), file=sys.stderr)
+    _print_lines(text, sys.stderr, 0)
+
+
+def _print_lines(text: str, stream: TextIO, hanging: int) -> None:
+    lines = shown(text, lines=True).split("\n")
+    if stream.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [part for line in lines for part in wrapped(line, width, hanging)]
+    print(*lines, sep="\n", file=stream)
+
+
+def wrapped(line: str, width: int, hanging: int) -> list[str]:
+    """Return a line in parts that fit into a width, all but the first one indented; a longer word stays whole."""
+    indent = " " * min(len(line) - len(line.lstrip()) + hanging, width // 2)
+    parts = [""]
+    for word in re.findall(r"\s*\S+", line):
+        if parts[-1].strip() and text_width(parts[-1] + word) > width:
+            parts.append(indent + word.lstrip())
+        else:
+            parts[-1] += word
+    return parts
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:

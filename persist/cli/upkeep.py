@@ -11,6 +11,7 @@ import typer
 
 import persist
 from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command, stopped_by_sigterm
+from persist.cli.listing import Listing
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import Format, Output
 from persist.cli.status import WAITING
@@ -239,6 +240,12 @@ def _explained(at: Place, format: str | None, output: str | None) -> int:
     return OK
 
 
+PROBLEM_ROWS = Listing(
+    kinds={"kind": "string", "blob": "string", "collection": "string", "what": "string", "advice": "string"}, shown={}
+)
+MEASURES = Listing(kinds={"what": "string", "count": "int64", "seconds": "float64", "a_second": "float64"}, shown={})
+
+
 @command
 def fsck(
     at: Place,
@@ -256,8 +263,13 @@ def fsck(
         ),
     ] = False,
     shallow: Annotated[bool, typer.Option("--shallow", help="Do not read parts, only look for them.")] = False,
+    format: Format = None,
+    output: Output = None,
 ) -> int:
-    """Verify everything that a location holds, and repair what can be repaired; status 1 if problems are left."""
+    """Verify everything that a location holds, and repair what can be repaired; status 1 if problems are left.
+
+    JSON has all that was found; other formats have the problems that are left.
+    """
     report = persist.fsck(
         at.location,
         repair=repair,
@@ -269,13 +281,11 @@ def fsck(
     )
     if report.is_empty:
         raise at.nothing(report.url)
-    if at.as_json:
-        document = asdict(report)
-        print_json(
-            {**document, "unreferenced": [{**e, "advice": worded(e["advice"])} for e in document["unreferenced"]]}
-        )
-    else:
-        say(worded(str(report)))
+    document = asdict(report)
+    document["unreferenced"] = [{**each, "advice": worded(each["advice"])} for each in document["unreferenced"]]
+    PROBLEM_ROWS.write_of(
+        at, document, lambda: say(worded(str(report))), lambda: document["problems_left"], format, output
+    )
     return PROBLEMS if report.problems_left else OK
 
 
@@ -284,14 +294,13 @@ def bench(
     at: Place,
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Of the collection that is written.")] = 100_000,
     commits: Annotated[int, typer.Option(min=1, max=1000, help="Small commits, one after the other.")] = 20,
+    format: Format = None,
+    output: Output = None,
 ) -> int:
     """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
     with at.writing(may_be_new=True) as client:
         measures = measure(client, rows, commits)
-    if at.as_json:
-        print_json(measures)
-    else:
-        print_measures(measures)
+    MEASURES.write_of(at, measures, lambda: print_measures(measures), lambda: measure_rows(measures), format, output)
     return OK
 
 
@@ -328,6 +337,17 @@ def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]
         }
     finally:
         made.drop().result()
+
+
+def measure_rows(measures: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each thing that was measured; of commits, what the median one took."""
+    took = (
+        ("write and seal", measures["rows"], measures["write_s"], measures["rows"]),
+        ("read", measures["rows"], measures["read_s"], measures["rows"]),
+        ("commit of a row", measures["commits"], measures["commit_median_s"], 1),
+        ("look-up", LOOKUPS, measures["lookup_100_keys_s"], LOOKUPS),
+    )
+    return [{"what": what, "count": n, "seconds": s, "a_second": of / s} for what, n, s, of in took]
 
 
 def print_measures(measures: dict[str, Any]) -> None:

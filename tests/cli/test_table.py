@@ -5,8 +5,10 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.cli.main import main
-from persist.cli.text import print_table
+from persist.cli.text import print_table, say, wrapped
 from persist.shown import text_width
 from tests.tiers import examples
 
@@ -28,6 +30,11 @@ CELLS = st.tuples(
     st.text("pq", max_size=20),
     st.text("rs", max_size=20),
 )
+
+
+def read_stream(path: str) -> pa.Table:
+    with pa.OSFile(path) as file, pa.ipc.open_stream(file) as stream:
+        return stream.read_all()
 
 
 def printed(rows: list[tuple[object, ...]], width: int) -> tuple[list[str], str]:
@@ -141,3 +148,83 @@ def test_what_is_watched_is_shown_again_when_it_changes_and_ends_well(place: str
         watching.send_signal(signal.SIGINT)
         watching.stdout.read()
     assert watching.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "columns", "first"),
+    [
+        (["status"], ["collection", "upper", "upper_moment", "behind_s", "unsealed"], ["orders", ..., ..., ..., 0]),
+        (["show", "orders"], ["side", "name", "type"], ["key", "id", "int64"]),
+        (["fsck"], ["kind", "blob", "collection", "what", "advice"], None),
+        (["verify"], ["of", "as_of", "digest", "wrong"], ["orders", ..., ..., None]),
+        (["bench", "--rows", "10", "--commits", "1"], ["what", "count", "seconds", "a_second"], ["write and seal", 10]),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_what_is_more_than_a_list_has_every_format(
+    command: list[str], columns: list[str], first: list[object] | None, tmp_path: Path, capsys: Printed
+) -> None:
+    place = str(tmp_path / "shop")
+    with persist.open(place) as client:
+        client.write("orders", [{"id": 1}], key=["id"]).result()
+    call = [command[0], place, *command[1:]]
+    for suffix, read in (("parquet", pq.read_table), ("csv", csv.read_csv), ("arrow", read_stream)):
+        file = str(tmp_path / f"rows.{suffix}")
+        assert main([*call, "--output", file]) == 0
+        table = read(file)
+        assert table.column_names == columns
+        rows = [[*row.values()] for row in table.to_pylist()]
+        if first is None:
+            assert rows == []
+        else:
+            assert all(
+                a is ... or a == (b or None if a is None else b) for a, b in zip(first, rows[0], strict=False)
+            ), rows
+    capsys.readouterr()
+    assert main([*call, "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].replace('"', "") == ",".join(columns)
+    assert main([*call, "--format", "json", "--output", str(tmp_path / "all.json")]) == 0
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert main([*call, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == document.keys()
+    assert main([*call, "--format", "yaml"]) == 2
+    assert "--format 'yaml' is no format: use one of table, csv, json" in capsys.readouterr().err
+
+
+def test_a_damaged_location_gives_rows_of_what_is_wrong(tmp_path: Path, capsys: Printed) -> None:
+    place = tmp_path / "shop"
+    with persist.open(place, settings=persist.Settings(background=False)) as client:
+        client.write("orders", pa.table({"id": range(50_000)}), key=["id"]).result()
+    [part] = place.glob("part/*/*.parquet")
+    part.write_bytes(part.read_bytes()[:-1] + b"!")
+    for command in ("fsck", "verify"):
+        assert main([command, str(place), "--format", "csv"]) == 1
+        assert part.name in capsys.readouterr().out
+
+
+@given(
+    st.lists(st.text("ab漢é", min_size=1, max_size=12), max_size=12),
+    st.integers(0, 8),
+    st.integers(1, 40),
+    st.integers(0, 10),
+)
+@settings(max_examples=examples(300))
+def test_a_line_is_broken_between_words_alone(words: list[str], indent: int, width: int, hanging: int) -> None:
+    line = " " * indent + " ".join(words)
+    parts = wrapped(line, width, hanging)
+    assert " ".join(parts).split() == line.split()
+    for part in parts:
+        assert text_width(part) <= width or len(part.split()) == 1
+    for part, after in pairwise(parts):
+        assert text_width(f"{part} {after.split()[0]}") > width, "it would have fitted"
+    if text_width(line.rstrip()) <= width:
+        assert parts == [line.rstrip()]
+
+
+def test_lines_are_broken_on_a_terminal_and_nowhere_else(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    say("one two three four five six")
+    assert capsys.readouterr().out == "one two three four five six\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    say("one two three four five six\n\n  seven")
+    assert capsys.readouterr().out == "one two three four\n  five six\n\n  seven\n"

@@ -27,7 +27,7 @@ ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
 CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"} | ROWS_OUT),
     "backup": ([backup.backup], {"target_options_file"}),
-    "bench": ([], {"rows", "commits"}),
+    "bench": ([], {"rows", "commits"} | ROWS_OUT),
     "changes": ([Collection.changes], LIMITED),
     "clone": ([Client.clone], {"name"}),  # Its `target`.
     "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
@@ -43,7 +43,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "evolve": ([Collection.evolve, persist.Keyed], set()),
     "index": ([Collection.index, Collection.drop_index], {"drop"} | ROWS_OUT),
     "export": ([Collection.snapshot], {"target"}),
-    "fsck": ([Client.fsck], {"shallow"}),  # Its `deep=False`.
+    "fsck": ([Client.fsck], {"shallow"} | ROWS_OUT),  # Its `deep=False`.
     "gc": ([Client.gc], {"explain"} | ROWS_OUT),
     "hold": ([Collection.hold], set()),
     "holds": ([], {"collections", "watch"} | ROWS_OUT),
@@ -62,8 +62,8 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "revert": ([Collection.restore], set()),
     "seal": ([Collection.seal], {"for_ever"}),
     "serve": ([Client.serve], {"metrics", "sql_memory"}),  # Its `sql_memory_bytes`, in MB.
-    "show": ([], set()),
-    "status": ([], {"format", "watch"}),
+    "show": ([], ROWS_OUT),
+    "status": ([], {"watch"} | ROWS_OUT),
     "sql": ([Client.sql], LIMITED),
     "tag": ([Collection.tag], set()),
     "tags": ([], ROWS_OUT),
@@ -73,7 +73,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "untag": ([Collection.untag], set()),
     "upgrade": ([Client.upgrade], set()),
     "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
-    "verify": ([backup.verify], {"target_option", "target_options_file"}),  # Its `against_options`.
+    "verify": ([backup.verify], {"target_option", "target_options_file"} | ROWS_OUT),  # Its `against_options`.
     "view": ([Client.create_view, View.redefine], {"query", "redefine"}),
     "wait": ([Collection.changes], set()),
     "write": ([Client.write, Collection.write], ROWS_IN | {"time_column", "commit_rows", "no_key"}),
