@@ -165,7 +165,7 @@ class RetryPolicy:
     hedge_after_s: _Positive | None = None
     hedge_floor_s: _Positive = 0.05
     read_threads_max: Annotated[int, Meta(ge=1)] = 32
-    told_after_s: _Positive = 2.5  # It is looked at every now and then: within three seconds it is said.
+    told_after_s: _Positive = 1.5  # A command that takes a second to start then says it within three.
 
     def __post_init__(self) -> None:
         check_fields(self)

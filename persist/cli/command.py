@@ -19,10 +19,21 @@ from typer.core import TyperGroup
 from persist.cli.place import Place
 from persist.cli.text import tell
 
-OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 130, 143
 
 EXIT_CODES = """Exit status: 0 all is well; 1 problems are left in the location; 2 a mistake in the call; 3 somebody
-else was first; 4 the store does not answer, or the disk; 130 interrupted."""
+else was first; 4 the store does not answer, or the disk; 130 interrupted; 143 ended by SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: a command ends as if it had been interrupted, so that files and leases are given back."""
+
+
+def terminate(*_: object) -> None:
+    """Raise Terminated: what the process does on SIGTERM, where a command does not end well by itself; only once."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise Terminated
+
 
 # A list of forty commands in one piece is read from its top, so what people do first stands there. A command that no
 # section names would not be found by a newcomer: a test holds the sections against all commands.
@@ -176,6 +187,9 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
         except BrokenPipeError:  # Whoever read the output has seen enough; Click would make that status 1.
             close_output()
             return OK
+        except Terminated:  # Typer would make 130 of it.
+            tell("persist: ended by SIGTERM")
+            return TERMINATED
 
     run.__doc__ = inspect.getdoc(function)
     run.__annotations__ = kinds

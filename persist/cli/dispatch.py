@@ -28,7 +28,15 @@ from persist.cli import (
     upkeep,
     writing,
 )
-from persist.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
+from persist.cli.command import (
+    CONFLICT,
+    INTERRUPTED,
+    MISTAKE,
+    OK,
+    PROBLEMS,
+    UNAVAILABLE,
+    app,
+)
 from persist.cli.text import shown, worded
 
 # Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.

@@ -20,19 +20,23 @@ def entry() -> None:
     gc.set_threshold(100_000, 20, 20)
     _open_streams()
     _choose_allocator()
-    from persist.cli.command import INTERRUPTED, close_output
+    from persist.cli.command import INTERRUPTED, TERMINATED, Terminated, close_output, terminate
     from persist.cli.dispatch import run
 
-    status = 0
+    status, ends = 0, False
     try:
         if is_heeded:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if ends := signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, terminate)
         status = run()
         sys.stdout.flush()
     except BrokenPipeError:
         close_output()
-    except KeyboardInterrupt:  # It came between the command and here, or just before.
-        status = INTERRUPTED
+    except KeyboardInterrupt as signalled:  # It came between the command and here, or just before.
+        status = TERMINATED if isinstance(signalled, Terminated) else INTERRUPTED
+    if ends:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if is_heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(status)

@@ -1,14 +1,14 @@
 """Commands that change a schema or index it, move data in and out, and serve it: evolve, index, ingest, publish …"""
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 import persist
-from persist.cli.command import OK, Name, command, stopped_by_sigterm
+from persist.cli.command import OK, Name, Terminated, command, stopped_by_sigterm
 from persist.cli.listing import Listing, column, time_column
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import AsOf, Columns, Format, Output, Where, narrowed
@@ -301,7 +301,8 @@ def ui(
             import webbrowser
 
             webbrowser.open(page.url)
-        page.run()
+        with suppress(Terminated):
+            page.run()
     return OK
 
 

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import persist
-from persist.cli.command import OK, PROBLEMS, Name, command
+from persist.cli.command import OK, PROBLEMS, Name, Terminated, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import cell, say, tell
 from persist.facts import time_of, times_of
@@ -150,7 +151,8 @@ def tail(
         loaded = client.load(collection)
         begin = None if as_of is None else time_of(as_of)
         _tell_waiting(loaded, "what comes now is shown as it is sealed")
-        follow(loaded, begin, contents=contents, until=None if until is None else time_of(until), format=wanted)
+        with suppress(Terminated):  # It has no end of its own, so this one is as good as any.
+            follow(loaded, begin, contents=contents, until=None if until is None else time_of(until), format=wanted)
     return OK
 
 

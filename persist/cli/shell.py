@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.cli.command import OK, command
+from persist.cli.command import OK, Terminated, command
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import Format, Limit, Output
 from persist.cli.text import say, shown, tell, worded
@@ -232,7 +232,7 @@ def _typed(shell: Shell) -> int:
         while True:
             try:
                 line = input(PROMPT if lines.is_empty else MORE)
-            except EOFError:
+            except (EOFError, Terminated):
                 say("")
                 return OK
             except KeyboardInterrupt:
@@ -243,6 +243,8 @@ def _typed(shell: Shell) -> int:
             try:
                 if not all(map(shell.run, lines.fed(line))):
                     return OK
+            except Terminated:
+                return OK
             except KeyboardInterrupt:
                 tell("persist: interrupted")
             except persist.PersistError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import persist
 from persist.cli.command import SECTIONS, SectionedGroup, app
 from persist.cli.main import main
 
@@ -122,3 +123,40 @@ def test_a_shell_completes_the_commands_in_the_order_of_the_help(capsys: pytest.
     assert isinstance(group, SectionedGroup)
     context = group.make_context("persist", ["ls", "shop"])
     assert group.list_commands(context) == [name for names in SECTIONS.values() for name in names]
+
+
+@pytest.mark.parametrize(
+    "command", [["tail", "orders", "--as-of", "0", "--json"], ["ls", "--watch"], ["ui", "--port", "0", "--json"]]
+)
+def test_what_has_no_end_ends_well_by_sigterm(command: list[str], tmp_path: Path) -> None:
+    with persist.open(tmp_path) as client:
+        made = client.create_or_load("orders", key={"k": int})
+        made.write([(1, None)], time=1, seal=2).result()
+    asked = [sys.executable, "-m", "persist", command[0], str(tmp_path), *command[1:]]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
+    output = tmp_path / "rows.csv"
+    code = """if True:
+        import os, signal, sys
+        import persist.read
+        from persist.cli import rows_out
+        def batches(*_):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield
+        rows_out._limited = batches
+        from persist.cli.main import entry
+        entry()
+    """
+    with persist.open(tmp_path / "shop") as client:
+        client.write("orders", [{"id": 1}], key=["id"]).result()
+    asked = [sys.executable, "-c", code, "read", str(tmp_path / "shop"), "orders", "--output", str(output)]
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (143, "persist: ended by SIGTERM\n")
+    assert not [*tmp_path.glob("rows.csv*")], "what was begun is taken away"
