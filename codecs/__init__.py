@@ -26,11 +26,11 @@ from persist.codecs.order.sums import (
     whole_numbers,
     without_pairs,
 )
-from persist.codecs.part.decoding import bad_filter, decode_part
+from persist.codecs.part.decoding import bad_filter, decode_part, filtered
 from persist.codecs.part.describing import check_part, describe_held, described_bounds, overlaps
 from persist.codecs.part.file_reader import CheckedFooters
 from persist.codecs.part.file_writer import file_schema
-from persist.codecs.part.filters import columns_of, parts_that_may_match, with_both_zeros
+from persist.codecs.part.filters import columns_of, parts_that_may_match, ranges_that_may_match, with_both_zeros
 from persist.codecs.part.index import PartIndex, decode_groups, read_index
 from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys, parts_within
 from persist.codecs.part.lending import give_back_freed, under_way, until_the_end

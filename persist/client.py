@@ -34,7 +34,6 @@ from persist.multi_write import MultiWrite
 from persist.notify import Notify, check_token
 from persist.publish import Published, keep_tables_current, publish_together
 from persist.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
-from persist.read import ArrowResult
 from persist.settings import Location, Settings
 from persist.shown import html_rows, html_table
 from persist.timeline import Moment, Timeline, shown_time
@@ -284,11 +283,12 @@ class Client(CreatingCalls, ReadingTogether, Described):
 
     def sql(
         self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None
-    ) -> ArrowResult:
+    ) -> QueryResult | Outcome:
         """Return the answer of a query by DuckDB over the collections, all of them at one point of the log.
 
         Read it with `to_arrow()`, `to_pandas()`, `to_polars()` or `to_batches()`. Needs the package duckdb (extra
-        `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded.
+        `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded;
+        `explain()` says what is read, and by which indexes.
 
         A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO or MERGE INTO. It is done
         when this returns, and its answer is one row: the `collection`, the `rows` that it touched, the `seqno` of the

@@ -23,11 +23,13 @@ class Copies:
         theirs.close()
         self._running.append((process, mine))
 
-    def wait(self, steps: int) -> None:
-        """Wait until the oldest has made so many steps more."""
+    def wait(self, steps: int) -> list[Any]:
+        """Wait until the oldest has made so many steps more; return what it told of each."""
+        told = []
         for _ in range(steps):
             assert self._running[0][1].poll(120), "a step takes less than two minutes"
-            self._running[0][1].recv()
+            told.append(self._running[0][1].recv())
+        return told
 
     def kill(self) -> None:
         """Kill the oldest."""

@@ -13,7 +13,8 @@ without a file, guaranteed to lie within its statistics.
 
 To make a fragment takes longer than to ask it, and each plan asks thousands of parts. So parts are asked in groups:
 first whether any part of a group may match, by the least and greatest values of all of them, which are made once and
-kept; and then the parts of the groups that may.
+kept; and then the parts of the groups that may. Ranges of keys are asked in the same way: what lies between two keys is
+guaranteed, too.
 """
 
 import re
@@ -30,13 +31,13 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob import CorruptBlob
 from persist.codecs.part.part import Part, Scalar
-from persist.codecs.types.arrow_types import is_flat, key_order, scalar_from_json, scalar_to_json
+from persist.codecs.types.arrow_types import Bound, is_flat, key_order, scalar_from_json, scalar_to_json
 from persist.codecs.types.evolution import is_written_alike
 from persist.codecs.types.schema import CollectionSchema
 
 _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(\w+)\(")
-_PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in"}
+_PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in", "if_else"}
 _PLAIN_FUNCTIONS |= {"starts_with", "ends_with", "match_substring"}
 _CHECKSUM, _SCHEMA = attrgetter("checksum"), attrgetter("schema")
 _Group = tuple[str, tuple[int, ...]]  # What its parts are, and by which versions of the schema.
@@ -52,7 +53,7 @@ def with_both_zeros(filter: pc.Expression) -> pc.Expression:
     if "is_in(" not in str(filter):
         return filter
     rebuild, (serialised, *others) = filter.__reduce__()
-    batch = pa.ipc.open_file(serialised).read_all().combine_chunks().to_batches()[0]
+    batch = _literals(serialised)
     columns = [_with_both(column) for column in batch.columns]
     if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
         return filter
@@ -62,11 +63,23 @@ def with_both_zeros(filter: pc.Expression) -> pc.Expression:
     return rebuild(sink.getvalue(), *others)
 
 
-def _with_both(options: pa.Array) -> pa.Array:
-    """Return the options of a function, one row, with both zeros in their set if it has one of them."""
+def _literals(serialised: pa.Buffer) -> pa.RecordBatch:
+    """Return the literals of a filter that is serialised, and the options of its functions, as columns of one row."""
+    return pa.ipc.open_file(serialised).read_all().combine_chunks().to_batches()[0]
+
+
+def _set_of(options: pa.Array) -> int:
+    """Return where the options of a function have a set of floats; -1 if they have none."""
     kind = options.type
     at = kind.get_field_index(_SET) if pt.is_struct(kind) else -1
-    if at < 0 or not (pt.is_list(kind.field(at).type) and pt.is_floating(kind.field(at).type.value_type)):
+    is_floats = at >= 0 and pt.is_list(kind.field(at).type) and pt.is_floating(kind.field(at).type.value_type)
+    return at if is_floats else -1
+
+
+def _with_both(options: pa.Array) -> pa.Array:
+    """Return the options of a function, one row, with both zeros in their set if it has one of them."""
+    kind, at = options.type, _set_of(options)
+    if at < 0:
         return options
     item = kind.field(at).type.value_type
     values = options.field(at).flatten()
@@ -93,9 +106,16 @@ def columns_of(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] 
 
 
 def may_compare_with_nan(filter: pc.Expression) -> bool:
-    """Whether a filter has NaN among its literals or may compute it: it computes something, or is cut when printed."""
+    """Whether a filter has NaN among its literals or may compute it: it computes something."""
     text = str(filter)
-    return bool(_NAN.search(text)) or "..." in text or not _PLAIN_FUNCTIONS.issuperset(_FUNCTION.findall(text))
+    if _NAN.search(text) or not _PLAIN_FUNCTIONS.issuperset(_FUNCTION.findall(text)):
+        return True
+    return "..." in text and any(map(_has_nan, _literals(filter.__reduce__()[1][0]).columns))  # It is cut when printed.
+
+
+def _has_nan(options: pa.Array) -> bool:
+    at = _set_of(options)
+    return at >= 0 and bool(pc.any(pc.is_nan(options.field(at).flatten())).as_py())
 
 
 def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
@@ -122,6 +142,57 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
     named = columns_of(filter, schema.arrow)
     matching = _that_may_match([_guarantee(part, schema, named) for part in asked], filter, schema)
     return [asked[at] for at in matching]
+
+
+def ranges_that_may_match(
+    ranges: Sequence[tuple[Bound | None, Bound | None]],
+    filter: pc.Expression,
+    schema: CollectionSchema,
+    key: Sequence[str],
+) -> list[int]:
+    """Return the positions of the ranges of keys in which there may be a row for which a filter is true. No I/O.
+
+    Cost: some tens of µs for each range.
+
+    Args:
+        ranges: the least and the greatest key of each; None for no bound. Keys as descriptors have them.
+        schema: of what is filtered.
+        key: the columns of the keys, as schema calls them.
+    """
+    if may_compare_with_nan(filter):
+        return [*range(len(ranges))]
+    kinds = [schema.arrow.field(name).type for name in key]
+    return _that_may_match([_between(least, greatest, key, kinds) for least, greatest in ranges], filter, schema)
+
+
+def _between(
+    least: Bound | None, greatest: Bound | None, key: Sequence[str], kinds: Sequence[pa.DataType]
+) -> pc.Expression:
+    """Return what keys between two keys guarantee: columns that are equal in both, and bounds of the next one."""
+    guarantees = []
+    for at, (name, kind) in enumerate(zip(key, kinds, strict=True)):
+        field, is_open = pc.field(name), greatest is None or greatest[at] is None
+        if least is None and is_open:
+            break
+        low, high = (None if bound is None else bound[at] for bound in (least, greatest))
+        if least is not None and low is None:  # NULL is the last of all.
+            guarantees.append(field.is_null())
+        elif not is_open and low is not None:
+            guarantees.append(_column_guarantee("", kind, name, low, high, 0))
+        elif pt.is_floating(kind) or not _is_compared(kind):
+            break  # NaN is greater than all numbers, and is not as Arrow compares it.
+        elif is_open:
+            guarantees.append((field >= scalar_from_json(low, kind)) | field.is_null())
+        else:
+            guarantees.append(field <= scalar_from_json(high, kind))
+        if least is None or greatest is None or low != high:
+            break
+    return _all_of(guarantees)
+
+
+def _is_compared(kind: pa.DataType) -> bool:
+    """Whether Arrow compares values of a type."""
+    return not (pt.is_float16(kind) or pt.is_duration(kind) or pt.is_fixed_size_binary(kind))
 
 
 def _known_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
@@ -164,7 +235,7 @@ def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc
     """Return what a part guarantees of some columns of its rows."""
     stats = _stats(part, schema)
     return _all_of(
-        _column_guarantee(part.name, schema, name, part.rows, *stats[name]) for name in names if name in stats
+        _stats_guarantee(part.name, schema, name, part.rows, *stats[name]) for name in names if name in stats
     )
 
 
@@ -190,7 +261,7 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
             except (ValueError, ArithmeticError) as error:
                 raise CorruptBlob(parts[0].name, f"descriptors have wrong statistics of {name!r}: {error}") from error
             nulls = sum(each[name][2] for each in stats)
-            guarantees.append(_column_guarantee(parts[0].name, schema, name, rows, least, greatest, nulls))
+            guarantees.append(_stats_guarantee(parts[0].name, schema, name, rows, least, greatest, nulls))
     return _all_of(guarantees)
 
 
@@ -221,16 +292,22 @@ def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, S
     return known
 
 
-def _column_guarantee(
+def _stats_guarantee(
     part: str, schema: CollectionSchema, name: str, rows: int, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
     """Return what the statistics promise of a column: its bounds, or that it is NULL; None if nothing useful."""
-    type_ = schema.arrow.field(name).type
-    field = pc.field(name)
     if least is None or greatest is None:
-        return field.is_null() if nulls == rows else None
-    if pt.is_float16(type_) or pt.is_duration(type_) or pt.is_fixed_size_binary(type_):
-        return None  # Arrow cannot compare them.
+        return pc.field(name).is_null() if nulls == rows else None
+    return _column_guarantee(part, schema.arrow.field(name).type, name, least, greatest, nulls)
+
+
+def _column_guarantee(
+    part: str, type_: pa.DataType, name: str, least: Scalar, greatest: Scalar, nulls: int
+) -> pc.Expression | None:
+    """Return what it means that a column lies between two values, or is NULL; None if Arrow makes nothing of that."""
+    field = pc.field(name)
+    if not _is_compared(type_):
+        return None
     try:
         low, high = scalar_from_json(least, type_), scalar_from_json(greatest, type_)
     except ValueError as error:

@@ -30,7 +30,7 @@ from persist.engine import (
 from persist.errors import InvalidUsage
 from persist.follow import Following
 from persist.hold import Hold, HoldInfo
-from persist.index import matching_rows
+from persist.index import indexed
 from persist.read import Changes, ChangesForm, Form, Listen, Snapshot, Upserts
 from persist.timeline import Moment, Retention, Times
 from persist.write import CommitFuture
@@ -56,7 +56,8 @@ class ReadingCalls(CollectionBase):
                 it may be a moment: its contents are those of the last time that is not after it.
             columns: the columns wanted; None means all of them.
             where: a condition over key and value columns: text, such as "amount > 5 and status = 'paid'", or a
-                `pyarrow.compute` expression.
+                `pyarrow.compute` expression. If an index reads less than half of what is read without it, what passes
+                the condition is found by it (see `index`); `explain()` says so.
             form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
             schema: the version of the schema to read with, for a read that gives the same for ever; None is the newest.
             timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
@@ -65,7 +66,10 @@ class ReadingCalls(CollectionBase):
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
             SchemaMismatch, InvalidUsage: columns or condition do not fit; or a column of an older version is gone.
         """
-        return snapshot(self.handle, as_of, columns=columns, where=where, form=form, schema=schema, timeout_s=timeout_s)
+        return indexed(
+            self.handle,
+            snapshot(self.handle, as_of, columns=columns, where=where, form=form, schema=schema, timeout_s=timeout_s),
+        )
 
     def get(
         self,
@@ -78,9 +82,8 @@ class ReadingCalls(CollectionBase):
         """Return the records with certain keys, in the form in which they were asked for: see `Snapshot.get`.
 
         Args:
-            where: in place of keys, a condition as text, such as "customer_id = 5". The answer is then a table of
-                Arrow, of what `snapshot(as_of, where=where)` holds. If an index has columns for which the condition
-                names values, by = or in, and reads less, only what it has of these is read (see `index`).
+            where: in place of keys, a condition as text, such as "customer_id = 5". The answer is then what
+                `snapshot(as_of, where=where).to_arrow()` gives.
             columns: the columns wanted, with where; None means all of them.
 
         Raises:
@@ -91,7 +94,8 @@ class ReadingCalls(CollectionBase):
                 "get() takes keys, such as get([1, 2]), or where= with columns=, and not both or neither"
             )
         if where is not None:
-            return matching_rows(self.handle, where, as_of, columns)
+            with self.snapshot(as_of, where=where, columns=columns) as snapshot:
+                return snapshot.to_arrow()
         with self.snapshot(as_of) as snapshot:
             return snapshot.get(keys)
 

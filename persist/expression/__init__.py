@@ -36,7 +36,7 @@ from persist.late_names import late_names
 
 if TYPE_CHECKING:
     from persist.expression.evaluation import as_array, evaluate, together, type_of
-    from persist.expression.filters import arrow_filter, equal_values, parse_where
+    from persist.expression.filters import arrow_filter, parse_where
     from persist.expression.python_functions import (
         PythonFunction,
         add_function,
@@ -51,7 +51,7 @@ __getattr__ = late_names(
     __name__,
     {
         "evaluation": ["as_array", "evaluate", "together", "type_of"],
-        "filters": ["arrow_filter", "equal_values", "parse_where"],
+        "filters": ["arrow_filter", "parse_where"],
         "python_functions": [
             "PythonFunction",
             "add_function",

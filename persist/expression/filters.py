@@ -23,7 +23,6 @@ with NULL is neither true nor false, as in SQL.
 import operator
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,6 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, did_you_mean
-from persist.expression.evaluation import conjuncts
 from persist.expression.term import Call, Col, Lit, Term
 
 _FILTERS: dict[str, Callable[..., pc.Expression]] = {
@@ -117,25 +115,6 @@ def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
         InvalidUsage: it is no condition, names a column that there is not, or compares what cannot be compared.
     """
     return arrow_filter(_Parser(text, schema).whole(), schema.arrow)
-
-
-def equal_values(text: str, schema: CollectionSchema) -> dict[str, pa.Array]:
-    """Return the columns that have one of some values wherever a condition holds, with these values; see `parse_where`.
-
-    Values are of the types of their columns. Columns of which that cannot be told are left out.
-    """
-    values: dict[str, pa.Array] = {}
-    for part in conjuncts(_Parser(text, schema).whole()):
-        match part:
-            case Call("equal", (Col(name), Lit(value))) | Call("equal", (Lit(value), Col(name))):
-                given = pa.array([value.as_py()], value.type)
-            case Call("among", (Col(name),), (given,)):
-                pass
-            case _:
-                continue
-        with suppress(pa.ArrowException):
-            values.setdefault(name, given.drop_null().cast(schema.arrow.field(name).type))
-    return values
 
 
 class _Parser:

@@ -54,6 +54,7 @@ CAME_BETWEEN = (UpperMismatch, UpdatesBeyondUpper, HoldMoved, HoldNotFound, Coll
 def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
     """Return the index of a collection by some columns, which is made if there is none; see `Collection.index`."""
     handle.engine.writer("index")
+    handle.engine.settle()  # What was written before is in it.
     for left in reversed(range(TRIES)):
         contents = handle.contents()
         schema = contents.schema

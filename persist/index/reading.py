@@ -1,35 +1,52 @@
-"""Records found by an index: what it holds of some keys, and what has changed between its time and the one wanted."""
+"""Records found by an index: what it holds of some keys, and what has changed between its time and the one wanted.
 
-from collections.abc import Mapping, Sequence
+Steps ask for keys (`Path.records`). Reads ask for what passes a filter (`found_by_index`). An index is cut into ranges
+of its keys, and Arrow is asked whether the filter may be true between the least and the greatest key of each. So any
+filter narrows: by `=`, `in`, bounds, prefixes of several columns, or all that is joined of these by `and` and `or`.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 
 from persist.blob import MissingBlob
-from persist.codecs import CollectionSchema, Side, SortedKeys, canonical, consolidate, sort_indices
-from persist.engine import CollectionHandle, snapshot
-from persist.errors import LeaseExpired
-from persist.expression import equal_values
+from persist.codecs import (
+    CollectionSchema,
+    KeyRange,
+    Part,
+    Side,
+    SortedKeys,
+    columns_of,
+    consolidate,
+    filtered,
+    ranges_that_may_match,
+    sort_indices,
+)
+from persist.engine import CollectionHandle
 from persist.index.indexes import indexes_of
+from persist.names import index_hold
 from persist.read import (
+    Form,
     Lookup,
     PartReader,
     Scan,
     Snapshot,
     changes_scan,
     collected,
+    narrowed_scan,
     negated,
     read_changes,
+    read_snapshot,
     repeated,
     snapshot_scan,
 )
-from persist.state import CollectionState
-from persist.timeline import Moment
+from persist.state import CollectionState, erasure_number
 
 PAYS = 2  # An index is used if it reads so many times less.
-KEYS_MAX = 10_000  # That a condition may ask for.
+LEAST_BYTES = 128 << 10  # Of less, nobody notices that an index was used.
+PIECES = 32  # An index is cut into so many at a time to see which of them a filter passes.
 
 
 @dataclass(frozen=True)
@@ -118,28 +135,36 @@ def among(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:
 
 
 def paths_of(
-    handle: CollectionHandle, contents: CollectionState, schema: CollectionSchema, as_of: int, columns: Sequence[str]
+    handle: CollectionHandle,
+    contents: CollectionState,
+    schema: CollectionSchema,
+    as_of: int,
+    columns: Sequence[str],
+    *,
+    adds_key: bool = False,
 ) -> list[Path]:
     """Return how records of a collection as of a time are found by its indexes. No I/O but what is known of these.
 
     Args:
         schema: the version by which the collection is read.
-        columns: that are wanted of it.
+        columns: that are wanted of it, among which those by which an index finds have to be.
+        adds_key: want these in any case.
     """
     paths = []
     for index in indexes_of(handle):
         own, by = index.names_in(schema), index.columns_in(schema)
-        if index.as_of < 0 or by is None or not {*by} <= {*columns} <= own.keys():
+        wanted = [*columns, *(name for name in by or () if adds_key and name not in columns)]
+        if index.as_of < 0 or by is None or not {*by} <= {*wanted} <= own.keys():
             continue
         first, last = sorted((index.as_of, as_of))
         if not (contents.since.has_beyond(first) and not contents.upper.has_beyond(last)):
             continue
-        held = snapshot_scan(index.contents, index.handle.schema, index.as_of, [own[name] for name in columns])
-        new = changes_scan(contents, schema, first + 1, last + 1, columns) if first < last else None
+        held = snapshot_scan(index.contents, index.handle.schema, index.as_of, [own[name] for name in wanted])
+        new = changes_scan(contents, schema, first + 1, last + 1, wanted) if first < last else None
         paths.append(
             Path(
                 by,
-                tuple(columns),
+                tuple(wanted),
                 held.columns,
                 held,
                 new if new is not None and new.parts else None,
@@ -149,52 +174,130 @@ def paths_of(
     return paths
 
 
-def matching_rows(
-    handle: CollectionHandle, where: str, as_of: int | Moment | None, columns: Sequence[str] | None
-) -> pa.Table:
-    """Return the rows as of a time for which a condition holds; by an index if that reads less."""
-    with snapshot(handle, as_of, columns=columns, where=where) as plain:
-        table = _by_index(handle, plain, where)
-        return plain.to_arrow() if table is None else table
+@dataclass(frozen=True)
+class FoundByIndex:
+    """What a scan asks for, found in an index where the filter lets it be. It can be sent to other processes.
+
+    Attributes:
+        scan: what is asked for.
+        path: the index.
+        ranges: of what the index holds, that may pass the filter.
+        changes: of the collection, that may.
+    """
+
+    scan: Scan
+    path: Path
+    ranges: tuple[Scan, ...]
+    changes: Scan | None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those by which it is found."""
+        return self.path.columns
+
+    @property
+    def memory(self) -> int:
+        """About how many bytes all that is read takes when decoded."""
+        return sum(scan.memory for scan in self.all_scans)
+
+    @property
+    def all_scans(self) -> tuple[Scan, ...]:
+        """What is read of the index and of the collection."""
+        return (*self.ranges, *(() if self.changes is None else (self.changes,)))
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Those of all that is read."""
+        return tuple(part for scan in self.all_scans for part in scan.all_parts)
+
+    @property
+    def schema(self) -> CollectionSchema:
+        """What is given out."""
+        return self.scan.schema
+
+    def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield what `read_snapshot` does of the scan; it is in memory then.
+
+        Raises:
+            LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
+        """
+        try:
+            found = self._found(reader)
+        except MissingBlob as error:
+            raise collected(error) from error
+        return iter([found]) if form == "diff" else repeated(found, self.scan)
+
+    def _found(self, reader: PartReader) -> pa.Table:
+        path, scan = self.path, self.scan
+        names, kinds = [*path.names, "_diff"], scan.empty([*path.names, "_diff"]).schema
+        tables = [kinds.empty_table()]
+        for piece in self.ranges:
+            for table in read_snapshot(piece, "diff", reader):
+                table = table.select([*path.own, "_diff"]).rename_columns(names).cast(kinds)
+                tables.append(filtered(table, scan.filter, names, scan.schema.arrow))
+        if self.changes is not None:
+            new = read_changes(self.changes, reader)
+            tables.append((negated(new) if path.is_ahead else new).select(names).cast(kinds))
+        return consolidate(pa.concat_tables(tables), [*scan.columns]).select([*scan.columns, "_diff"])
 
 
-def _by_index(handle: CollectionHandle, plain: Snapshot, where: str) -> pa.Table | None:
-    scan = plain.scan
-    paths = [] if scan.narrow is not None else _asked(handle, plain, where)
-    sized = [(path.bytes_of(keys)[0], at) for at, (path, keys) in enumerate(paths)]
-    size, at = min(sized, default=(0, -1))
-    if at < 0 or PAYS * size > scan.memory:
+def found_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max: int) -> FoundByIndex | None:
+    """Return what finds the rows that a scan of a collection asks for by an index; None if that is not much less.
+
+    No I/O but what is known of the indexes.
+
+    Args:
+        erasures: `erasure_number` of the contents that the scan is of: nothing is found that they did not have.
+        bytes_max: what is found is in memory at once, so more is not found by an index.
+    """
+    least = PAYS * LEAST_BYTES
+    if scan.filter is None or not scan.columns or scan.narrow is not None or scan.memory < least:
         return None
-    path, keys = paths[at]
-    try:
-        table = path.records(keys, handle.engine.reader()).filter(scan.filter)
-    except LeaseExpired:
+    known = handle.known()
+    if not any(name.startswith(index_hold("")) for name in known.holds):
         return None
-    table = consolidate(table.select([*scan.columns, "_diff"]), [*scan.columns])
-    return pa.concat_tables([pa.Table.from_batches([], plain.schema), *repeated(table, scan)])
-
-
-def _asked(handle: CollectionHandle, plain: Snapshot, where: str) -> list[tuple[Path, pa.Table]]:
-    """Return the paths by which a condition can be looked up, each with the keys that it asks for."""
-    schema = plain.scan.schema
-    values = equal_values(where, schema)
-    if not values or not plain.scan.columns:
-        return []
-    contents = handle.folded(handle.known())
-    paths = paths_of(handle, contents, schema, plain.as_of, schema.names)
-    return [(path, keys) for path in paths if (keys := _keys(path, values)) is not None]
-
-
-def _keys(path: Path, values: Mapping[str, pa.Array]) -> pa.Table | None:
-    """Return the keys of a path among which all are that have some values; None if a column may have any value."""
-    if not {*path.columns} <= values.keys():
+    rows = pa.schema([scan.schema.arrow.field(name) for name in scan.schema.names])
+    wanted = [*scan.columns, *columns_of(scan.filter, rows, scan.columns)]
+    paths = paths_of(handle, handle.folded(known), scan.schema, scan.as_of, wanted, adds_key=True)
+    if erasure_number(handle.known()) != erasures:
         return None
-    columns: list[Any] = [values[name].to_pylist() for name in path.columns]
-    count = 1
-    for column in columns:
-        count *= len(column)
-    if count > KEYS_MAX:
+    found = [each for path in paths if (each := _found_by(path, scan)) is not None]
+    best = min(found, key=lambda each: each.memory, default=None)
+    return None if best is None or best.memory > bytes_max or PAYS * best.memory > scan.memory else best
+
+
+def indexed(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
+    """Let a snapshot of a collection read by its indexes what passes a filter, where that is much less; return it."""
+    snapshot.find_by_index = partial(found_by_index, handle)
+    return snapshot
+
+
+def _found_by(path: Path, scan: Scan) -> FoundByIndex | None:
+    """Return what an index finds of a scan."""
+    changes = path.changes if path.changes is None else narrowed_scan(path.changes, scan.filter)
+    if path.changes is not None and changes is None:
         return None
-    rows = [*product(*columns)]
-    arrays = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(path.key_schema)]
-    return canonical(pa.Table.from_arrays(arrays, schema=path.key_schema))
+    pieces = _pieces(path, scan, [path.contents])
+    while 0 < len(pieces) <= PIECES:
+        finer = [piece for coarse in pieces for piece in coarse.slices(PIECES)]
+        if len(finer) == len(pieces):
+            break
+        pieces = _pieces(path, scan, finer)
+    return FoundByIndex(scan, path, tuple(_joined(path.contents, pieces)), changes)
+
+
+def _pieces(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
+    """Return those slices of an index that may have rows which pass the filter of a scan, without other parts."""
+    bounds = [(piece.keys.lower, piece.keys.upper) for piece in pieces]
+    return [pieces[at] for at in ranges_that_may_match(bounds, scan.filter, scan.schema, path.columns)]
+
+
+def _joined(whole: Scan, pieces: Sequence[Scan]) -> Iterator[Scan]:
+    """Yield slices in order, those that follow each other as one."""
+    at = 0
+    while at < len(pieces):
+        first = at
+        while at + 1 < len(pieces) and pieces[at].keys.upper == pieces[at + 1].keys.lower:
+            at += 1
+        yield replace(whole, keys=KeyRange(pieces[first].keys.lower, pieces[at].keys.upper)).pruned()
+        at += 1

@@ -21,6 +21,7 @@ import pyarrow as pa
 from persist.codecs import did_you_mean
 from persist.engine import LATEST, CollectionHandle, Engine, loaded_together, snapshots_together
 from persist.errors import InvalidUsage, PersistError
+from persist.index import indexed
 from persist.query.statements import is_statement
 from persist.query.tables import (
     DUCKDB,
@@ -129,6 +130,7 @@ class QueryResult(ArrowResult):
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
         self._collections = engine.names("")
         self._failed: list[PersistError] = []
+        self._reads: list[str] | None = None  # What `explain` tells, while it reads.
         self._stack = ExitStack()
         config: dict[str, str] = {**(_WITH_FILES if files else SEALED_OFF)}
         if limits is not None:
@@ -144,9 +146,9 @@ class QueryResult(ArrowResult):
                 raise timed[path].refused(self._collections)
             bound = _bound(engine, read, as_of, times or {})
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
-                opening.enter_context(result)
+                opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
-                register(self._connection, path, _dataset(result, self._failed))
+                register(self._connection, path, self._dataset(path, result))
             try:
                 # Only its types are asked for: what an answer is made of is read when it is.
                 relation = self._relation()
@@ -175,6 +177,39 @@ class QueryResult(ArrowResult):
         if self._busy.locked():
             # DuckDB forgets an interruption that comes just before it begins.
             _later(INTERRUPT_AGAIN_S, self.interrupt, why)
+
+    def explain(self) -> str:
+        """Read the answer, and return how each collection was read for it, with what DuckDB asked for: `print` it.
+
+        A part of it is for each read, as `Snapshot.explain` has it. DuckDB says when it reads which columns it needs,
+        and by which filters; so the query is run for that.
+        """
+        reads: list[str] = []
+        self._reads = reads
+        try:
+            rows = len(self)
+        finally:
+            self._reads = None
+        return "\n".join([f"{rows:,} rows of", *sorted(reads)])
+
+    def _dataset(self, path: Path, result: Snapshot) -> Any:
+        """Return a snapshot as a dataset that notes what is read of it, and why reading failed.
+
+        Of why it failed, DuckDB tells by a text of its own only.
+        """
+        from persist.read import ResultDataset
+
+        def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
+            names = result.schema.names if columns is None else columns
+            if self._reads is not None:
+                self._reads.append(f"{path_of(path)}: {result.explain_narrowed(names, filter)}")
+            try:
+                yield from result.narrowed(names, filter)
+            except PersistError as error:
+                self._failed.append(error)
+                raise
+
+        return ResultDataset(result.schema, narrowed)
 
     def _relation(self) -> Any:
         return self._connection.sql(self._text, params=self._parameters or None)
@@ -311,20 +346,6 @@ def _tables_of(query: str, connection: Any) -> list[Path]:
         elif isinstance(node, list):
             left += node
     return [*tables]
-
-
-def _dataset(result: Snapshot, failed: list[PersistError]) -> Any:
-    """Return a snapshot as a dataset that notes why reading it failed, which DuckDB tells by a text of its own only."""
-    from persist.read import ResultDataset
-
-    def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from result.narrowed(columns, filter)
-        except PersistError as error:
-            failed.append(error)
-            raise
-
-    return ResultDataset(result.schema, narrowed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,10 @@ class Outcome(ArrowResult):
     def close(self) -> None:
         """Do nothing: it holds nothing that is to be let go of."""
 
+    def explain(self) -> str:
+        """Return that there is nothing to explain."""
+        return "one row, of a statement that is done"
+
     def _tables(self) -> Generator[pa.Table, None, None]:
         yield self._table
 

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
 from persist.errors import InvalidUsage
+from persist.index import FoundByIndex
 from persist.read import (
     BATCH_ROWS_MAX,
     Form,
@@ -50,7 +51,7 @@ class TaskReader:
     """
 
     address: CollectionAddress
-    slices: Sequence[Scan]
+    slices: Sequence[Scan | FoundByIndex]
     form: Form
     what: What
     schema: StructType
@@ -91,7 +92,9 @@ class TaskReader:
         message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
         tell(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
 
-    def _tables(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
+    def _tables(self, scan: Scan | FoundByIndex, reader: PartReader) -> Iterator[pa.Table]:
+        if isinstance(scan, FoundByIndex):
+            return scan.tables(self.form, reader)
         if self.events is None:
             return self._as_stored(scan, reader)
         # One table, since events are made of all that is there of a key.

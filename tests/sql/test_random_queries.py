@@ -4,12 +4,12 @@ import pytest
 
 from tests.sql.grammar import Grammar
 from tests.sql.oracle import changes
-from tests.sql.soak import outcome
+from tests.sql.soak import as_dataflow, outcome
 
 
 def tried(seed: int) -> bool:
     """Check the query of a seed; return whether there was one: DuckDB refuses a few of them, and so do views."""
-    found = outcome(Grammar(seed).query(), changes(seed, steps=5, size=4))
+    found, _ = outcome(as_dataflow, seed, Grammar(seed).query(), changes(seed, steps=5, size=4))
     assert not found, f"scripts/soak sql --queries 1 --seed {seed}: {found}"
     return found is not None
 

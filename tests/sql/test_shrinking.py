@@ -3,7 +3,7 @@
 from tests.sql.grammar import Grammar
 from tests.sql.oracle import Changes, changes
 from tests.sql.shrinking import shrunk, shrunk_changes
-from tests.sql.soak import outcome
+from tests.sql.soak import as_dataflow, outcome
 
 
 def test_a_query_shrinks_to_what_it_fails_by() -> None:
@@ -31,7 +31,7 @@ def test_changes_shrink_to_the_rows_that_matter() -> None:
 
 def test_a_query_that_fails_on_a_row_is_told_from_one_that_is_refused() -> None:
     steps: list[Changes] = [{"t": [((1, 2, "x", None, None, None), 1)]}]
-    assert outcome("SELECT a FROM t", steps) == ""
-    assert outcome("SELECT hash(s) FROM t", steps) is None
-    assert outcome("SELECT a FROM nothing", steps) is None
+    assert outcome(as_dataflow, 0, "SELECT a FROM t", steps)[0] == ""
+    assert outcome(as_dataflow, 0, "SELECT hash(s) FROM t", steps)[0] is None
+    assert outcome(as_dataflow, 0, "SELECT a FROM nothing", steps)[0] is None
     assert Grammar(7).query() == Grammar(7).query()

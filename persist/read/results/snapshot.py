@@ -6,12 +6,12 @@ contents whatever has been written since.
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,7 @@ from persist.codecs import (
     to_rows,
     to_tuples,
 )
+from persist.errors import LeaseExpired
 from persist.expression import parse_where
 from persist.read.lookups.lookup import Lookup
 from persist.read.lookups.wanted_keys import arrow_keys
@@ -35,7 +36,7 @@ from persist.read.results.frames import in_milliseconds, to_frame
 from persist.read.results.result import ArrowResult, python_dicts, required, whole_as_int64
 from persist.read.scanning.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
 from persist.read.scanning.plan import Explanation, explained
-from persist.read.scanning.reader import ClaimedRead
+from persist.read.scanning.reader import ClaimedRead, PartReader
 from persist.read.scanning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
 from persist.shown import html_rows, plain
 from persist.state import CollectionState, erasure_number
@@ -88,12 +89,37 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
         ) from error
 
 
+class Shortcut(Protocol):
+    """What gives the rows of a scan by reading less than it does.
+
+    Attributes:
+        columns: of an index, by which they are found.
+        memory: about how many bytes all that is read takes when decoded.
+    """
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def memory(self) -> int: ...
+
+    def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield what `read_snapshot` does of the scan, all of it made before the first table."""
+        ...
+
+
+def no_shortcut(_erasures: int, _scan: Scan, _bytes_max: int) -> Shortcut | None:
+    """Return None: whoever knows of indexes gives a snapshot another function (`persist.index.indexed`)."""
+    return None
+
+
 class Snapshot(ArrowResult):
     """The contents as of a time; see `Collection.snapshot`. Nothing is read until a method asks for it.
 
     Attributes:
         as_of: the time.
         form: "rows" or "diff".
+        find_by_index: tells what to read in place of a scan, given `erasure_number` of its contents, and how many bytes
+            may be in memory at once.
     """
 
     def __init__(
@@ -106,6 +132,7 @@ class Snapshot(ArrowResult):
         self.as_of = scan.as_of
         self.form: Form = form
         self.scan = scan
+        self.find_by_index: Callable[[int, Scan, int], Shortcut | None] = no_shortcut
         self._lookup: Lookup | None = None
 
     @property
@@ -122,9 +149,11 @@ class Snapshot(ArrowResult):
         """Return the sum of all multiplicities: the number of rows, when none is negative.
 
         It is linear in the diffs, so nothing is merged: `_time` and `_diff` are read, and only those of parts that hold
-        updates at other times too; of all parts if there is a filter.
+        updates at other times too; of all parts if there is a filter, unless an index has what passes it.
         """
-        scan = self.scan
+        scan, found = self.scan, self._found(self.scan, "diff")
+        if found is not None:
+            return sum(exact_sum(table["_diff"].to_numpy()) for table in found)
         base: tuple[Part, ...] = ()
         parts = [part for part in scan.parts if not scan.is_inside(part)]
         total = sum(part.diff_sum for part in scan.base)
@@ -268,8 +297,16 @@ class Snapshot(ArrowResult):
 
     def explain(self) -> Explanation:
         """Return what reading all of this takes: print it. Nothing is read for that."""
-        slices = snapshot_slices(self.scan, self.form, self._slice_bytes)
-        return explained(self._contents, self.scan, self.form, len(slices))
+        return self._explained(self.scan)
+
+    def explain_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Explanation:
+        """Return what `narrowed` takes, as `explain` does."""
+        return self._explained(narrowed_scan(self.scan, filter, columns if self.form == "rows" else None) or self.scan)
+
+    def _explained(self, scan: Scan) -> Explanation:
+        slices, found = snapshot_slices(scan, self.form, self._slice_bytes), self.by_index(scan)
+        by = None if found is None else (found.columns, found.memory)
+        return explained(self._contents, scan, self.form, len(slices), by)
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
         """Yield `(key, value)` in form "rows", or `((key, value), diff)` in form "diff".
@@ -289,7 +326,22 @@ class Snapshot(ArrowResult):
         return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.given)
 
     def _read(self) -> Iterator[pa.Table]:
-        return snapshot_tables(self.scan, self.form, self._reading)
+        return self._tables_of(self.scan)
+
+    def _tables_of(self, scan: Scan) -> Iterator[pa.Table]:
+        found = self._found(scan, self.form)
+        return snapshot_tables(scan, self.form, self._reading) if found is None else found
+
+    def _found(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
+        found = self.by_index(scan)
+        try:
+            return None if found is None else found.tables(form, self._reading())
+        except LeaseExpired:  # What an index has may be gone, as nothing holds it.
+            return None
+
+    def by_index(self, scan: Scan) -> Shortcut | None:
+        """Return what to read in place of a scan of this snapshot; None if no index has it, or reads much less."""
+        return self.find_by_index(erasure_number(self._contents), scan, self._slice_bytes)
 
     def __len__(self) -> int:
         """Return the number of rows: in form "rows" by `count`, in form "diff" by reading them."""
@@ -302,7 +354,7 @@ class Snapshot(ArrowResult):
             yield from super()._read_narrowed(columns, filter)
             return
         with self._reading.explained():
-            yield from snapshot_tables(scan, self.form, self._reading)
+            yield from self._tables_of(scan)
 
     def export_parquet(
         self,

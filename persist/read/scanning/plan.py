@@ -38,6 +38,8 @@ class Explanation(Shown):
         columns, form, filter: what was asked for.
         pruned: how many parts are not read, by what made it so: "time", "filter", or "keyframe" for history that the
             keyframe stands for.
+        index: the columns of the index by which what passes the filter is found, in place of all that; None for none.
+        index_memory: what is read by that index takes decoded.
         timeline: of the collection, to show times as moments.
         unsealed: what the collection holds at times that are not sealed, so that no snapshot shows it; None if nothing.
     """
@@ -57,6 +59,8 @@ class Explanation(Shown):
     form: str
     filter: str | None
     pruned: dict[str, int] = field(default_factory=dict)
+    index: tuple[str, ...] | None = None
+    index_memory: int | None = None
     unsealed: Unsealed | None = None
     timeline: Timeline | None = None
 
@@ -72,6 +76,9 @@ class Explanation(Shown):
             "  pruned    " + (", ".join(f"{n} parts by {by}" for by, n in self.pruned.items() if n) or "nothing"),
         ]
         lines += [f"  filter    {self.filter}"] if self.filter is not None else []
+        if self.index is not None and self.index_memory is not None:
+            size = self.index_memory / 2**20
+            lines.append(f"  index     {', '.join(self.index)}: {size:,.1f} MiB decoded, in place of the above")
         lines += [f"  unsealed  {self.unsealed}, which no snapshot shows yet"] if self.unsealed is not None else []
         return "\n".join(lines)
 
@@ -104,8 +111,10 @@ def snapshot_scan(
     return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().pruned()
 
 
-def explained(contents: CollectionState, scan: Scan, form: str, slices: int) -> Explanation:
-    """Return what a plan of `snapshot_scan` over contents will read, in so many slices."""
+def explained(
+    contents: CollectionState, scan: Scan, form: str, slices: int, index: tuple[tuple[str, ...], int] | None = None
+) -> Explanation:
+    """Return what a plan of `snapshot_scan` over contents will read, in so many slices; or by an index in its place."""
     forwards = scan.sign > 0
     time = scan.time_lower - 1 if forwards else scan.time_upper - 1
     keyframe = next((candidate for candidate in contents.keyframes if candidate.as_of == time), None)
@@ -134,6 +143,8 @@ def explained(contents: CollectionState, scan: Scan, form: str, slices: int) -> 
             "time": early + late - covered,
             "filter": len(base) + len(history) - early - late - len(scan.all_parts),
         },
+        index=None if index is None else index[0],
+        index_memory=None if index is None else index[1],
         unsealed=unsealed(contents),
         timeline=timeline_of(scan.schema),
     )

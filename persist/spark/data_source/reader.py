@@ -40,6 +40,7 @@ from persist.engine import snapshot as engine_snapshot
 from persist.engine import upserts as engine_upserts
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.expression import Call, Col, Lit, Term, arrow_filter
+from persist.index import FoundByIndex, indexed
 from persist.read import Changes, ChangesForm, Form, Scan, Snapshot, Transitions, UpsertEvents, Upserts
 from persist.source import NO_LIMITS, CollectionAddress, Offset, StreamSource
 from persist.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
@@ -51,7 +52,7 @@ from persist.spark.workers import PARALLEL_DEFAULT, surfaced_errors, tell
 class Slice(InputPartition):
     """What one task reads; as_of is the time of contents of a stream, None for its updates."""
 
-    scan: Scan
+    scan: Scan | FoundByIndex
     address: CollectionAddress
     events: Transitions | UpsertEvents | None = None
     as_of: int | None = None
@@ -80,7 +81,8 @@ class PersistReader(DataSourceReader):
             surfaced_errors(),
             read_engine(options.location, options.storage) as engine,
         ):
-            result = planned(loaded(engine, options.collection), options, tuple(self._schema.names))
+            handle = loaded(engine, options.collection)
+            result = planned(handle, options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow
             address = CollectionAddress(engine.url, options.storage, options.collection)
             events: Transitions | UpsertEvents | None = None
@@ -94,7 +96,11 @@ class PersistReader(DataSourceReader):
             both = own if pushed is None else pushed if own is None else own & pushed
             scan = replace(result.scan, filter=both).pruned()
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
-            slices = scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))
+            slices: list[Scan | FoundByIndex]
+            slices = [*scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))]
+            found = indexed(handle, result).by_index(scan) if isinstance(result, Snapshot) else None
+            if isinstance(found, FoundByIndex):
+                slices = [found]
             _log(result, scan, len(slices))
         return [Slice(part, address, events) for part in slices]
 

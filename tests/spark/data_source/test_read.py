@@ -2,6 +2,8 @@
 
 import datetime
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +13,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import datasource as ds
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 import persist
 import persist.spark
+from persist.index import FoundByIndex
 from persist.settings import Tuning
-from persist.spark.data_source.reader import expression
+from persist.spark.data_source.reader import PushingReader, expression
+from persist.spark.options import ReadOptions
 
 
 def read(spark: SparkSession, location: str, **options: Any) -> DataFrame:
@@ -194,6 +199,24 @@ def test_pushed_filters_reach_the_scan(spark: SparkSession, location: str) -> No
         spark.conf.unset(setting)
     with pytest.raises(PySparkException, match="CorruptBlob"):
         read(spark, location).where("id > 6000").count()
+
+
+def test_a_pushed_filter_is_looked_up_by_an_index_in_one_task(tmp_path: Path) -> None:
+    ids = range(60_000)
+    with persist.open(str(tmp_path), settings=persist.Settings(background=False)) as client:
+        client.write("orders", pa.table({"id": ids, "d": [n * 7919 % 6_000 for n in ids]}), key=["id"])
+        orders = client.load("orders")
+        orders.index("d")
+        orders.upsert([(5, 77), (6, None)]).result()
+        wanted = sorted(row["id"] for row in orders.snapshot().to_arrow().to_pylist() if row["d"] == 77)
+    reader = PushingReader(ReadOptions(str(tmp_path), "orders"), StructType().add("id", "long").add("d", "long"))
+    reader.pushFilters([ds.EqualTo(("d",), 77)])
+    (piece,) = reader.partitions()
+    sent = pickle.loads(pickle.dumps(piece))
+    assert isinstance(sent.scan, FoundByIndex)
+    found = pa.Table.from_batches(reader.read(sent))
+    assert sorted(found["id"].to_pylist()) == wanted
+    assert len(wanted) > 1
 
 
 def damage_every_part(location: str) -> None:
