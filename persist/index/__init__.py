@@ -6,4 +6,4 @@ from before a change of columns makes reads dearer and nothing else. It is never
 
 from persist.index.indexes import IndexInfo, drop_index, indexes_of, steps_to_drop, steps_to_empty
 from persist.index.keeping import create_index, keep_indexes_current, refresh_indexes
-from persist.index.reading import PAYS, FoundByIndex, Path, among, found_by_index, indexed, own_path, paths_of
+from persist.index.reading import PAYS, FoundByIndex, Path, among, indexed, own_path, paths_of
