@@ -98,8 +98,9 @@ class TotalReduce(ReduceOperator):
         if keys.shape[1]:
             old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
             changes += self._changes_of(keys, numbers, new, old_numbers, old)
+        changes = [self.shape(changes.pop(0)) for _ in range(len(changes))]  # Each goes as soon as it has been read.
         updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
-        self.out = self.shape(updates) if updates.shape[1] else None
+        self.out = updates if updates.shape[1] else None
 
     def settle(self) -> None:
         if self.large is not None and self.frontier.is_empty:

@@ -277,7 +277,7 @@ class Output:
                 updates = updates.copy()
                 np.maximum(updates[-2], self.done, out=updates[-2])
             late = updates[-2] >= self.done
-            self.waiting.append(updates[:, late])
+            self.waiting.append(updates if late.all() else updates[:, late])
             if self.corrects or self.compares:
                 self._before.append(updates[:, ~late])
         complete = end_of(self.sink.frontier)

@@ -5,6 +5,7 @@ enters it. Joins and reductions read arrangements, which are made once for each 
 """
 
 import time as clock
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -109,22 +110,35 @@ class Graph:
     counts: dict[Operator, Counts] = field(default_factory=dict)
 
     def run(self, resting: Set[Operator] = frozenset()) -> None:
-        """Make one pass, without the operators that rest."""
+        """Make one pass, without the operators that rest. What an operator gave goes when its last reader has run."""
+        readers = Counter(source for operator in self.operators for source in operator.inputs)
         for operator in self.operators:
             operator.advance()
             if resting and operator in resting:
                 operator.out = None
-                continue
-            check_limits()
-            began_s = clock.perf_counter()
-            try:
-                operator.run()
-            except DiffOverflow as error:
-                raise DiffOverflow(f"operator {operator.title} failed: {error}") from error
-            operator.seconds += clock.perf_counter() - began_s
-            operator.given_out += 0 if operator.out is None else operator.out.shape[1]
+            else:
+                check_limits()
+                self._run(operator)
+            readers.subtract(operator.inputs)
+            for source in operator.inputs:
+                if not readers[source] and source not in self.sinks:
+                    source.out = None
         for operator in self.operators:
             operator.settle()
+
+    def _run(self, operator: Operator) -> None:
+        began_s = clock.perf_counter()
+        try:
+            operator.run()
+        except DiffOverflow as error:
+            raise DiffOverflow(f"operator {operator.title} failed: {error}") from error
+        operator.seconds += clock.perf_counter() - began_s
+        operator.given_out += 0 if operator.out is None else operator.out.shape[1]
+
+    def forget(self) -> None:
+        """Let go of what the operators gave in the last pass, which everybody has read."""
+        for operator in self.operators:
+            operator.out = None
 
 
 class Builder:

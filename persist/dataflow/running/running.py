@@ -285,6 +285,7 @@ class Running(Closes):
                 gate.shut()
             if self._outputs is not None:
                 self._outputs.take()
+            self._graph.forget()
         except BaseException:
             self._is_broken = True
             raise

@@ -109,7 +109,7 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
     else:
         hashes.take(order, out=batch[0], mode="clip")
         reordered(updates, order, batch[1:])
-    return _consolidated(batch, layout)
+    return _consolidated(batch, layout, is_own=True)
 
 
 def settled(batch: Ints, layout: Layout) -> Ints:
@@ -123,7 +123,7 @@ def settled(batch: Ints, layout: Layout) -> Ints:
         ordered = np.empty_like(batch)
         reordered(batch, order, ordered)
         batch = ordered
-    return _consolidated(batch, layout)
+    return _consolidated(batch, layout, is_own=order is not None)
 
 
 def _order(hashes: Ints) -> Ints | None:
@@ -134,14 +134,14 @@ def _order(hashes: Ints) -> Ints | None:
     return order_of(hashes, descents) if descents.any() else None
 
 
-def _consolidated(batch: Ints, layout: Layout) -> Ints:
-    """Consolidate a batch in the order of its hashes."""
+def _consolidated(batch: Ints, layout: Layout, *, is_own: bool) -> Ints:
+    """Consolidate a batch in the order of its hashes, which may be changed in place if nobody else has it."""
     if batch.shape[1] < 2:
         return without_zeros(batch)
     hashes = batch[0]
     tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
     if len(tied):
-        return _with_ties(batch, layout, tied)
+        return _with_ties(batch, layout, tied, is_own)
     return without_zeros(batch)
 
 
@@ -157,11 +157,12 @@ def without_zeros(updates: Ints) -> Ints:
     return updates if diffs.all() else updates[:, diffs != 0]
 
 
-def _with_ties(batch: Ints, layout: Layout, tied: Ints) -> Ints:
+def _with_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> Ints:
     """Consolidate a batch sorted by hash, where row tied[i] + 1 has the hash of row tied[i]."""
     differ = _differs(batch, tied)
     if differ.any() and not _is_in_order(batch, layout, tied):
-        batch = _in_order(batch, layout, tied[_in_mixed_runs(tied, differ)])
+        batch = batch if is_own else batch.copy()
+        _put_in_order(batch, tied[_in_mixed_runs(tied, differ)])
         differ = _differs(batch, tied)
     rows = batch.shape[1]
     starts = np.ones(rows, np.bool_)
@@ -205,8 +206,8 @@ def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:
     return flags
 
 
-def _in_order(batch: Ints, layout: Layout, tied: Ints) -> Ints:
-    """Sort each run of equal hashes by words and time."""
+def _put_in_order(batch: Ints, tied: Ints) -> None:
+    """Sort each run of equal hashes by words and time, in place."""
     member = np.zeros(batch.shape[1], np.bool_)
     member[tied] = True
     member[tied + 1] = True
@@ -214,9 +215,7 @@ def _in_order(batch: Ints, layout: Layout, tied: Ints) -> Ints:
     runs = batch.take(places, axis=1, mode="clip")
     # Words of one record mostly agree, so its times decide most often; but equal records must come together.
     order = np.lexsort((*runs[-2:0:-1], runs[0]))
-    batch = batch.copy()
     batch[:, places] = runs.take(order, axis=1, mode="clip")
-    return batch
 
 
 def summed(diffs: Ints, firsts: Ints) -> Ints:
