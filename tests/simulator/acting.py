@@ -32,6 +32,13 @@ class Acting(Caller):
 
         self._call(slot, "upgrade", {}, call)
 
+    def _erase(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> list[int | None]:
+            report = c.erase(step["keys"], reason="request 17")
+            return [report.updates, report.seqno]
+
+        self._on_handle(slot, step, {"keys": step["keys"]}, call)
+
     def _tag(self, slot: Slot, step: Step) -> None:
         args = {"tag": step["tag"], "time": step["time"], "move": step["move"]}
         self._on_handle(slot, step, args, lambda c: c.tag(step["tag"], step["time"], move=step["move"]))

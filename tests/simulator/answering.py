@@ -6,12 +6,14 @@
 from typing import Any
 
 from tests.model import EMPTY
-from tests.simulator.history import Event
-from tests.simulator.judgement import Expected, Judgement
+from tests.simulator.deriving import Deriving, may_overflow
+from tests.simulator.effects import latest_moment
+from tests.simulator.history import Commit, Event
+from tests.simulator.judgement import Expected
 from tests.simulator.versions import View
 
 
-class Answering(Judgement):
+class Answering(Deriving):
     """Knows for these kinds of calls which answers are right."""
 
     def _expect_alive(self, id_: str, view: View, expected: Expected) -> bool:
@@ -75,6 +77,33 @@ class Answering(Judgement):
             wanted = [[name, time] for name, time in sorted(view.tags(event.args["c"]).items())]
             expected.rule = "tag"
             expected.check = lambda found: None if found == wanted else f"the tags are {wanted}"
+
+    def _expect_erase(self, event: Event, view: View, expected: Expected) -> None:
+        id_, keys = event.args["c"], {*event.args["keys"]}
+        self._expect_writer(event, view, expected)
+        if not self._expect_alive(id_, view, expected):
+            return
+        expected.may_fail("erase", "Superseded")
+        if event.faults:
+            expected.may_fail("lost", "UploadExpired")
+        if any(may_overflow(view.contents(each).updates) for each in self.related(id_)):
+            expected.may_fail("overflow", "DiffOverflow")
+
+        def check(found: Any) -> str | None:
+            updates, seqno = found
+            if seqno is None:
+                rest = view.of_keys(id_, keys)
+                return f"there is something to erase: {rest}" if rest else None
+            made = [c for c in self.commits if c.client == event.client and self._is_during(c, event)]
+            erased = [m["updates"] for c in made for m in c.mutations if m["kind"] == "erase"]
+            if not any(c.seqno == seqno for c in made) or view.version <= seqno:
+                return f"no record of its client at {seqno} erases"
+            return None if sum(erased) == updates else f"its records erase {erased} updates"
+
+        expected.rule, expected.check = "erase", check
+
+    def _is_during(self, commit: Commit, event: Event) -> bool:
+        return latest_moment(commit) > event.invoked and (event.returned is None or commit.at < event.returned)
 
     def _tagged(self, event: Event, view: View, expected: Expected) -> int | None:
         """Return the time that a call reads as of, by a tag or not."""

@@ -6,6 +6,7 @@
 import random
 from typing import Any, Protocol
 
+KEYS = 4
 TAGS = ("first", "second")
 
 
@@ -32,6 +33,11 @@ class Drawing:
 
     def _untag(self, step: dict[str, Any], belief: Belief) -> None:
         step["tag"] = self.chance.choice(TAGS)
+
+    def _erase(self, step: dict[str, Any], belief: Belief) -> None:
+        step["keys"] = sorted(self.chance.sample(range(KEYS), self.chance.choice([1, 1, 2])))
+        if self.chance.random() < 0.15:
+            self._crash_in(step, calls=6)
 
     def _upgrade(self, step: dict[str, Any]) -> None:
         if self.chance.random() < 0.3:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.model import EMPTY, Refused
 from tests.simulator.answering import Answering
+from tests.simulator.deriving import may_overflow
 from tests.simulator.effects import DOUBTS, MUTATING, effects_of, is_done, latest_moment, tokens_seen
 from tests.simulator.history import Event
 from tests.simulator.judgement import Expected
@@ -231,7 +232,7 @@ class Expectations(Answering):
             self._expect_readable(id_, None, view, expected)
             if view.alive(id_):
                 time = min(view.upper(id_) - 1, TIME_MAX)
-                wanted.append([id_, time, sum(self.location.collections[id_].as_of(time).values())])
+                wanted.append([id_, time, sum(view.contents(id_).as_of(time).values())])
         expected.rule = "snapshot"
         expected.check = lambda found: None if found == wanted else f"in one state there is {wanted}"
 
@@ -253,7 +254,7 @@ class Expectations(Answering):
             for name, (id_, upper, since, rows) in copied.items():
                 if (upper, since) != (view.upper(id_), view.since(id_)):
                     return f"{name} is from {since} to {upper}, and was from {view.since(id_)} to {view.upper(id_)}"
-                wanted = self.location.collections[id_].as_of(upper - 1)
+                wanted = view.contents(id_).as_of(upper - 1)
                 if rows is not None and (wrong := contents_difference(rows, wanted)) is not None:
                     return f"{name}: {wrong}"
             return None
@@ -288,7 +289,7 @@ class Expectations(Answering):
 
     def _expect_read(self, event: Event, view: View, expected: Expected) -> None:
         taken = self.by_id[event.args["snapshot"]]
-        contents = self.location.collections[taken.args["c"]].as_of(taken.outcome[1])
+        contents = view.contents(taken.args["c"]).as_of(taken.outcome[1])
         expected.rule = "snapshot"
         if taken.id in self.closed_snapshots:
             expected.fail("closed", "InvalidUsage")
@@ -326,7 +327,7 @@ class Expectations(Answering):
         if feed.is_closed:
             expected.fail("feed", "InvalidUsage")
             return
-        contents = self.location.collections[feed.collection]
+        contents = view.contents(feed.collection)
         if feed.first is not None:
             time = feed.first
             snapshot = {(k, v, time): n for (k, v), n in contents.as_of(time).items()}
@@ -418,7 +419,7 @@ class Expectations(Answering):
         self._expect_gc(event, view, expected)
         if (refused := view.refuses(event.client)) is not None:
             expected.may_fail("exclusive", refused.error)  # If there is anything to resolve.
-        if any(may_overflow(contents.updates) for contents in self.location.collections.values()):
+        if any(may_overflow(contents.updates) for contents in map(view.contents, self.location.collections)):
             expected.may_fail("overflow", "DiffOverflow")
 
     def _expect_publish(self, event: Event, view: View, expected: Expected) -> None:
@@ -434,12 +435,12 @@ class Expectations(Answering):
         if not view.alive(id_) or expected.must_fail:
             return
         time = min(view.upper(id_) - 1, TIME_MAX) if as_of is None else as_of
-        counts = [*self.location.collections[id_].as_of(time).values()]
+        counts = [*view.contents(id_).as_of(time).values()]
         if any(n < 0 for n in counts):
             expected.may_fail("negative", "NegativeMultiplicity")
         if sum(map(abs, counts)) > ROWS_MAX:
             expected.may_fail("overflow", "InvalidUsage")
-        if may_overflow(self.location.collections[id_].updates):
+        if may_overflow(view.contents(id_).updates):
             expected.may_fail("overflow", "DiffOverflow")
         expected.rule = "published"
         expected.check = lambda found: None if found == time or as_of is None else f"the time to publish is {time}"
@@ -470,8 +471,10 @@ class Expectations(Answering):
             version, as_of, rows = found
             if version not in versions:
                 return f"version {version} is shown, and the log has {live}"
-            wanted = self.location.collections[event.args["c"]].as_of(as_of)
-            return contents_difference(rows, dict(wanted))
+            known = self.location.collections[event.args["c"]]
+            seen = {id(era): era for era in map(known.at, range(len(self.location.states)))}.values()
+            wrong = [contents_difference(rows, dict(era.as_of(as_of))) for era in seen]
+            return None if None in wrong else wrong[-1]
 
         expected.check = check
 
@@ -483,14 +486,6 @@ class Expectations(Answering):
 def expect_overflow(sums: Iterable[int], expected: Expected) -> None:
     if any(not -(2**63) <= n < 2**63 for n in sums):
         expected.fail("overflow", "DiffOverflow")
-
-
-def may_overflow(updates: list[list[Any]]) -> bool:
-    """Tell whether there are updates of one record whose sum is no int64."""
-    sums: Counter[tuple[Any, Any, bool]] = Counter()
-    for k, v, _, diff in updates:
-        sums[k, v, diff > 0] += diff
-    return any(not -(2**63) <= n < 2**63 for n in sums.values())
 
 
 def updates_difference(found: list[Any], wanted: dict[tuple[Any, Any, int], int]) -> str | None:

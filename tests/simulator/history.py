@@ -55,6 +55,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     tag             c, tag, time (None: latest), move                  time
     untag           c, tag                                            None
     tags            c                                                 [[name, time]]
+    erase           c, keys                                           [updates, seqno or None]
     upgrade                                                           [format before, after, seqno or None]
     fsck                                                              list of what it found wrong
 

@@ -70,8 +70,16 @@ class Answers(Replay):
         assert event.returned is not None
         return bisect_left(self.latest, event.invoked), bisect_left(self.moments, event.returned)
 
+    def _taken(self, event: Event) -> Event:
+        """Return the call that chose the state which a call reads, if that is not itself."""
+        if event.op == "read":
+            return self.by_id[event.args["snapshot"]]
+        if event.op == "poll" and self.feeds[event.args["feed"]].first is not None:
+            return self.by_id[event.args["feed"]]
+        return event
+
     def _views(self, event: Event) -> Iterator[View]:
-        first, last = self._window(event)
+        first, last = self._window(self._taken(event))
         for version in range(first, last + 1):
             yield View(self.location, version)
         if event.op not in MUTATING:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tests.model import EMPTY, ORDERED, TOMBSTONE
-from tests.simulator.drawing import TAGS, Drawing
+from tests.simulator.drawing import KEYS, TAGS, Drawing
 from tests.simulator.expectations import BAD_WRITES, KEYED_WRITE
 from tests.simulator.weights import (
     CLONES_WEIGHTS,
@@ -33,7 +33,6 @@ NAMES = ("a", "b", "c")
 KEYED = ("a", "seal", "background", "transitions", "ordered")  # One of which is not keyed.
 KEYED_ONLY = KEYED[1:]
 CLONED = "+"  # Ends the name of the clone of a collection; the clone of that one has the name without it.
-KEYS = 4
 FIRST_MARKER = 1000
 OUTAGE_REQUESTS = 120  # More than a commit tries within its deadline.
 FAULTS = ("UNAVAILABLE", "NOT_HAPPENED_DOUBTFUL", "HAPPENED_BUT_FAILED", "SLOW")

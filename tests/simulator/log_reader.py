@@ -76,6 +76,14 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
         plain["updates"] = [update for part in plain["parts"] for update in part]
         plain |= {"start": frontier(mutation["start"]), "end": frontier(mutation["end"])}
         plain |= {"pending": mutation.get("pending", []), "unused": mutation.get("unused", [])}
+    elif kind == "erase":
+        parts, versions = _parts(mutation, blobs), added[mutation["collection"]]
+        at = len(parts) - mutation.get("events", 0)
+        plain["parts"] = [_updates(part, blobs, versions[part.get("schema", 1) - 1]) for part in parts[:at]]
+        plain["parts"] += [_events(part, blobs, versions[part.get("schema", 1) - 1]) for part in parts[at:]]
+        plain["blobs"] = [part.get("blob", "") for part in parts]
+        plain |= {"events": mutation.get("events", 0), "updates": mutation["updates"]}
+        plain |= {name: mutation.get(name, []) for name in ("replaced", "unused")}
     elif kind == "replace":
         _read_parts(mutation, blobs, plain, added)
         for name in ("removed_runs", "runs", "removed_keyframes", "unused"):

@@ -89,6 +89,39 @@ class Physical:
         if {*mutation.get("unused", ())} != before - self.blobs:
             yield f"it says that {mutation.get('unused')} fall out of use, and {before - self.blobs} do"
 
+    def erase(self, mutation: dict[str, Any], keys: set[int], updates: list[Update]) -> Iterator[str]:
+        """Take in an erasure; yield what is wrong with it, given what it is to erase and all updates that stay."""
+        before, first, count = self.blobs, self.next_number, len(mutation["parts"])
+        brought = [*zip(range(first, first + count), mutation["parts"], mutation["blobs"], strict=True)]
+        at = count - mutation["events"]
+        new = {n: Stored(part, blob) for n, part, blob in brought[:at]}
+        waiting = {n: Pending(part, blob) for n, part, blob in brought[at:]}
+        places = {number: [_resolved(n, first) for n in names] for number, names in mutation["replaced"]}
+        for number, names in places.items():
+            old = self.numbered[number].updates if number in self.numbered else self.pending[number].events
+            left = [row for row in old if row[0] not in keys]
+            came = [row for n in names for row in (new[n].updates if n in new else waiting[n].events)]
+            if sorted(left, key=repr) != sorted(came, key=repr) if number in self.numbered else left != came:
+                yield f"of part {number} stays {came} instead of {left}"
+        self.numbered |= new
+        self.history = [run for each in self.history if (run := _exchanged(each, places))]
+        self.keyframes = {as_of: _exchanged(run, places) for as_of, run in self.keyframes.items()}
+        in_use = {n for run in (*self.history, *self.keyframes.values()) for n in run}
+        yield from self._check_numbers(in_use)
+        self.numbered = {number: part for number, part in self.numbered.items() if number in in_use}
+        there = self.pending | waiting
+        self.next_number += count
+        self.pending = dict(enumerate((there[n] for n in _exchanged([*self.pending], places)), self.next_number))
+        self.next_number += len(self.pending)
+        self.resolved = [update for update in self.resolved if update[0] not in keys]
+        self.tables, self.kept = {}, {}
+        rest = [row for part in self.numbered.values() for row in part.updates if row[0] in keys]
+        if rest := rest + [row for part in self.pending.values() for row in part.events if row[0] in keys]:
+            yield f"its parts still have {rest}"
+        if {*mutation["unused"]} != before - self.blobs:
+            yield f"it says that {mutation['unused']} fall out of use, and {before - self.blobs} do"
+        yield from self._check_contents(updates)
+
     def cloned(self, mutation: dict[str, Any], updates: list[Update], folder: str) -> Iterator[str]:
         """Become a clone's description of another collection, this one; yield what is wrong with it.
 
@@ -225,6 +258,11 @@ class Physical:
 def _resolved(number: int, first: int) -> int:
     """Return the number of a part: -1, -2, … are those that come with the record."""
     return number if number >= 0 else first - 1 - number
+
+
+def _exchanged(run: Run, places: Mapping[int, Run]) -> Run:
+    """Return a run with other parts in the places of some."""
+    return [n for number in run for n in places.get(number, [number])]
 
 
 def _by_key(events: list[list[Any]]) -> list[list[Any]]:

@@ -26,7 +26,7 @@ from tests.simulator.expectations import Expectations
 from tests.simulator.history import Commit, Deletion, Event
 from tests.simulator.judgement import Dropped
 from tests.simulator.physical import Physical
-from tests.simulator.versions import TAG, View
+from tests.simulator.versions import OWN, TAG, View
 
 UNPLACED = ("multi", "evolve")  # Their answers do not say in which record they are.
 TABLE_HOLD = "published delta"  # Keeps what a table with a change feed tells next.
@@ -79,6 +79,7 @@ class Replay(Expectations):
             said.arrived = [(id_, events) for id_, events in explained.arrived if said.has(id_)]
             said.store()
             self._check_events(commit, View(self.location, version + 1))
+            self._check_erased(commit, View(self.location, version + 1))
         self._check_happened()
 
     def _apply_said(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
@@ -128,6 +129,11 @@ class Replay(Expectations):
             view.hold(id_, mutation["hold"], mutation["time"], mutation.get("lease"))
         elif kind == "release":
             view.release(id_, mutation["hold"])
+        elif kind == "erase":
+            unused = self._check_erase(commit, mutation, view)
+            self._name(commit, id_, mutation["blobs"])
+            self._drop(commit, id_, unused, view)
+            self.replaced_s.setdefault(id_, []).append(commit.clock_s)
         elif kind in ("tag", "drop_tag"):
             self._check_tag(commit, mutation, view)
         elif kind == "lease":
@@ -291,11 +297,6 @@ class Replay(Expectations):
         else:
             view.release(id_, TAG + tag)
 
-    def _under_way(self, commit: Commit, *ops: str) -> list[Event]:
-        """Return the calls of some kinds that a client had made, and had no clear answer to, when its record came."""
-        events = [e for e in self.of_client.get(commit.client, []) if e.op in ops and e.invoked < latest_moment(commit)]
-        return [e for e in events if e.returned is None or e.returned > commit.at or e.error == "Indeterminate"]
-
     def _check_open_writer(self, commit: Commit, view: View) -> None:
         """Rule 12: one writer, unless it is the same one again or is forced to go."""
         opened = next((e for e in self.of_client.get(commit.client, []) if e.op == "open"), None)
@@ -324,6 +325,7 @@ class Replay(Expectations):
         """Apply to view the calls that are in commit; return them."""
         markers = self.markers[commit.seqno]
         wanted = [said_effect(mutation, view) for mutation in commit.mutations if is_asked_for(mutation, view)]
+        wanted = [effect for effect in wanted if not self._is_own(effect, view)]
         events = [e for e in self.of_client.get(commit.client, []) if e.invoked < latest_moment(commit)]
         sure = [e for e in events if e.op in MUTATING and self._is_acknowledged_in(e, commit, markers, wanted)]
         doubtful = [e for e in events if may_have_happened(e) and e.id not in self.happened]
@@ -357,6 +359,13 @@ class Replay(Expectations):
             applied.append(event)
         self._explain_holds(commit, events)
         return applied
+
+    def _is_own(self, effect: Effect, view: View) -> bool:
+        """Tell whether an effect is on a collection that the library makes for itself."""
+        kind, id_, value = effect
+        if kind == "create":
+            return bool(value.startswith(OWN))
+        return view.has(id_) and view.contents(id_).name.startswith(OWN)
 
     def _explain_holds(self, commit: Commit, events: list[Event]) -> None:
         """Named holds are made, moved and released by those who ask for it."""
@@ -397,6 +406,8 @@ class Replay(Expectations):
             self._compare_content(commit, id_, wanted.get(id_, Counter()), found.get(id_, Counter()))
         touched = {m["collection"] for m in commit.mutations if m.get("collection")}
         for id_ in touched | {id_ for event in calls for _, id_, _ in effects_of(event)}:
+            if said.has(id_) and said.contents(id_).name.startswith(OWN):
+                continue
             if said.alive(id_) != explained.alive(id_):
                 self.blame("destroy", f"{id_} should {'' if explained.alive(id_) else 'not '}exist after {commit}")
             if not (said.alive(id_) and explained.alive(id_)):

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests import model
 
+OWN = "."  # Begins the names of collections that the library makes for itself.
 TAG = "tag "  # Before the name of a tag, among holds: it keeps since like a hold that is named.
 Update = list[Any]  # k, v, time, diff
 Event = list[Any]  # k, v or None, time
@@ -24,12 +25,35 @@ class Contents:
         self.updates: list[Update] = []
         self.machine = machine
         self.events: list[Event] = []
+        self._came: list[tuple[int, Any]] = []  # From which version on each update or event is there.
+        self._eras: list[tuple[int, Contents]] = []  # Before which version something was erased, and what was there.
 
     def arrive(self, events: list[Event]) -> None:
         """Take events in; all updates follow anew, because times that are not sealed yet are told here, too."""
         assert self.machine is not None
         self.events += events
         self.updates = model.resolved(self.events, self.machine)
+
+    def erase(self, keys: set[int], version: int) -> None:
+        """Take all records of some keys out; up to a version, they were there."""
+        before = Contents(self.id, self.name, self.schema, self.machine)
+        before.updates, before.events, before._came = self.updates, self.events, self._came
+        self._eras.append((version, before))
+        self.updates = [update for update in self.updates if update[0] not in keys]
+        self.events = [event for event in self.events if event[0] not in keys]
+        self._came = [(came, row) for came, row in self._came if row[0] not in keys]
+
+    def came(self, rows: list[Any], version: int) -> None:
+        """Note that updates or events are there from a version on."""
+        self._came += ((version, row) for row in rows)
+
+    def known(self, version: int) -> list[Any]:
+        """Return the updates, or of a keyed collection the events, that are there in a version."""
+        return [row for came, row in self.at(version)._came if came <= version]
+
+    def at(self, version: int) -> "Contents":
+        """Return it as it was in a version: before what was erased after that."""
+        return next((before for erased, before in self._eras if version <= erased), self)
 
     def summed(self, lower: int, upper: int) -> dict[tuple[Any, Any, int], int]:
         """Return the updates with lower <= time < upper, consolidated."""
@@ -67,6 +91,7 @@ class View:
         self._created: dict[str, Contents] = {}
         self.appended: list[tuple[str, list[Update]]] = []
         self.arrived: list[tuple[str, list[Event]]] = []
+        self._erased: list[tuple[str, set[int]]] = []
 
     def child(self) -> "View":
         """Return a view that can be changed without changing this one."""
@@ -77,7 +102,7 @@ class View:
         return other
 
     def contents(self, id_: str) -> Contents:
-        return self._created.get(id_) or self._location.collections[id_]
+        return self._created.get(id_) or self._location.collections[id_].at(self.version)
 
     def has(self, id_: str) -> bool:
         """Tell whether a collection ever was, this version included."""
@@ -116,7 +141,8 @@ class View:
         return self.state.collections[id_].resolved
 
     def names(self) -> dict[str, str]:
-        return {self.contents(id_).name: id_ for id_ in self.state.collections}
+        named = {self.contents(id_).name: id_ for id_ in self.state.collections}
+        return {name: id_ for name, id_ in named.items() if not name.startswith(OWN)}
 
     def writer(self) -> Any:
         return self.state.writer
@@ -141,7 +167,22 @@ class View:
         self._created[id_] = made = Contents(id_, name, known.schema, known.machine)
         made.updates = [update for update in known.updates if update[2] <= as_of]
         made.events = [event for event in known.events if event[2] <= as_of]
+        made.came(made.events if made.machine is not None else made.updates, self.version + 1)
         self.state = self.state.having(id_, self.state.collections[source].clone(as_of))
+
+    def erase(self, id_: str, keys: set[int]) -> None:
+        self._erased.append((id_, keys))
+
+    def of_keys(self, id_: str, keys: set[int]) -> list[Any]:
+        """Return what must be stored of some keys: that which compaction cannot have cancelled."""
+        collection = self.state.collections[id_]
+        rows = [row for row in self.contents(id_).known(self.version) if row[0] in keys]
+        waiting: list[Any] = []
+        if collection.keyed is not None:
+            waiting = [row for row in rows if row[2] >= collection.resolved]
+            rows = model.resolved(rows, self.contents(id_).machine or "")
+            rows = [row for row in rows if row[2] < collection.resolved]
+        return waiting + [*model.changes([[k, v, max(t, collection.since), d] for k, v, t, d in rows], 0, model.EMPTY)]
 
     def append(self, id_: str, updates: list[Update]) -> None:
         self.appended.append((id_, updates))
@@ -177,10 +218,14 @@ class View:
         """Make what was changed here the next version of the location."""
         self._location.collections.update(self._created)
         self._location.states.append(self.state)
+        for id_, keys in self._erased:
+            self._location.collections[id_].erase(keys, self.version)
         for id_, updates in self.appended:
             self._location.collections[id_].updates += updates
+            self._location.collections[id_].came(updates, self.version + 1)
         for id_, events in self.arrived:
             self._location.collections[id_].arrive(events)
+            self._location.collections[id_].came(events, self.version + 1)
 
     def _change(self, id_: str, change: Callable[[model.Collection], model.Collection]) -> None:
         self.state = self.state.having(id_, change(self.state.collections[id_]))

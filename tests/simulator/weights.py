@@ -39,6 +39,7 @@ WEIGHTS = {
     "untag": 1,
     "tags": 0.5,
     "upgrade": 0.5,
+    "erase": 0.7,
     "gc": 1.5,
     "maintain": 3,
 }
