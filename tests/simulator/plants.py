@@ -12,6 +12,7 @@ import pytest
 
 import persist.compact.rewriter
 import persist.engine.keyed
+import persist.erase.erasing
 import persist.publish.planning
 import persist.replica.follower
 import persist.state.collection_rules
@@ -24,7 +25,7 @@ import persist.upkeep.names
 import persist.upsert.events
 import persist.write.group_commit
 from persist.blob import Indeterminate
-from persist.log import checkpoint_key, create_record, kinds, record_bytes, record_key
+from persist.log import FORMAT, checkpoint_key, create_record, kinds, record_bytes, record_key
 from persist.read import places_of
 from persist.replica import Follower, read_checkpoint
 from persist.state import State
@@ -56,6 +57,21 @@ def since_passes_holds(with_since: Callable[[Any], Any]) -> Callable[[Any], Any]
         return msgspec.structs.replace(found, holds=contents.holds)
 
     return planted
+
+
+def tags_passed(with_since: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Compaction goes beyond what has a name."""
+
+    def planted(contents: Any) -> Any:
+        found = with_since(msgspec.structs.replace(contents, tags={}))
+        return msgspec.structs.replace(found, tags=contents.tags)
+
+    return planted
+
+
+def of_one_alone(related: Callable[..., Any]) -> Callable[..., Any]:
+    """Of what is related to a collection only itself is known."""
+    return lambda handle: related(handle)[:1]
 
 
 def tokens_forgotten(remember: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,6 +181,15 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     ],
     "a block leaves one of its keyed collections out": lambda: [
         (persist.engine.keyed._Commit, "_submitted", a_collection_left_out(persist.engine.keyed._Commit._submitted))
+    ],
+    "an erasure leaves what the clones of its collection hold": lambda: [
+        (persist.erase.erasing, "related", of_one_alone(persist.erase.erasing.related)),
+    ],
+    "a client raises the format by any record": lambda: [
+        (persist.write.group_commit, "format_after", lambda state, mutations: FORMAT),
+    ],
+    "a tag keeps nothing": lambda: [
+        (persist.state.collection_rules, "_with_since", tags_passed(persist.state.collection_rules._with_since)),
     ],
     "a fenced writer goes on": lambda: [
         (module, "check_writer", lambda *args: None) for module in (persist.state.state, persist.state.draft)

@@ -182,7 +182,8 @@ class View:
             waiting = [row for row in rows if row[2] >= collection.resolved]
             rows = model.resolved(rows, self.contents(id_).machine or "")
             rows = [row for row in rows if row[2] < collection.resolved]
-        return waiting + [*model.changes([[k, v, max(t, collection.since), d] for k, v, t, d in rows], 0, model.EMPTY)]
+        left = [[k, v, max(t, collection.since), d] for k, v, t, d in rows]
+        return [*waiting, *model.changes(left, 0, model.EMPTY)]
 
     def append(self, id_: str, updates: list[Update]) -> None:
         self.appended.append((id_, updates))
