@@ -3,12 +3,16 @@
 `players.py` makes all other calls.
 """
 
+from collections import Counter
 from typing import Any
 
 import persist
 from persist.log import Record, kinds, record_bytes, record_key
 from tests.simulator.calls import Caller, Slot
+from tests.simulator.deriving import MARK
 from tests.simulator.language import Step
+from tests.simulator.log_reader import frontier
+from tests.simulator.spelling import real_name
 from tests.simulator.world import BEGAN_MS, Tap
 
 
@@ -31,6 +35,40 @@ class Acting(Caller):
             return [report.before, report.after, report.seqno]
 
         self._call(slot, "upgrade", {}, call)
+
+    def _create_view(self, slot: Slot, step: Step) -> None:
+        def call() -> str:
+            scans = [f"SELECT k, v FROM \"{name}\" WHERE v <> '{MARK}'" for name in step["inputs"]]
+            slot.handles[step["name"]] = made = slot.client.create_view(step["name"], " UNION ALL ".join(scans))
+            return made.id
+
+        self._call(slot, "create_view", {"name": step["name"]}, call)
+
+    def _refresh(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> int:
+            assert isinstance(c, persist.View)
+            return frontier(list(c.refresh().elements))
+
+        self._on_handle(slot, step, {"name": step["name"]}, call)
+
+    def _drop_view(self, slot: Slot, step: Step) -> None:
+        self._on_handle(slot, step, {}, lambda c: c.drop().result() and None)
+
+    def _index(self, slot: Slot, step: Step) -> None:
+        self._on_handle(slot, step, {}, lambda c: c.index(real_name(c, "v")) and None)
+
+    def _drop_index(self, slot: Slot, step: Step) -> None:
+        self._on_handle(slot, step, {}, lambda c: c.drop_index(real_name(c, "v")).result() and None)
+
+    def _find(self, slot: Slot, step: Step) -> None:
+        """Look records up by their value, by an index if there is one."""
+
+        def call(c: persist.Collection) -> list[list[Any]]:
+            table = c.get(where=f"v = '{step['v']}'", columns=[real_name(c, "k"), "v"])
+            rows = Counter(zip(*table.to_pydict().values(), strict=True))
+            return [[k, v, n] for (k, v), n in rows.items()]
+
+        self._on_handle(slot, step, {"v": step["v"]}, call)
 
     def _erase(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> list[int | None]:

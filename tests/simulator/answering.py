@@ -3,6 +3,7 @@
 `expectations.py` has all other calls.
 """
 
+from bisect import bisect_left
 from typing import Any
 
 from tests.model import EMPTY
@@ -78,15 +79,92 @@ class Answering(Deriving):
             expected.rule = "tag"
             expected.check = lambda found: None if found == wanted else f"the tags are {wanted}"
 
+    def _expect_create_view(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_derivation(event, view, expected)
+        for error in ("InvalidUsage", "CollectionNotFound", "CollectionExists", "AsOfCompacted"):
+            expected.may_fail("derived", error)
+        id_ = view.names().get(event.args["name"])
+        expected.check = lambda found: None if found == id_ and id_ in self.derived else f"that name stands for {id_}"
+
+    def _expect_refresh(self, event: Event, view: View, expected: Expected) -> None:
+        """Rule 19: a view comes up to what its inputs had sealed when it was asked to."""
+        self._expect_derivation(event, view, expected)
+        for error in ("CollectionNotFound", "SourceLost", "OutputConflict"):
+            expected.may_fail("derived", error)
+        id_ = view.names().get(event.args["name"])
+        if id_ is None or id_ not in self.derived:
+            expected.fail("derived", "CollectionNotFound")
+            return
+        was = View(self.location, bisect_left(self.latest, event.invoked))
+        inputs = self.derived[id_]["inputs"]
+        least = min(was.upper(each) if was.alive(each) else 0 for each in inputs)
+        if least <= self.derived[id_]["start"]:  # It has nothing to say yet.
+            least = 0
+        now = view.upper(id_)
+        expected.check = lambda found: (
+            None if least <= found == now else f"its upper is {now}, and its inputs' was {least}"
+        )
+
+    def _expect_drop_view(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_derivation(event, view, expected)
+        expected.may_fail("derived", "CollectionNotFound")
+        expected.check = lambda _: "it is still there" if view.alive(event.args["c"]) else None
+
+    def _expect_index(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_derivation(event, view, expected)
+        self._expect_alive(event.args["c"], view, expected)
+
+    def _expect_drop_index(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_derivation(event, view, expected)
+        expected.may_fail("derived", "InvalidUsage")  # There may be none.
+        self._expect_alive(event.args["c"], view, expected)
+
+    def _expect_derivation(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_writer(event, view, expected)
+        expected.rule = "derived"
+        expected.may_fail("derived", "Superseded")
+        if event.faults:
+            expected.may_fail("lost", "UploadExpired")
+        if any(may_overflow(view.contents(id_).updates) for id_ in self.location.collections):
+            for error in ("DiffOverflow", "OperatorFailed"):
+                expected.may_fail("overflow", error)
+
+    def _expect_find(self, event: Event, view: View, expected: Expected) -> None:
+        """Rule 20: what is found by an index is what is there."""
+        id_ = event.args["c"]
+        self._expect_readable(id_, None, view, expected)
+        if not view.alive(id_) or not view.upper(id_):
+            return
+        held = view.contents(id_).as_of(min(view.upper(id_) - 1, 2**63 - 2))
+        wanted = {record: n for record, n in held.items() if record[1] == event.args["v"]}
+        if any(n < 0 for n in held.values()):
+            expected.may_fail("negative", "NegativeMultiplicity")
+        if any(n < 0 for n in wanted.values()):
+            expected.fail("negative", "NegativeMultiplicity")
+        if sum(map(abs, wanted.values())) >= 2**31:
+            expected.may_fail("overflow", "InvalidUsage")
+        if may_overflow(view.contents(id_).updates):
+            expected.may_fail("overflow", "DiffOverflow")
+        expected.rule = "derived"
+        expected.check = lambda found: (
+            None if {(k, v): n for k, v, n in found} == wanted else f"it should find {wanted}"
+        )
+
     def _expect_erase(self, event: Event, view: View, expected: Expected) -> None:
         id_, keys = event.args["c"], {*event.args["keys"]}
         self._expect_writer(event, view, expected)
         if not self._expect_alive(id_, view, expected):
             return
         expected.may_fail("erase", "Superseded")
+        related = self.related(id_)
+        views = [each for each, made in self.derived.items() if related.intersection(made.get("inputs", ()))]
+        if any(view.alive(each) and self._is_tied(view.holds(each)) for each in views):
+            expected.may_fail(
+                "erase", "InvalidUsage"
+            )  # A view would begin anew, and somebody relies on its old history.
         if event.faults:
             expected.may_fail("lost", "UploadExpired")
-        if any(may_overflow(view.contents(each).updates) for each in self.related(id_)):
+        if any(may_overflow(view.contents(each).updates) for each in related):
             expected.may_fail("overflow", "DiffOverflow")
 
         def check(found: Any) -> str | None:
@@ -101,6 +179,10 @@ class Answering(Deriving):
             return None if sum(erased) == updates else f"its records erase {erased} updates"
 
         expected.rule, expected.check = "erase", check
+
+    def _is_tied(self, holds: dict[str, Any]) -> bool:
+        named = [name for name, (_, lease) in holds.items() if lease is None]
+        return any(not name.startswith(("view ", "index ", "published ")) for name in named)
 
     def _is_during(self, commit: Commit, event: Event) -> bool:
         return latest_moment(commit) > event.invoked and (event.returned is None or commit.at < event.returned)

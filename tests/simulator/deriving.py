@@ -1,5 +1,8 @@
 """The part of a replay that is about what clients did not write: erasures, and what the library derives for itself.
 
+What an index or a view holds follows from what its inputs hold. It is compared at each of the times that a record seals
+in it (rule 19), an index at the last one, and somebody must have asked for the record.
+
 An erasure is the one record that changes what sealed times hold (rule 23). The record does not say what it erased; the
 call does, and all that it was to erase must be gone from each part of each related collection, and nothing else.
 """
@@ -10,7 +13,11 @@ from typing import Any
 from tests.simulator.effects import latest_moment
 from tests.simulator.history import Commit, Event
 from tests.simulator.judgement import Judgement
-from tests.simulator.versions import View
+from tests.simulator.versions import Contents, View
+
+# Calls in which the library writes to collections that nobody writes.
+DERIVING = ("create_view", "refresh", "drop_view", "index", "drop_index", "erase", "maintain", "gc")
+MARK = "m"  # The value that views leave out.
 
 
 class Deriving(Judgement):
@@ -20,6 +27,39 @@ class Deriving(Judgement):
         """Return the calls of some kinds that a client had made, and had no clear answer to, when its record came."""
         events = [e for e in self.of_client.get(commit.client, []) if e.op in ops and e.invoked < latest_moment(commit)]
         return [e for e in events if e.returned is None or e.returned > commit.at or e.error == "Indeterminate"]
+
+    def _check_derived(self, commit: Commit, before: View, view: View) -> None:
+        """Rule 19: what is derived holds what its inputs do, at each time that it has sealed."""
+        kinds = ("create", "append", "seal", "destroy")
+        touched = {m["collection"] for m in commit.mutations if m["kind"] in kinds and m["collection"] in self.derived}
+        if touched and not self._under_way(commit, *DERIVING, "destroy"):
+            self.blame("derived", f"nobody asked for anything to be derived: {commit}")
+        erased = {m["collection"] for m in commit.mutations if m["kind"] == "erase"}
+        stale = {id_ for id_, made in self.derived.items() if erased.intersection(made.get("inputs", ()))}
+        for id_ in sorted(touched | stale):
+            made, upper = self.derived[id_], view.upper(id_) if view.alive(id_) else 0
+            if not made.get("inputs") or not upper:
+                continue
+            own, inputs = view.contents(id_), [view.contents(each) for each in made["inputs"]]
+            first = upper - 1
+            if not made["is_index"]:
+                first = max(made["start"], before.upper(id_) if before.alive(id_) and id_ not in stale else 0)
+            times = {t for each in (own, *inputs) for _, _, t, _ in each.updates if first <= t < upper}
+            for time in sorted(times | {upper - 1}):
+                wanted, found = self._derived(made, inputs, time), own.as_of(time)
+                if wanted != found:
+                    self.blame("derived", f"as of {time}, {id_} holds {found} instead of {wanted}: {commit}")
+                    break
+
+    def _derived(self, made: dict[str, Any], inputs: list[Contents], time: int) -> dict[Any, int]:
+        """Return what a collection that is derived from others holds as of a time."""
+        if made["is_index"]:
+            return {(v, k): n for (k, v), n in inputs[0].as_of(time).items()}
+        rows: Counter[Any] = Counter()
+        for each in inputs:
+            for (k, v), n in each.as_of(time).items():
+                rows[k, v] += n * (v != MARK)
+        return {row: n for row, n in rows.items() if n}
 
     def _check_erase(self, commit: Commit, mutation: dict[str, Any], view: View) -> set[str]:
         """Rule 23: take an erasure in; return the blobs that fall out of use."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.model import EMPTY, Refused
 from tests.simulator.answering import Answering
-from tests.simulator.deriving import may_overflow
+from tests.simulator.deriving import DERIVING, may_overflow
 from tests.simulator.effects import DOUBTS, MUTATING, effects_of, is_done, latest_moment, tokens_seen
 from tests.simulator.history import Event
 from tests.simulator.judgement import Expected
@@ -24,7 +24,7 @@ BAD_WRITES = {
     "wrong columns": ("SchemaMismatch", "InvalidUpdate"),
 }
 # Calls that read, and so need the lease of their client.
-LEASED = ("read", "poll", "advance", "subscribe", "changes", "maintain", "publish", "snapshots")
+LEASED = ("read", "poll", "advance", "subscribe", "changes", "maintain", "publish", "snapshots", *DERIVING)
 KEYED_WRITE = "updates for a keyed collection"
 REFUSED_WRITES = {**BAD_WRITES, KEYED_WRITE: ("KeyedCollection",)}
 # Which rule demands a refusal of the model.
@@ -75,7 +75,7 @@ class Expectations(Answering):
             return False
         if self.modes.get(event.client) != "read":
             return any(at < event.returned for at in self.evicted.get(event.client, []))
-        if event.op in ("advance", "maintain", "snapshots"):
+        if event.op in ("advance", "snapshots", *DERIVING):
             return False
         taken = event
         if event.op in ("read", "poll"):
@@ -106,6 +106,9 @@ class Expectations(Answering):
                 # With another schema it is not the same that is written, which is said before anything else.
                 expected.may_fail("once", "TokenReused")
             return
+        held = view.holds(event.args["c"]) if event.op == "destroy" and view.alive(event.args["c"]) else ()
+        if any(hold.startswith("view ") for hold in held):
+            expected.fail("derived", "CollectionNeeded")
         draft = view.child()
         for kind, id_, value in effects_of(event):
             try:

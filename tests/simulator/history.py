@@ -55,6 +55,11 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     tag             c, tag, time (None: latest), move                  time
     untag           c, tag                                            None
     tags            c                                                 [[name, time]]
+    create_view     name                                              id; of the rows of two that are no markers
+    refresh         c, name                                           upper
+    drop_view       c                                                 None
+    index, drop_index  c                                              None; by value
+    find            c, v                                              [[k, v, n]]; the latest with that value
     erase           c, keys                                           [updates, seqno or None]
     upgrade                                                           [format before, after, seqno or None]
     fsck                                                              list of what it found wrong

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tests.model import EMPTY, ORDERED, TOMBSTONE
-from tests.simulator.drawing import KEYS, TAGS, Drawing
+from tests.simulator.drawing import KEYS, TAGS, VIEW, VIEWED, Drawing
 from tests.simulator.expectations import BAD_WRITES, KEYED_WRITE
 from tests.simulator.weights import (
     CLONES_WEIGHTS,
@@ -110,6 +110,8 @@ class _Generator(Drawing):
         self.names = KEYED if is_keyed else NAMES
         self.belief = {name + mark: _Belief() for name in self.names for mark in ("", CLONED)}
         self.modes: dict[int, str] = {}
+        self.viewing: set[int] = set()
+        self.belief[VIEW] = _Belief()
         self.handles: dict[int, set[str]] = {slot: set() for slot in range(slots)}
         self.taken: dict[str, list[Step]] = {"snapshot": [], "feed": [], "hold": []}
         self.with_token: list[Step] = []
@@ -169,6 +171,12 @@ class _Generator(Drawing):
             step = self._about_what_was_taken(op)
         elif op in ("gc", "upgrade"):
             getattr(self, f"_{op}")(step)
+        elif op in ("create_view", "refresh", "drop_view"):
+            step = self._about_view(op, step["slot"])
+        elif op in VIEWED and step["slot"] in self.viewing and chance.random() < 0.25:
+            step["name"] = VIEW
+            self.belief[VIEW].upper = min(self.belief[name].upper for name in self.names[:2])
+            getattr(self, f"_{op}", lambda step, belief: None)(step, self.belief[VIEW])
         elif op == "snapshots":
             step["names"] = chance.sample(sorted(known), k=min(len(known), chance.choice([1, 2, 2, 3])))
         elif op not in ("collections", "settle", "maintain", "backup"):
@@ -216,6 +224,7 @@ class _Generator(Drawing):
         if op == "crash" or self.chance.random() < 0.8:  # Calls after close are worth a few tries.
             self.modes.pop(slot, None)
             self.handles[slot] = set()
+            self.viewing.discard(slot)
 
     def _create_or_load(self, slot: int, name: str, op: str = "create_or_load") -> Step:
         self.handles[slot].add(name)

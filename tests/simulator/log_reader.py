@@ -17,7 +17,19 @@ from tests.model import EMPTY, ORDERED
 from tests.simulator.history import Commit
 from tests.simulator.tables import vector_rows
 
-Added = dict[str, list[list[str]]]  # Of each version of the schema of a collection, the columns that it got later.
+
+class Added(dict[str, list[list[str]]]):
+    """Of each version of the schema of a collection, the columns that it got later.
+
+    Attributes:
+        by_value: the collections whose key is the value of all others, because they are indexes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_value: set[str] = set()
+
+
 PADDED = "~"  # Ends the part of a long value that history keeps.
 
 
@@ -54,6 +66,13 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
         machine = keyed and (ORDERED if keyed.get("order_by") else keyed.get("ties") or keyed["machine"]["name"])
         plain["keyed"] = keyed and [machine, keyed.get("resolve", "seal")]
         added[mutation["collection"]] = [[]]
+        definition = mutation.get("view")
+        if definition is not None:
+            plain["inputs"] = definition["inputs"]
+            plain |= {"start": definition.get("start", 0), "is_index": "index" in definition}
+        if definition is not None and "index" in definition:
+            added.by_value.add(mutation["collection"])
+            added[mutation["collection"]] = [[name for name, *_ in mutation["schema"]["value"]["fields"]][1:]]
     elif kind == "clone":
         added[mutation["collection"]] = [*added[mutation["source"]]]
         _read_parts(mutation, blobs, plain, added)
@@ -119,7 +138,8 @@ def _left_out(deletes: list[Any] | None, blobs: Mapping[str, bytes]) -> tuple[st
 def _read_parts(mutation: dict[str, Any], blobs: Mapping[str, bytes], plain: dict[str, Any], added: Added) -> None:
     """Add the updates of each part that a mutation brings, and the key of its blob, if it has one."""
     parts, versions = _parts(mutation, blobs), added[mutation["collection"]]
-    plain["parts"] = [_updates(part, blobs, versions[part.get("schema", 1) - 1]) for part in parts]
+    is_index = mutation["collection"] in added.by_value
+    plain["parts"] = [_updates(part, blobs, versions[part.get("schema", 1) - 1], is_index) for part in parts]
     plain["blobs"] = [part.get("blob", "") for part in parts]
 
 
@@ -129,10 +149,15 @@ def _parts(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> list[dict[st
     return list(mutation.get("parts", ()))
 
 
-def _updates(part: dict[str, Any], blobs: Mapping[str, bytes], more: list[str]) -> list[list[Any]]:
-    """Return the updates of a part without the columns that the collection got later, which tell nothing apart."""
-    ks, vs, *_, times, diffs = _rows(part, blobs, {}, more).to_pydict().values()
-    return [[k, v and shorten(v), t, d] for k, v, t, d in zip(ks, vs, times, diffs, strict=True)]
+def _updates(
+    part: dict[str, Any], blobs: Mapping[str, bytes], more: list[str], is_index: bool = False
+) -> list[list[Any]]:
+    """Return the updates of a part without the columns that the collection got later, which tell nothing apart.
+
+    Those of an index begin with the value.
+    """
+    ks, vs, *_, times, diffs = _rows(part, blobs, {}, more, is_index).to_pydict().values()
+    return [[_plain(k), _plain(v), t, d] for k, v, t, d in zip(ks, vs, times, diffs, strict=True)]
 
 
 def _events(part: dict[str, Any], blobs: Mapping[str, bytes], more: list[str]) -> list[list[Any]]:
@@ -143,13 +168,24 @@ def _events(part: dict[str, Any], blobs: Mapping[str, bytes], more: list[str]) -
     return [[k, None if v is None else shorten(v), row[-2]] for k, _, _, v, *row in found]
 
 
-def _rows(part: dict[str, Any], blobs: Mapping[str, bytes], own: dict[str, pa.DataType], more: list[str]) -> Any:
+def _plain(value: Any) -> Any:
+    return shorten(value) if isinstance(value, str) else value
+
+
+def _rows(
+    part: dict[str, Any],
+    blobs: Mapping[str, bytes],
+    own: dict[str, pa.DataType],
+    more: list[str],
+    is_index: bool = False,
+) -> Any:
     data = base64.b64decode(part["inline"]) if "inline" in part else blobs[part["blob"]]
     if "footer" in part:
         return _timed(pq.read_table(BytesIO(data)), part)
     # A batch has no schema in it. This is that of every collection here, whatever its key is called.
-    texts = {name: pa.string() for name in ("v", *more)}
-    columns = pa.schema({"k": pa.int64(), **own, **texts, "_time": pa.int64(), "_diff": pa.int64()})
+    first: dict[str, pa.DataType] = {"k": pa.int64(), **own, "v": pa.string()}
+    first = dict(reversed(first.items())) if is_index else first
+    columns = pa.schema(first | dict.fromkeys(more, pa.string()) | {"_time": pa.int64(), "_diff": pa.int64()})
     return _timed(pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), columns)]), part)
 
 

@@ -39,6 +39,7 @@ class Pending:
 class Physical:
     """One collection, as the records up to some seqno describe it; resolved are all updates that events became."""
 
+    key_columns: int = 1
     numbered: dict[int, Stored] = field(default_factory=dict)
     next_number: int = 0
     history: list[Run] = field(default_factory=list)
@@ -247,7 +248,8 @@ class Physical:
                 lacks, has = _less(contents, stands_for), _less(stands_for, contents)
                 yield f"the keyframe as of {as_of} lacks {lacks} and has {has} besides"
         for run in (*self.history, *self.keyframes.values()):
-            spans = [(min(u[0] for u in part), max(u[0] for u in part)) for part in self._parts(run) if part]
+            keyed = [[(*u[: self.key_columns],) for u in part] for part in self._parts(run) if part]
+            spans = [(min(keys), max(keys)) for keys in keyed]
             if any(one[1] >= other[0] for one, other in pairwise(spans)):
                 yield f"the parts of run {run} overlap in key: {spans}"
 

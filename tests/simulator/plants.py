@@ -13,6 +13,7 @@ import pytest
 import persist.compact.rewriter
 import persist.engine.keyed
 import persist.erase.erasing
+import persist.index.keeping
 import persist.publish.planning
 import persist.replica.follower
 import persist.state.collection_rules
@@ -28,6 +29,7 @@ from persist.blob import Indeterminate
 from persist.log import FORMAT, checkpoint_key, create_record, kinds, record_bytes, record_key
 from persist.read import places_of
 from persist.replica import Follower, read_checkpoint
+from persist.sql.anew import ViewsAnew
 from persist.state import State
 from persist.state.remembered import with_tokens
 from persist.write import Committed
@@ -184,6 +186,12 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     ],
     "an erasure leaves what the clones of its collection hold": lambda: [
         (persist.erase.erasing, "related", of_one_alone(persist.erase.erasing.related)),
+    ],
+    "an index lacks what has changed since": lambda: [
+        (persist.index.keeping, "_written", lambda index, table, names: []),
+    ],
+    "an erasure leaves the views of its collection as they are": lambda: [
+        (persist.erase.erasing, "views_anew", lambda engine, handles: ViewsAnew((), {}, {}, {}, {})),
     ],
     "a client raises the format by any record": lambda: [
         (persist.write.group_commit, "format_after", lambda state, mutations: FORMAT),

@@ -27,6 +27,7 @@ from tests.simulator.acting import Acting
 from tests.simulator.assigned import with_assigned_times
 from tests.simulator.baton import Baton
 from tests.simulator.calls import Pending, Slot
+from tests.simulator.drawing import VIEW
 from tests.simulator.history import Event, History
 from tests.simulator.language import SKEW_MAX_S, Step, kind_of
 from tests.simulator.log_reader import Added, frontier, read_commit
@@ -122,7 +123,7 @@ class Run(Acting):
         self._read_everything()
         self._await(self.gone)
         blobs = self.tap.values
-        added: Added = {}
+        added = Added()
         commits = [
             read_commit(each.value, each.at, each.client, each.clock_s, blobs, added) for each in self.tap.landed
         ]
@@ -567,7 +568,9 @@ class Run(Acting):
         if not all(each is not None and each.ok for each in read):
             return
         upper, since = (each.outcome[1] for each in read if each is not None)
-        end = upper if upper == EMPTY else max([upper, *times_of(self.events)]) + 1
+        end = upper if upper == EMPTY or name == VIEW else max([upper, *times_of(self.events)]) + 1
+        if end == 0:
+            return
         if end != upper:
             self._seal(slot, {**step, "op": "seal", "upper": end})
         last = min(end - 1, 10**6)

@@ -27,7 +27,7 @@ from tests.invariants import check_named
 from tests.simulator.assigned import with_assigned_times
 from tests.simulator.history import Commit, Event, History
 from tests.simulator.language import SKEW_MAX_S, Step, generate
-from tests.simulator.log_reader import read_commit
+from tests.simulator.log_reader import Added, read_commit
 from tests.simulator.players import SETTINGS, Run, features
 from tests.simulator.standing import LOG
 from tests.simulator.world import BEGAN_MS, ClientStore, World
@@ -325,7 +325,7 @@ def history_of(lines: list[dict[str, Any]], url: str, options: dict[str, Any], b
         elif "created" in line:
             answered[line["created"]] = min(line["at"], answered.get(line["created"], line["at"]))
     commits: list[Commit] = []
-    added: dict[str, list[list[str]]] = {}
+    added = Added()
     with closing(open_blob(url, options)) as blob:
         check_named(blob)
         blobs = _Blobs(blob)

@@ -29,7 +29,7 @@ from tests.simulator.physical import Physical
 from tests.simulator.versions import OWN, TAG, View
 
 UNPLACED = ("multi", "evolve")  # Their answers do not say in which record they are.
-TABLE_HOLD = "published delta"  # Keeps what a table with a change feed tells next.
+OWN_HOLDS = ("published ", "view ", "index ")  # Keep what tables, views and indexes go on from.
 HOLD_ID_CHARS = 32  # Names of leased holds have so many; the named ones of a run are shorter.
 
 
@@ -80,13 +80,17 @@ class Replay(Expectations):
             said.store()
             self._check_events(commit, View(self.location, version + 1))
             self._check_erased(commit, View(self.location, version + 1))
+            self._check_derived(commit, View(self.location, version), View(self.location, version + 1))
         self._check_happened()
 
     def _apply_said(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
         kind, id_ = mutation["kind"], mutation.get("collection", "")
         if kind == "create":
             view.create(id_, mutation["name"], mutation["schema"], mutation.get("keyed"))
-            self.physical[id_] = Physical()
+            is_view = not mutation.get("is_index", True)  # Whose rows are its keys.
+            self.physical[id_] = Physical(2 if is_view else 1)
+            if "inputs" in mutation or mutation["name"].startswith(OWN):
+                self.derived[id_] = mutation
         elif kind == "clone":
             self._check_clone(commit, mutation, view)
         elif id_ and not view.alive(id_):
@@ -325,7 +329,7 @@ class Replay(Expectations):
         """Apply to view the calls that are in commit; return them."""
         markers = self.markers[commit.seqno]
         wanted = [said_effect(mutation, view) for mutation in commit.mutations if is_asked_for(mutation, view)]
-        wanted = [effect for effect in wanted if not self._is_own(effect, view)]
+        wanted = [effect for effect in wanted if not self._is_derived(effect)]
         events = [e for e in self.of_client.get(commit.client, []) if e.invoked < latest_moment(commit)]
         sure = [e for e in events if e.op in MUTATING and self._is_acknowledged_in(e, commit, markers, wanted)]
         doubtful = [e for e in events if may_have_happened(e) and e.id not in self.happened]
@@ -360,18 +364,15 @@ class Replay(Expectations):
         self._explain_holds(commit, events)
         return applied
 
-    def _is_own(self, effect: Effect, view: View) -> bool:
-        """Tell whether an effect is on a collection that the library makes for itself."""
-        kind, id_, value = effect
-        if kind == "create":
-            return bool(value.startswith(OWN))
-        return view.has(id_) and view.contents(id_).name.startswith(OWN)
+    def _is_derived(self, effect: Effect) -> bool:
+        """Tell whether an effect is on a collection that nobody writes."""
+        return effect[1] in self.derived
 
     def _explain_holds(self, commit: Commit, events: list[Event]) -> None:
         """Named holds are made, moved and released by those who ask for it."""
         for mutation in commit.mutations:
             name = mutation.get("hold", "")
-            if not name or len(name) == HOLD_ID_CHARS or name == TABLE_HOLD:
+            if not name or len(name) == HOLD_ID_CHARS or name.startswith(OWN_HOLDS):
                 continue
             asked = [e for e in events if e.op in ("hold", "advance", "release") and self._hold_of(e)[1] == name]
             asked = [e for e in asked if self._hold_of(e)[0] == mutation["collection"]]
@@ -402,11 +403,11 @@ class Replay(Expectations):
     def _compare(self, commit: Commit, calls: list[Event], said: View, explained: View) -> None:
         """Report what the calls in commit do not explain of it, and what they should have done and it does not say."""
         wanted, found = content_of(explained), content_of(said)
-        for id_ in {*wanted, *found}:
+        for id_ in {*wanted, *found} - self.derived.keys():
             self._compare_content(commit, id_, wanted.get(id_, Counter()), found.get(id_, Counter()))
         touched = {m["collection"] for m in commit.mutations if m.get("collection")}
         for id_ in touched | {id_ for event in calls for _, id_, _ in effects_of(event)}:
-            if said.has(id_) and said.contents(id_).name.startswith(OWN):
+            if id_ in self.derived:
                 continue
             if said.alive(id_) != explained.alive(id_):
                 self.blame("destroy", f"{id_} should {'' if explained.alive(id_) else 'not '}exist after {commit}")

@@ -140,4 +140,6 @@ def error_answer(error: BaseException, op: str) -> list[Any]:
         if value is not None:
             attributes[name] = frontier(list(value.elements)) if isinstance(value, persist.Antichain) else value
     known = type(error).__name__
+    if known == "BeforeViewBegan":  # Which says where a view begins, too.
+        known = "AsOfCompacted"
     return ["error", known, attributes] if known != "CorruptBlob" else ["error", f"CorruptBlob: {error}", {}]

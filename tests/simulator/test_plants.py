@@ -27,6 +27,8 @@ FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
     "a resolution loses an update": (Episode(1, 120, is_keyed=True), {"resolved"}),
     "a block leaves one of its keyed collections out": (Episode(1, 150, is_keyed=True), {"atomic", "lost", "once"}),
     "an erasure leaves what the clones of its collection hold": (Episode(1, 300, clones=True), {"erase"}),
+    "an index lacks what has changed since": (Episode(1, 200), {"derived"}),
+    "an erasure leaves the views of its collection as they are": (Episode(1, 300), {"derived"}),
     "a client raises the format by any record": (Episode(2, 100), {"upgrade"}),
     "a tag keeps nothing": (Episode(1, 300, flat_out=True), {"tag", "compaction", "since"}),
     "a fenced writer goes on": (Episode(16, 120), {"exclusive"}),

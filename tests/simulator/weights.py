@@ -40,6 +40,12 @@ WEIGHTS = {
     "tags": 1,
     "upgrade": 0.7,
     "erase": 2,
+    "create_view": 2,
+    "refresh": 3,
+    "drop_view": 0.3,
+    "index": 2,
+    "drop_index": 0.4,
+    "find": 3,
     "gc": 1.5,
     "maintain": 3,
 }
