@@ -49,8 +49,12 @@ class CollectionBase:
 
     def __init__(self, handle: CollectionHandle) -> None:
         self.handle = handle
-        self.id = handle.id
         self.schema: CollectionSchema = handle.schema
+
+    @property
+    def id(self) -> str:
+        """Unique in the location, for ever. A view that began anew is another collection once it is refreshed."""
+        return self.handle.id
 
     @property
     def name(self) -> str:

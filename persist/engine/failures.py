@@ -106,6 +106,8 @@ def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
     """Take back that what fills collections failed, where they say so. Cost: nothing if they do not."""
     try:
         _say([each for each in handles if sink in failures_of(each.known())], sink, None)
+    except CollectionNotFound:
+        pass  # It says nothing any more.
     except PersistError as problem:
         logger.warning("the location could not be told of a success: %s", problem)
 

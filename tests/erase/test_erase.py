@@ -275,6 +275,10 @@ def test_open_handles_of_views_go_on_after_an_erasure(dated: DatedBlob) -> None:
         for view in (stepping, stateful):
             view.refresh()
             assert list(view.snapshot(7).rows()) == [(14.0, None)]
+            assert (view.id, view) == (client.load("all").id, client.load("all"))
+            view.compact()
+            view.describe("of everybody")
+        assert client.load("all").comment == "of everybody"
         client.view("all").drop().result()
         client.create_view("all", "SELECT count(*) AS total FROM orders")
         with pytest.raises(persist.errors.CollectionNotFound, match=r"'all' .* is gone.*load it again"):
