@@ -157,8 +157,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
     try:
         settle_all(engine)
     except PersistError as error:
-        if report.seqno is not None:
-            error.add_note(f"{report}. What failed comes after that: the next erase() does it, or client.maintain().")
+        error.add_note(f"{report}. What failed comes after erasures: the next erase() does it, or client.maintain().")
         raise
     for each in related(handle):
         delete_abandoned(each)

@@ -84,6 +84,9 @@ def test_a_catalog_that_is_down_holds_nothing_else_up_and_hears_of_it_later(
         client.load("orders").erase([3], reason="request 17")
     assert "erased 2 updates of 'orders'" in error.value.__notes__[0]
     assert len(emails(client, "emails")) == 4
+    with pytest.raises(persist.Unavailable, match="the catalog is down") as error:
+        client.load("orders").erase([3], reason="request 17")
+    assert "nothing of 'orders' to erase. What failed comes after erasures" in error.value.__notes__[0]
     for name, tables in (("orders", ["delta", "iceberg"]), ("emails", ["iceberg"])):
         assert [each.table for each in client.load(name).published()] == tables
     catalog.down = set()

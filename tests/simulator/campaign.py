@@ -7,12 +7,14 @@ steps, so that a failure can be repeated and made short by itself.
 import gc
 import random
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from persist.blob import Blob, FileBlob, MemoryBlob
+from persist.sql import InputBehind
 from tests.simulator.history import History
 from tests.simulator.judge import judge
 from tests.simulator.judgement import Violation
@@ -106,16 +108,9 @@ def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
 
 def execute(episode: Episode, steps: list[Step], blob: Blob | None = None) -> tuple[History, list[Violation], Report]:
     """Do steps, as one run of that episode; return what happened and what is wrong with it."""
-    run: Run
-    if episode.scheduler == "shuffled":
-        history, run = shuffled(steps, episode.seed, episode.manner, blob)
-    elif episode.scheduler == "served":
-        run = ServedRun(blob or MemoryBlob(), episode.seed)
-        history = run.execute(steps)
-    else:
-        with tempfile.TemporaryDirectory(prefix="persist-simulator-") as folder:
-            run = Run(FileBlob(Path(folder), fsync=False))
-            history = run.execute(steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InputBehind)  # That is what `refresh` is to say.
+        history, run = _executed(episode, steps, blob)
     gc.collect()  # Clients that crashed are cycles with what was taken from them, and their threads end with them.
     violations = [Violation("invariant", broken) for broken in run.tap.broken] + judge(history)
     report = Report(
@@ -129,6 +124,20 @@ def execute(episode: Episode, steps: list[Step], blob: Blob | None = None) -> tu
     report.operations.update(event.op for event in history.events)
     report.outcomes.update(str(event.error or event.outcome[0]) for event in history.events)
     return history, violations, report
+
+
+def _executed(episode: Episode, steps: list[Step], blob: Blob | None) -> tuple[History, Run]:
+    run: Run
+    if episode.scheduler == "shuffled":
+        history, run = shuffled(steps, episode.seed, episode.manner, blob)
+    elif episode.scheduler == "served":
+        run = ServedRun(blob or MemoryBlob(), episode.seed)
+        history = run.execute(steps)
+    else:
+        with tempfile.TemporaryDirectory(prefix="persist-simulator-") as folder:
+            run = Run(FileBlob(Path(folder), fsync=False))
+            history = run.execute(steps)
+    return history, run
 
 
 def explain(episode: Episode, history: History, violations: list[Violation]) -> str:

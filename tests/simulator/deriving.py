@@ -70,9 +70,10 @@ class Deriving(Judgement):
             return set()
         keys = {*asked[-1].args["keys"]}
         left = [update for update in view.contents(id_).updates if update[0] not in keys]
+        resolved = 0 if view.keyed(id_) is None else view.resolved(id_)
         if view.keyed(id_) is not None:
-            left = [update for update in left if update[2] < view.resolved(id_)]
-        for wrong in self.physical[id_].erase(mutation, keys, left):
+            left = [update for update in left if update[2] < resolved]
+        for wrong in self.physical[id_].erase(mutation, keys, left, resolved):
             self.blame("erase", f"{wrong}: {commit}")
         view.erase(id_, keys)
         self.erasures.setdefault(commit.seqno, set()).update(keys)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.model import EMPTY, Refused
-from tests.simulator.answering import Answering
+from tests.simulator.answering import ROWS_MAX, Answering
 from tests.simulator.deriving import DERIVING, may_overflow
 from tests.simulator.effects import DOUBTS, MUTATING, effects_of, is_done, latest_moment, tokens_seen
 from tests.simulator.history import Event
@@ -14,7 +14,6 @@ from tests.simulator.judgement import Expected
 from tests.simulator.versions import TAG, View
 
 TIME_MAX = 2**63 - 2
-ROWS_MAX = 2**31 - 1  # More are not given out one by one.
 BAD_WRITES = {
     "time below 0": ("InvalidUpdate",),
     "time too large": ("InvalidUpdate",),
@@ -424,6 +423,7 @@ class Expectations(Answering):
             expected.may_fail("exclusive", refused.error)  # If there is anything to resolve.
         if any(may_overflow(contents.updates) for contents in map(view.contents, self.location.collections)):
             expected.may_fail("overflow", "DiffOverflow")
+        self._expect_owed(view, expected)
 
     def _expect_publish(self, event: Event, view: View, expected: Expected) -> None:
         id_, as_of = event.args["c"], event.args["as_of"]
@@ -438,13 +438,7 @@ class Expectations(Answering):
         if not view.alive(id_) or expected.must_fail:
             return
         time = min(view.upper(id_) - 1, TIME_MAX) if as_of is None else as_of
-        counts = [*view.contents(id_).as_of(time).values()]
-        if any(n < 0 for n in counts):
-            expected.may_fail("negative", "NegativeMultiplicity")
-        if sum(map(abs, counts)) > ROWS_MAX:
-            expected.may_fail("overflow", "InvalidUsage")
-        if may_overflow(view.contents(id_).updates):
-            expected.may_fail("overflow", "DiffOverflow")
+        self._expect_rows(id_, time, view, expected)
         expected.rule = "published"
         expected.check = lambda found: None if found == time or as_of is None else f"the time to publish is {time}"
 

@@ -90,8 +90,11 @@ class Physical:
         if {*mutation.get("unused", ())} != before - self.blobs:
             yield f"it says that {mutation.get('unused')} fall out of use, and {before - self.blobs} do"
 
-    def erase(self, mutation: dict[str, Any], keys: set[int], updates: list[Update]) -> Iterator[str]:
-        """Take in an erasure; yield what is wrong with it, given what it is to erase and all updates that stay."""
+    def erase(self, mutation: dict[str, Any], keys: set[int], updates: list[Update], resolved: int) -> Iterator[str]:
+        """Take in an erasure; yield what is wrong with it, given what it is to erase and all updates that stay.
+
+        Events at times that are resolved stand for nothing any more: a part of them alone may go with what is erased.
+        """
         before, first, count = self.blobs, self.next_number, len(mutation["parts"])
         brought = [*zip(range(first, first + count), mutation["parts"], mutation["blobs"], strict=True)]
         at = count - mutation["events"]
@@ -102,6 +105,8 @@ class Physical:
             old = self.numbered[number].updates if number in self.numbered else self.pending[number].events
             left = [row for row in old if row[0] not in keys]
             came = [row for n in names for row in (new[n].updates if n in new else waiting[n].events)]
+            if number in self.pending and not any(row[2] >= resolved for row in left):
+                left = []
             if sorted(left, key=repr) != sorted(came, key=repr) if number in self.numbered else left != came:
                 yield f"of part {number} stays {came} instead of {left}"
         self.numbered |= new

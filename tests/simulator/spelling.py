@@ -14,6 +14,7 @@ from tests.simulator.expectations import KEYED_WRITE
 from tests.simulator.history import Event
 from tests.simulator.language import Step
 from tests.simulator.log_reader import frontier, pad, shorten
+from tests.simulator.tables import TableBroken
 
 DEFAULT = "default"
 FRONTIERS = ("upper", "since", "asked", "current", "expected", "actual")
@@ -133,6 +134,8 @@ def error_answer(error: BaseException, op: str) -> list[Any]:
     if not isinstance(error, (persist.PersistError, Boom)):
         if not isinstance(error, Exception):
             raise error
+        if isinstance(error, TableBroken):
+            return ["error", "TableBroken", {"problem": str(error)}]
         return ["error", f"{type(error).__name__}: {error}", {}]
     attributes: dict[str, Any] = {}
     for name in (*FRONTIERS, *PLAIN):

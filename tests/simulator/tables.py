@@ -104,8 +104,8 @@ def found_table(blob: Blob, collection: str) -> list[Any] | None:
         actions = [json.loads(line) for line in lines]
         as_of = int(actions[0]["commitInfo"]["persist.as_of"])
         for action in actions if version > first else []:
-            if "remove" in action:
-                files.pop(action["remove"]["path"])
+            if "remove" in action and files.pop(action["remove"]["path"], None) is None:
+                raise TableBroken(f"version {version} removes a file that is not in the table")
         for action in actions if version > first else []:
             if "add" in action:
                 files[action["add"]["path"]] = action["add"]
