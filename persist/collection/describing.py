@@ -339,6 +339,7 @@ class IndexingCalls(CollectionBase):
         Raises:
             SchemaMismatch: a column is unknown, or there twice.
             InvalidUsage: a column has no order that is looked up by, or these are the key of the collection.
+            AsOfCompacted: no sealed time can be read, because since has passed all of them.
             ReadOnly: this client only reads.
         """
         return IndexInfo.of(create_index(self.handle, columns), self.handle)

@@ -4,15 +4,19 @@ What an index or a view holds follows from what its inputs hold. It is compared 
 in it (rule 19), an index at the last one, and somebody must have asked for the record.
 
 An erasure is the one record that changes what sealed times hold (rule 23). The record does not say what it erased; the
-call does, and all that it was to erase must be gone from each part of each related collection, and nothing else.
+call does, and all that it was to erase must be gone from each part of each related collection, and nothing else. Only
+what came after the version in which it was worked out stays; that was no earlier than the call.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from typing import Any
 
+from tests.model import EMPTY
 from tests.simulator.effects import latest_moment
 from tests.simulator.history import Commit, Event
 from tests.simulator.judgement import Judgement
+from tests.simulator.physical import summed
 from tests.simulator.versions import Contents, View
 
 # Calls in which the library writes to collections that nobody writes.
@@ -68,25 +72,31 @@ class Deriving(Judgement):
         if not asked:
             self.blame("erase", f"nobody asked to erase from {id_}: {commit}")
             return set()
-        keys = {*asked[-1].args["keys"]}
-        left = [update for update in view.contents(id_).updates if update[0] not in keys]
-        resolved = 0 if view.keyed(id_) is None else view.resolved(id_)
-        if view.keyed(id_) is not None:
-            left = [update for update in left if update[2] < resolved]
-        for wrong in self.physical[id_].erase(mutation, keys, left, resolved):
+        keys, physical, contents = {*asked[-1].args["keys"]}, self.physical[id_], view.contents(id_)
+        resolved = EMPTY if view.keyed(id_) is None else view.resolved(id_)
+        left = physical.left_of(mutation, keys)
+        first = bisect_left(self.latest, asked[-1].invoked)
+        for until in range(view.version, first - 1, -1):  # It was worked out in one of these versions.
+            kept = [update for update in contents.without(keys, until) if update[2] < resolved]
+            if summed(u for u in kept if u[0] in keys and u[2] >= physical.history_from) == left:
+                break
+        else:
+            self.blame("erase", f"it leaves {left}, and not all of that came meanwhile: {commit}")
+        for wrong in physical.erase(mutation, keys, kept, 0 if view.keyed(id_) is None else resolved):
             self.blame("erase", f"{wrong}: {commit}")
-        view.erase(id_, keys)
-        self.erasures.setdefault(commit.seqno, set()).update(keys)
+        view.erase(id_, keys, until)
+        known, before = self.erasures.get(commit.seqno, (set(), until))
+        self.erasures[commit.seqno] = known | keys, min(until, before)
         if self.tables.get(id_):
             self.tables[id_].append((commit.at, latest_moment(commit), None))
         return {*mutation["unused"]}
 
     def _check_erased(self, commit: Commit, view: View) -> None:
         """What an erasure was to erase is nowhere among what is related."""
-        keys = self.erasures.get(commit.seqno, set())
+        keys, until = self.erasures.get(commit.seqno, (set(), 0))
         ids = {m["collection"] for m in commit.mutations if m["kind"] == "erase"}
         for other in set[str]().union(*map(self.related, ids)):
-            if view.alive(other) and (rest := view.of_keys(other, keys)):
+            if view.alive(other) and (rest := view.of_keys(other, keys, until)):
                 self.blame("erase", f"{other} still has {rest}: {commit}")
 
     def related(self, id_: str) -> set[str]:

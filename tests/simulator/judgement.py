@@ -127,7 +127,7 @@ class Judgement:
         self.gone_s: dict[str, float] = {}  # When collections were destroyed, by the world's clock.
         self.evicted: dict[str, list[int]] = {}  # When others ended a client's lease.
         self.derived: dict[str, dict[str, Any]] = {}  # How collections were created that nobody writes.
-        self.erasures: dict[int, set[int]] = {}  # Of each record that erased something, which keys.
+        self.erasures: dict[int, tuple[set[int], int]] = {}  # Of records that erased: which keys, until which version.
         self.physical: dict[str, Physical] = {}
         self.replaced_s: dict[str, list[float]] = {}  # When blobs of a collection were replaced.
         self.evolved: dict[str, list[Commit]] = {}

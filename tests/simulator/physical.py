@@ -121,12 +121,15 @@ class Physical:
         self.next_number += len(self.pending)
         self.resolved = [update for update in self.resolved if update[0] not in keys]
         self.tables, self.kept = {}, {}
-        rest = [row for part in self.numbered.values() for row in part.updates if row[0] in keys]
-        if rest := rest + [row for part in self.pending.values() for row in part.events if row[0] in keys]:
-            yield f"its parts still have {rest}"
         if {*mutation["unused"]} != before - self.blobs:
             yield f"it says that {mutation['unused']} fall out of use, and {before - self.blobs} do"
         yield from self._check_contents(updates)
+
+    def left_of(self, mutation: dict[str, Any], keys: set[int]) -> dict[tuple[Any, ...], int]:
+        """Return the updates of some keys that an erasure leaves in the history, because they came meanwhile."""
+        replaced = {number for number, _ in mutation["replaced"]}
+        rows = (u for run in self.history for n in run if n not in replaced for u in self.numbered[n].updates)
+        return summed(update for update in rows if update[0] in keys)
 
     def cloned(self, mutation: dict[str, Any], updates: list[Update], folder: str) -> Iterator[str]:
         """Become a clone's description of another collection, this one; yield what is wrong with it.
@@ -178,7 +181,7 @@ class Physical:
 
     def differences(self, events: list[list[Any]], updates: list[Update], resolved: int) -> Iterator[str]:
         """Yield in what the updates and the events that wait are others than all events that arrived say."""
-        wanted, found = _summed(u for u in updates if u[2] < resolved), _summed(self.resolved)
+        wanted, found = summed(u for u in updates if u[2] < resolved), summed(self.resolved)
         if wanted != found:
             yield f"its events became {_less(found, wanted)} instead of {_less(wanted, found)}"
         arrived = [event for part in self.pending.values() for event in part.events if event[2] >= resolved]
@@ -239,16 +242,16 @@ class Physical:
             yield f"the history begins at {self.history_from}, and keyframes are at {sorted(self.keyframes)}"
 
     def _check_contents(self, updates: list[Update]) -> Iterator[str]:
-        wanted = _summed(u for u in updates if u[2] >= self.history_from)
-        found = _summed(u for run in self.history for n in run for u in self.numbered[n].updates)
+        wanted = summed(u for u in updates if u[2] >= self.history_from)
+        found = summed(u for run in self.history for n in run for u in self.numbered[n].updates)
         if wanted != found:
             yield f"the history lacks {_less(wanted, found)} and has {_less(found, wanted)} besides"
         for as_of, run in self.keyframes.items():
             kept = [u for n in run for u in self.numbered[n].updates]
             if any(time > as_of for _, _, time, _ in kept) or len({(k, v) for k, v, *_ in kept}) != len(kept):
                 yield f"the keyframe as of {as_of} has later times, or records twice: {kept}"
-            contents = _summed([k, v, 0, d] for k, v, t, d in updates if t <= as_of)
-            stands_for = _summed([k, v, 0, d] for k, v, _, d in kept)
+            contents = summed([k, v, 0, d] for k, v, t, d in updates if t <= as_of)
+            stands_for = summed([k, v, 0, d] for k, v, _, d in kept)
             if contents != stands_for:
                 lacks, has = _less(contents, stands_for), _less(stands_for, contents)
                 yield f"the keyframe as of {as_of} lacks {lacks} and has {has} besides"
@@ -277,7 +280,7 @@ def _by_key(events: list[list[Any]]) -> list[list[Any]]:
     return sorted(events, key=lambda event: (event[0], event[2]))
 
 
-def _summed(updates: Iterable[Update]) -> dict[tuple[Any, ...], int]:
+def summed(updates: Iterable[Update]) -> dict[tuple[Any, ...], int]:
     sums: Counter[tuple[Any, ...]] = Counter()
     for k, v, time, diff in updates:
         sums[k, v, time] += diff

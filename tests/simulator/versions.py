@@ -34,22 +34,30 @@ class Contents:
         self.events += events
         self.updates = model.resolved(self.events, self.machine)
 
-    def erase(self, keys: set[int], version: int) -> None:
-        """Take all records of some keys out; up to a version, they were there."""
+    def erase(self, keys: set[int], version: int, until: int) -> None:
+        """Take the records of some keys out that came until some version; up to another version, they were there."""
         before = Contents(self.id, self.name, self.schema, self.machine)
         before.updates, before.events, before._came = self.updates, self.events, self._came
         self._eras.append((version, before))
-        self.updates = [update for update in self.updates if update[0] not in keys]
-        self.events = [event for event in self.events if event[0] not in keys]
-        self._came = [(came, row) for came, row in self._came if row[0] not in keys]
+        self._came = [(came, row) for came, row in self._came if row[0] not in keys or came > until]
+        rows = [row for _, row in self._came]
+        if self.machine is None:
+            self.updates = rows
+        else:
+            self.events, self.updates = rows, model.resolved(rows, self.machine)
 
     def came(self, rows: list[Any], version: int) -> None:
         """Note that updates or events are there from a version on."""
         self._came += ((version, row) for row in rows)
 
-    def known(self, version: int) -> list[Any]:
-        """Return the updates, or of a keyed collection the events, that are there in a version."""
-        return [row for came, row in self.at(version)._came if came <= version]
+    def without(self, keys: set[int], until: int) -> list[Update]:
+        """Return the updates that are left if records of some keys are erased that came until a version."""
+        left = [row for came, row in self._came if row[0] not in keys or came > until]
+        return left if self.machine is None else list(model.resolved(left, self.machine))
+
+    def known(self, until: int) -> list[Any]:
+        """Return the updates, or of a keyed collection the events, that came until a version."""
+        return [row for came, row in self._came if came <= until]
 
     def at(self, version: int) -> "Contents":
         """Return it as it was in a version: before what was erased after that."""
@@ -91,7 +99,7 @@ class View:
         self._created: dict[str, Contents] = {}
         self.appended: list[tuple[str, list[Update]]] = []
         self.arrived: list[tuple[str, list[Event]]] = []
-        self._erased: list[tuple[str, set[int]]] = []
+        self._erased: list[tuple[str, set[int], int]] = []
 
     def child(self) -> "View":
         """Return a view that can be changed without changing this one."""
@@ -170,13 +178,13 @@ class View:
         made.came(made.events if made.machine is not None else made.updates, self.version + 1)
         self.state = self.state.having(id_, self.state.collections[source].clone(as_of))
 
-    def erase(self, id_: str, keys: set[int]) -> None:
-        self._erased.append((id_, keys))
+    def erase(self, id_: str, keys: set[int], until: int) -> None:
+        self._erased.append((id_, keys, until))
 
-    def of_keys(self, id_: str, keys: set[int]) -> list[Any]:
-        """Return what must be stored of some keys: that which compaction cannot have cancelled."""
+    def of_keys(self, id_: str, keys: set[int], until: int) -> list[Any]:
+        """Return what must be stored of some keys that came until a version: what compaction cannot have cancelled."""
         collection = self.state.collections[id_]
-        rows = [row for row in self.contents(id_).known(self.version) if row[0] in keys]
+        rows = [row for row in self.contents(id_).known(until) if row[0] in keys]
         waiting: list[Any] = []
         if collection.keyed is not None:
             waiting = [row for row in rows if row[2] >= collection.resolved]
@@ -219,8 +227,8 @@ class View:
         """Make what was changed here the next version of the location."""
         self._location.collections.update(self._created)
         self._location.states.append(self.state)
-        for id_, keys in self._erased:
-            self._location.collections[id_].erase(keys, self.version)
+        for id_, keys, until in self._erased:
+            self._location.collections[id_].erase(keys, self.version, until)
         for id_, updates in self.appended:
             self._location.collections[id_].updates += updates
             self._location.collections[id_].came(updates, self.version + 1)
