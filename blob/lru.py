@@ -7,12 +7,19 @@ admission of TinyLFU (Einziger, Friedman and Manes, 2017), with exact counts of 
 
 The count of a key grows whether its value is here or not, up to `COUNT_MAX`. All counts are halved after `AGE_FACTOR`
 questions for each value kept, so that what was wanted long ago makes room.
+
+Room is no reason to keep a value for ever. What is kept of parts that a compaction has replaced is never asked for
+again, and a client that is open all year would fill any room with it. So with the next value that is put, all go that
+nobody has asked for in `idle_s`. Which these are is known without a time for each: whatever was kept when a period
+began, and was not asked for until the period has passed.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from persist.blob.threads import Clock, SystemClock
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -23,6 +30,7 @@ QUESTIONS_MIN = 256
 LEAD = 1  # If values are read in turns, the next one has always been asked for once more than the others.
 SMALL_SHARE = 1024  # A value below this share of the room is always let in: small ones have a room of their own,
 SMALL_ROOM = 16  # which is this share of the whole.
+IDLE_S = 24 * 3600.0  # So that what is done once a day finds what it has left.
 
 
 class ByteBoundedLru(Generic[K, V]):
@@ -33,18 +41,31 @@ class ByteBoundedLru(Generic[K, V]):
         size: about how many bytes a value takes; asked once, when it is put.
         value_bytes_max: larger values are not kept; None for all that have room. If it is more than `bytes_max`, a
             value that has no room beside others is kept alone.
+        clock, idle_s: a value that nobody has asked for in so many seconds goes before twice as many have passed, when
+            another one is put.
 
     Attributes:
         bytes: what all values here take.
         evictions: how many values went to make room.
     """
 
-    def __init__(self, bytes_max: int, size: Callable[[V], int], *, value_bytes_max: int | None = None) -> None:
+    def __init__(
+        self,
+        bytes_max: int,
+        size: Callable[[V], int],
+        *,
+        value_bytes_max: int | None = None,
+        clock: Clock | None = None,
+        idle_s: float = IDLE_S,
+    ) -> None:
         self.bytes_max = bytes_max
         self._value_bytes_max = bytes_max if value_bytes_max is None else value_bytes_max
         self._size = size
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
+        self._clock, self._idle_s = clock or SystemClock(), idle_s
+        self._began_s = self._clock.monotonic_s()
+        self._not_asked_for: set[K] = set()  # Since then, of what was here then.
         self.bytes = self.evictions = 0
 
     def has_room_for(self, size: int) -> bool:
@@ -59,6 +80,7 @@ class ByteBoundedLru(Generic[K, V]):
             if entry is None:
                 return None
             self._kept.move_to_end(key)
+            self._not_asked_for.discard(key)
             return entry[0]
 
     def put(self, key: K, value: V) -> None:
@@ -68,6 +90,8 @@ class ByteBoundedLru(Generic[K, V]):
             return
         with self._lock:
             self._drop(key)
+            if self._clock.monotonic_s() - self._began_s >= self._idle_s:
+                self._begin_period()
             if not self._is_admitted(key, size):
                 return
             self._kept[key] = value, size
@@ -90,12 +114,20 @@ class ByteBoundedLru(Generic[K, V]):
         """Keep nothing any more."""
         with self._lock:
             self._kept.clear()
+            self._not_asked_for.clear()
             self.bytes = 0
 
     def _drop(self, key: K) -> None:
         entry = self._kept.pop(key, None)
         if entry is not None:
             self.bytes -= entry[1]
+            self._not_asked_for.discard(key)
+
+    def _begin_period(self) -> None:
+        self.evictions += len(self._not_asked_for)
+        for key in [*self._not_asked_for]:
+            self._drop(key)
+        self._began_s, self._not_asked_for = self._clock.monotonic_s(), {*self._kept}
 
     def _asked(self, key: K) -> None:
         """Note that somebody asked for a key."""
@@ -114,8 +146,16 @@ class AdmittingCache(ByteBoundedLru[K, V]):
     `AGE_FACTOR` for each value that is kept.
     """
 
-    def __init__(self, bytes_max: int, size: Callable[[V], int], *, value_bytes_max: int | None = None) -> None:
-        super().__init__(bytes_max, size, value_bytes_max=value_bytes_max)
+    def __init__(
+        self,
+        bytes_max: int,
+        size: Callable[[V], int],
+        *,
+        value_bytes_max: int | None = None,
+        clock: Clock | None = None,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        super().__init__(bytes_max, size, value_bytes_max=value_bytes_max, clock=clock, idle_s=idle_s)
         self._counts: dict[K, int] = {}
         self._questions = 0
         self._large_room = bytes_max - bytes_max // SMALL_ROOM
@@ -138,8 +178,15 @@ class AdmittingCache(ByteBoundedLru[K, V]):
             self._counts[key] = count + 1
         self._questions += 1
         if self._questions >= QUESTIONS_MIN and self._questions >= AGE_FACTOR * len(self._kept):
-            self._questions = 0
-            self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
+            self._age()
+
+    def _begin_period(self) -> None:
+        super()._begin_period()
+        self._age()
+
+    def _age(self) -> None:
+        self._questions = 0
+        self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
 
     def _is_small(self, size: int) -> bool:
         return size * SMALL_SHARE < self.bytes_max

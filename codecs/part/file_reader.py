@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from persist.blob import ByteBoundedLru
+from persist.blob import ByteBoundedLru, Clock
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import columns_of, may_compare_with_nan
 from persist.codecs.part.part import groups_max
@@ -68,9 +68,9 @@ class CheckedFooter:
 class CheckedFooters:
     """Footers that were checked lately, for whoever reads the same files again; for any number of threads."""
 
-    def __init__(self, bytes_max: int = FOOTER_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = FOOTER_BYTES_MAX, clock: Clock | None = None) -> None:
         self._kept: ByteBoundedLru[Hashable, CheckedFooter] = ByteBoundedLru(
-            bytes_max, lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size)
+            bytes_max, lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size), clock=clock
         )
 
     @property

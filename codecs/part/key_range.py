@@ -16,15 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import CorruptBlob
+from persist.blob import ByteBoundedLru, CorruptBlob
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part, sample_row
 from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
 
-KNOWN_MAX = 4096
-# What was parsed lately: planning asks for the keys of the same parts again and again.
-_KNOWN: dict[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = {}
+KEY_BYTES = 160  # Of a key of one field in comparable form, roughly.
+# What was parsed lately: planning asks for the keys of the same parts again and again. What nobody has asked for in a
+# minute goes, because parts are replaced all the time, and to parse keys once more costs little.
+_KNOWN: ByteBoundedLru[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = ByteBoundedLru(
+    16 << 20, lambda keys: KEY_BYTES * (1 + len(keys)), idle_s=60.0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +219,7 @@ def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None
     keys = _KNOWN.get((written, types))
     if keys is None:
         keys = _ordered_keys(part, schema)
-        if len(_KNOWN) >= KNOWN_MAX:
-            _KNOWN.clear()
-        _KNOWN[written, types] = keys
+        _KNOWN.put((written, types), keys)
     return keys or None
 
 

@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+M_ARENA_MAX = -8  # Of malloc.h.
+
 
 def entry() -> None:
     """Run the command of this process, and end the process with its status."""
@@ -60,10 +62,16 @@ def _open_streams() -> None:
 
 
 def _choose_allocator() -> None:
-    """Let Arrow use jemalloc, which keeps least of what was freed, unless somebody has chosen (docs/performance.md).
+    """Let allocators keep little of what was freed, unless somebody has chosen otherwise (docs/operations.md).
 
-    Here alone, because the process is the command's own. Arrow looks at the variable when it is loaded, which is later;
-    its builds for Linux with glibc have jemalloc, and others may not.
+    Here alone, because the process is the command's own. Arrow takes jemalloc: it looks at the variable when it is
+    loaded, which is later; its builds for Linux with glibc have jemalloc, and others may not. The C library keeps two
+    heaps. Otherwise each of many threads gets one of its own, up to eight for each core, and over months each of them
+    grows as large as the largest piece of work that one of its threads has had.
     """
     if sys.platform == "linux" and "CS_GNU_LIBC_VERSION" in os.confstr_names and os.confstr("CS_GNU_LIBC_VERSION"):
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
+        if "MALLOC_ARENA_MAX" not in os.environ:
+            import ctypes
+
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)

@@ -4,7 +4,7 @@ Promises: what a collection holds at every time that may be read stays the same;
 work one finds that it came second, and throws its work away.
 """
 
-from persist.compact.compactor import CompactionReport, Compactor
+from persist.compact.compactor import CompactionReport, Compactor, give_back
 from persist.compact.eraser import ErasedRecords, PartEraser, events_of, without_deletions
 from persist.compact.planner import LEVEL_BYTES, must_destroy, next_work
 from persist.compact.rewriter import LocalPartMaker, MadeRun, PartMaker, Rewrite, RunPiece

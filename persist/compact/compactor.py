@@ -5,10 +5,11 @@ so, and loses otherwise (`persist.state.contents`). Any number of compactors may
 made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
 diffs are held against each other: a slice that was lost or read twice would show.
 
-After large work memory goes back to the operating system (`give_back`). Allocators keep what was freed, for the next
-time: after a compaction that is often ten times what is still in use, and the next compaction may be hours away. Reads
-and writes do not give back: they follow each other, and to get the same pages again costs them more than it spares
-others.
+After large work, and after each collection of garbage, memory goes back to the operating system (`give_back`).
+Allocators keep what was freed, for the next time: after a compaction that is often ten times what is still in use, and
+the next compaction may be hours away. What many small pieces of work leave behind is scattered over the heaps of all
+threads, and grows for months. Reads and writes do not give back: they follow each other, and to get the same pages
+again costs them more than it spares others.
 """
 
 import ctypes

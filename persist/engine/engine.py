@@ -62,7 +62,7 @@ class Engine:
         )
         self.pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
         budget = self.settings.memory_budget
-        self.caches = caches = options.caches or PartCaches.within(budget)
+        self.caches = caches = options.caches or PartCaches.within(budget, clock)
         folder = self.settings.cache_folder
         self.spilled = spilled = (
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)

@@ -60,6 +60,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
 from persist.blob import Blob, BlobEntry, Indeterminate, MissingBlob, StoreFull, delete_all
+from persist.compact import give_back
 from persist.log import (
     CHECKPOINTS,
     CLOCK_KEY,
@@ -164,7 +165,8 @@ class Garbage:
         Cost: LISTs of everything, a GET for each checkpoint and directory object kept and for the state of each
         collection, up to four commits and three checkpoints, and a few GETs for each 1,000 blobs that are deleted.
         Memory: the part list of one collection, and the names of objects of checkpoints. Kept between two calls: 8
-        bytes for each of these names, 32 MB at most.
+        bytes for each of these names, 32 MB at most. What the process has freed by then goes back to the operating
+        system, which takes some milliseconds.
 
         Raises:
             StoreFull: what could be deleted without a commit was, and there still is no room for one.
@@ -179,7 +181,9 @@ class Garbage:
             if state.location is None:
                 return GarbageReport()
             with task("collect", self._blob.url, unit="blobs") as done:
-                return self._round(done=done).run(before)
+                report = self._round(done=done).run(before)
+        give_back()
+        return report
 
     def shorten_log(self) -> None:
         """Do what `collect` does about records and checkpoints, if there are far more records than there should be.

@@ -2,7 +2,8 @@
 
 import threading
 
-from persist.blob import ByteBoundedLru
+from persist.blob import AdmittingCache, ByteBoundedLru
+from tests.clocks import ImpatientClock
 
 
 def lru(bytes_max: int, value_bytes_max: int | None = None) -> ByteBoundedLru[int, bytes]:
@@ -83,3 +84,40 @@ def test_threads_keep_the_count_of_bytes() -> None:
         thread.join()
     assert kept.bytes == sum(len(kept.take(key) or b"") for key in range(17)) <= 500
     assert kept.bytes == 0
+
+
+def test_a_value_that_nobody_asks_for_goes_after_a_while_though_there_is_room() -> None:
+    clock = ImpatientClock()
+    for kept in (
+        ByteBoundedLru[int, bytes](10**9, len, clock=clock, idle_s=100.0),
+        AdmittingCache[int, bytes](10**9, len, clock=clock, idle_s=100.0),
+    ):
+        kept.put(-1, bytes(10))
+        kept.put(-2, bytes(10))
+        for number in range(1000):
+            kept.put(number, bytes(10))
+            assert kept.get(-1) is not None, "this one is asked for"
+            clock.sleep(1.0)
+        assert kept.get(-2) is None
+        assert kept.get(999) is not None
+        assert 100 <= kept.bytes // 10 <= 202
+        assert kept.evictions == 1002 - kept.bytes // 10
+
+
+def test_what_is_asked_for_once_in_a_period_stays_and_what_is_replaced_or_taken_leaves_no_trace() -> None:
+    clock = ImpatientClock()
+    kept = ByteBoundedLru[int, bytes](10**9, len, clock=clock, idle_s=100.0)
+    for number in range(4):
+        kept.put(number, bytes(10))
+    clock.sleep(100.0)
+    kept.put(4, bytes(10))  # A period begins.
+    kept.take(0)
+    kept.put(0, bytes(20))  # It is another one now.
+    kept.get(1)
+    clock.sleep(100.0)
+    kept.put(5, bytes(10))
+    assert [number for number in range(6) if kept.get(number) is not None] == [0, 1, 4, 5]
+    kept.clear()
+    clock.sleep(100.0)
+    kept.put(6, bytes(10))
+    assert (kept.bytes, kept.evictions) == (10, 2)

@@ -68,6 +68,37 @@ def test_a_command_lets_arrow_use_the_allocator_that_keeps_least_unless_told(giv
     assert done.stdout.split()[-1:] == [used]
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="it is about glibc's heaps"
+)
+@pytest.mark.parametrize(("given", "most"), [(None, 2), ("5", 5)])
+def test_the_threads_of_a_command_share_two_heaps_unless_told(given: str | None, most: int) -> None:
+    code = """if True:
+        import ctypes, sys, threading
+        from persist.cli.main import entry
+        sys.argv = ["persist", "--help"]
+        try:
+            entry()
+        except SystemExit:
+            pass
+        c, together = ctypes.CDLL(None), threading.Barrier(12)
+        def allocate():
+            for _ in range(100):
+                c.malloc(1000)
+            together.wait()
+        threads = [threading.Thread(target=allocate) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        c.malloc_info(0, ctypes.c_void_p.in_dll(c, "stderr"))
+    """
+    others = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    chosen = {} if given is None else {"MALLOC_ARENA_MAX": given}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=others | chosen)
+    assert done.stderr.count("<heap nr=") == most
+
+
 def test_completion_can_be_installed() -> None:
     command = [sys.executable, "-m", "persist", "--show-completion", "bash"]
     environment = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "PATH": "/usr/bin:/bin"}

@@ -52,3 +52,13 @@ def test_a_large_compaction_gives_back_what_it_does_not_need(monkeypatch: pytest
         assert rows.compact().bytes_read > 0
         assert (before - resident() > LEFT) == is_large
     assert kept[0].all()
+
+
+def test_a_collection_of_garbage_gives_back_what_many_small_pieces_of_work_have_left() -> None:
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        client.create_or_load("c", key={"k": "int64"})
+        kept = leave_holes()
+        before = resident()
+        client.gc()
+        assert before - resident() > LEFT
+    assert kept[0].all()

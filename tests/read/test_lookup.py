@@ -25,7 +25,8 @@ import persist.read.scanning.reader
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.codecs import SortedKeys, encode_parts
 from persist.read import Form, PartReader
-from persist.read.scanning.caches import decoded_rows
+from persist.read.scanning.caches import ENTRY_BYTES, decoded_rows
+from tests.clocks import ImpatientClock
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots
@@ -552,15 +553,32 @@ def rows_of(count: int) -> SortedKeys:
 
 
 def test_decoded_rows_are_kept_within_bounds() -> None:
-    kept = decoded_rows(1000)
+    kept = decoded_rows(4 * (ENTRY_BYTES + 200) * 9 // 8)
     for name in range(10):
         kept.put(name, rows_of(25))
         kept.get(0)
     assert kept.get(0) is not None
     assert [name for name in range(10) if kept.peek(name) is not None] == [0, 1, 2, 3]
-    kept.put("large", rows_of(100))
+    kept.put("large", rows_of(300))
     assert kept.get("large") is None
-    assert kept.bytes <= 1000
+    assert kept.bytes <= kept.bytes_max
+
+
+def test_what_look_ups_have_decoded_of_parts_that_are_gone_is_not_kept_for_ever() -> None:
+    clock = ImpatientClock()
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False), clock=clock) as client:
+        users = client.create_or_load("users", key={"k": int}, value={"v": int}, keyed=persist.Keyed())
+        kept = client.engine.caches.decoded
+        sizes = []
+        for day in range(60):
+            users.upsert([(key, day * key) for key in range(100)], time=day, seal=day + 1).result()
+            users.allow_compaction(day).result()
+            users.compact()
+            assert users.get([day]) == [(day, day * day)]
+            clock.sleep(24 * 3600.0)
+            sizes.append(kept.bytes)
+        assert sizes[-1] > 0
+        assert max(sizes[30:]) <= max(sizes[:10])
 
 
 def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(

@@ -2,12 +2,13 @@
 
 import random
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import persist
 from persist.backup import backup, copy
@@ -56,6 +57,9 @@ VIEWS = {
     "region_totals": "SELECT region, sum(amount) AS total, count(*) AS number FROM stock_01 JOIN regions USING (shop) "
     "GROUP BY region",
 }
+
+
+Change = list[tuple[int, tuple[Any, ...], int]]  # Keys, rows and diffs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,16 +221,16 @@ class Year:
             self._expect(f"{name}, two keys", sorted((k, *v) for k, v in rows), wanted)
 
     def _drawn(self, number: int) -> list[str]:
+        """Draw plain collections, each as often as it is written to: nine of ten times a hot one."""
         hot, cold = self._plain[:HOT], self._plain[HOT:]
-        drawn: dict[str, None] = {}
-        while len(drawn) < min(number, len(self._plain)):
-            is_hot = self.chance.random() < 0.9 and len(drawn) < len(hot)
-            drawn[self.chance.choice(hot if is_hot else cold or hot)] = None
-        return [*drawn]
+        return [self.chance.choice(hot if self.chance.random() < 0.9 else cold) for _ in range(number)]
 
     def _write(self, names: list[str], operation: str = "commit") -> None:
-        """Write to plain collections, each in a commit of its own."""
-        changes = [(name, self._change(name)) for name in names]
+        """Write to plain collections, each time in a commit of its own."""
+        changes, rows = [], {name: dict(self.books.rows[name]) for name in {*names}}
+        for name in names:
+            changes.append((name, self._change(name, rows[name])))
+            _apply(changes[-1][1], rows[name])
         with self.gauges.timed(operation, len(names)):
             futures = []
             for name, change in changes:
@@ -240,7 +244,7 @@ class Year:
 
     def _write_together(self, names: list[str]) -> None:
         """Write to several collections in one commit."""
-        changes = [(name, self._change(name)) for name in names]
+        changes = [(name, self._change(name, self.books.rows[name])) for name in names]
         time = self.now()
         with self.gauges.timed("commit to three"), self.writer.multi_write() as multi:
             for name, change in changes:
@@ -249,10 +253,9 @@ class Year:
         for name, change in changes:
             self._book(name, change)
 
-    def _change(self, name: str) -> list[tuple[int, tuple[object, ...], int]]:
+    def _change(self, name: str, rows: Rows) -> Change:
         """Draw a change of a record or two: what is there is retracted, something else inserted."""
-        rows = self.books.rows[name]
-        change = []
+        change: Change = []
         for key in self.chance.sample(range(KEYS), self.chance.randint(1, 2)):
             if key in rows:
                 change.append((key, rows[key], -1))
@@ -261,14 +264,9 @@ class Year:
                 change.append((key, row + tuple(self.day for _ in range(self._width(name))), 1))
         return change
 
-    def _book(self, name: str, change: Iterable[tuple[int, tuple[object, ...], int]]) -> None:
-        rows = self.books.rows[name]
-        for key, row, diff in change:
-            if diff < 0:
-                del rows[key]
-            else:
-                rows[key] = row
-            self.books.updates[-1] += 1
+    def _book(self, name: str, change: Change) -> None:
+        _apply(change, self.books.rows[name])
+        self.books.updates[-1] += len(change)
         self._count("commits")
 
     def _upsert(self, name: str, events: Sequence[tuple[int, tuple[object, ...] | None]]) -> None:
@@ -495,3 +493,11 @@ class Year:
 
     def _count(self, what: str, number: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + number
+
+
+def _apply(change: Change, rows: Rows) -> None:
+    for key, row, diff in change:
+        if diff < 0:
+            del rows[key]
+        else:
+            rows[key] = row

@@ -5,6 +5,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import persist
@@ -52,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, help="where the location is made (default: in /dev/shm, which is memory)"
     )
+    parser.add_argument(
+        "--go-on",
+        action="store_true",
+        help="live to the end of the year whichever bound breaks, unless an answer is wrong",
+    )
     parser.add_argument("--plot", type=Path, help="draw memory, storage and speed by day into this file")
     parser.add_argument("--plant", choices=[*PLANTS], help="put a fault into the library, which a bound must show")
 
@@ -79,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
             (Path(made) / "rehearsal").mkdir()
             live(Year(REHEARSAL, Path(made) / "rehearsal"))
         year = Year(plan, Path(made))
-        broken = live(year, PLANTS.get(args.plant), lambda line: print(line, flush=True))
+        tell = partial(print, flush=True)
+        broken = live(year, PLANTS.get(args.plant), tell, goes_on=args.go_on)
     print(table(year))
     if args.plot is not None:
         draw(year.gauges, args.plot)
@@ -92,9 +99,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def live(
-    year: Year, plant: Callable[[Year], object] | None = None, tell: Callable[[str], object] = lambda line: None
+    year: Year,
+    plant: Callable[[Year], object] | None = None,
+    tell: Callable[[str], object] = lambda line: None,
+    *,
+    goes_on: bool = False,
 ) -> list[BrokenBound]:
-    """Let a year pass until a bound breaks; return those that broke."""
+    """Let a year pass until a bound breaks, or on to its end if no answer is wrong; return the bounds that broke."""
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     try:
         year.day = 0
@@ -106,13 +117,13 @@ def live(
             year.run_day(day)
             if day % max(1, year.plan.days // PROGRESS_DAYS) == 0:
                 tell(_progress(year, time.monotonic() - began_s, time.process_time() - began_cpu_s))
-            if year.gauges.broken:
+            if year.gauges.broken and not goes_on:
                 return year.gauges.broken
         year.end()
     except BrokenBound as broken:
-        return [broken]
+        return [*year.gauges.broken, broken]
     except persist.PersistError as error:
-        return [BrokenBound("answers", year.day, f"{type(error).__name__}: {error}")]
+        return [*year.gauges.broken, BrokenBound("answers", year.day, f"{type(error).__name__}: {error}")]
     except KeyboardInterrupt:
         pass
     finally:

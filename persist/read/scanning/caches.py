@@ -52,6 +52,7 @@ from persist.codecs import (
 T = TypeVar("T")
 
 INDEX_BYTES_MAX = 16 << 20
+ENTRY_BYTES = 1 << 10  # What a name and Arrow's own objects take besides the rows, of which there may be a few.
 
 
 class Sized(Protocol):
@@ -66,13 +67,15 @@ PASSING_BYTES = 1 << 20  # Enough for the slices of one compaction, which read t
 DecodedRows = AdmittingCache[Hashable, Sized]
 
 
-def decoded_rows(bytes_max: int) -> DecodedRows:
+def decoded_rows(bytes_max: int, clock: Clock | None = None) -> DecodedRows:
     """Return a cache for what point reads decode, for all readers of one client; what takes half of it is not kept.
 
     Look-ups of many keys touch most row groups each time, so of more of them than there is room for, those that are
-    there stay.
+    there stay. What nobody asks for in a day goes.
     """
-    return AdmittingCache(bytes_max, lambda rows: rows.nbytes, value_bytes_max=bytes_max // 2)
+    return AdmittingCache(
+        bytes_max, lambda rows: ENTRY_BYTES + rows.nbytes, value_bytes_max=bytes_max // 2, clock=clock
+    )
 
 
 class PartIndexes:
@@ -82,11 +85,13 @@ class PartIndexes:
         whole: those of parts that were read whole.
     """
 
-    def __init__(self, bytes_max: int = INDEX_BYTES_MAX, whole: CheckedFooters | None = None) -> None:
-        self.whole = whole or CheckedFooters()
+    def __init__(
+        self, bytes_max: int = INDEX_BYTES_MAX, whole: CheckedFooters | None = None, clock: Clock | None = None
+    ) -> None:
+        self.whole = whole or CheckedFooters(clock=clock)
         # However large it is, the one in use is kept: each slice of its part asks for it.
         self._kept: ByteBoundedLru[str, PartIndex] = ByteBoundedLru(
-            bytes_max, lambda index: index.nbytes, value_bytes_max=2**63
+            bytes_max, lambda index: index.nbytes, value_bytes_max=2**63, clock=clock
         )
 
     def known(self, part: Part) -> PartIndex | None:
@@ -120,9 +125,9 @@ class PartCaches:
     decoded: DecodedRows
 
     @classmethod
-    def within(cls, memory_budget: int) -> "PartCaches":
+    def within(cls, memory_budget: int, clock: Clock | None = None) -> "PartCaches":
         """Return empty caches for a client; see `Settings.memory_budget`, of which they take up to a half."""
-        return cls(PartIndexes(), decoded_rows(memory_budget // 2))
+        return cls(PartIndexes(clock=clock), decoded_rows(memory_budget // 2, clock))
 
     @classmethod
     def passing(cls) -> "PartCaches":
