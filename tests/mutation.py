@@ -73,8 +73,9 @@ ROOMS = {
     "sql": ["tests/sql", "tests/cli/test_apply.py"],
 }
 TEST_S = 2.0  # Tests that take longer judge nothing: they are no fast tests.
-SLOWER = 10.0  # A test hangs if it takes this many times as long as without a mutant, and `PATIENCE_S`.
-PATIENCE_S = 20.0
+SLOWER = 10.0  # A test hangs if it takes this many times as long as without a mutant, and `PATIENCE_S` or, of the
+PATIENCE_S = 20.0  # processor, which does not depend on what else runs, `PATIENCE_CPU_S`.
+PATIENCE_CPU_S = 4.0
 SURVIVED, KILLED, HUNG = 0, 1, 3  # How a child ends.
 
 COMPARISONS: dict[type[ast.cmpop], list[type[ast.cmpop]]] = {
@@ -278,21 +279,23 @@ class Judge:
         """Be the child of one mutant."""
         os.setsid()
         _become_quiet()
-        signal.signal(signal.SIGVTALRM, lambda *_: os._exit(HUNG))
         apply(mutant)
         began_s = _used_s()
         watch = threading.Event()
-        deadline = [0.0]
+        deadlines = [time.monotonic() + PATIENCE_S, began_s + PATIENCE_CPU_S]
 
         def end_when_late() -> None:
             while not watch.wait(0.5):
-                if time.monotonic() > deadline[0]:
+                if time.monotonic() > deadlines[0] or _used_s() > deadlines[1]:
                     os._exit(HUNG)
 
-        deadline[0] = time.monotonic() + PATIENCE_S
         threading.Thread(target=end_when_late, daemon=True).start()
         for item, following in _with_following(tests):
-            deadline[0] = time.monotonic() + PATIENCE_S + SLOWER * reached[item.nodeid].duration_s
+            reach = reached[item.nodeid]
+            deadlines[:] = [
+                time.monotonic() + PATIENCE_S + SLOWER * reach.duration_s,
+                _used_s() + PATIENCE_CPU_S + SLOWER * reach.cost_s,
+            ]
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.failed:
                 os._exit(KILLED)

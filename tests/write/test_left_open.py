@@ -1,5 +1,6 @@
 """What is done about clients that nobody closed; `test_unclosed.py` has the ends of real processes."""
 
+import atexit
 import gc
 import multiprocessing.util
 import os
@@ -165,12 +166,13 @@ def test_a_client_that_is_collected_finishes_warns_and_is_forgotten(registry: un
     committer.close()
     assert registry.taken()[0] == []
     idle = Owner()
-    committer = idle.committer
+    committer, has_ended = idle.committer, threading.Event()
     del idle
     with pytest.warns(ResourceWarning, match="nothing was pending"):
         gc.collect()
     assert registry.taken()[0] == []
-    committer.close()
+    committer.when_ended(has_ended.set)
+    assert has_ended.wait(10), "its thread goes on"
 
 
 def test_what_belongs_to_the_parent_of_a_fork_is_left_to_it(
@@ -197,6 +199,17 @@ def test_what_belongs_to_the_parent_of_a_fork_is_left_to_it(
     for each in (committer, other.committer):
         each.close()
     watched.closed()
+
+
+def test_a_process_is_asked_once_to_wait_for_its_clients_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(atexit, "register", asked.append)
+    monkeypatch.setattr(unclosed, "_registry", unclosed._Registry())
+    owners = [Owner(), Owner()]
+    assert asked == [unclosed._finish]
+    for owner in owners:
+        owner.watched.closed()
+        owner.committer.close()
 
 
 def test_a_test_runner_may_let_all_be_forgotten(

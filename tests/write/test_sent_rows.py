@@ -54,9 +54,16 @@ def test_rows_that_are_said_to_be_more_than_their_bytes_can_hold_are_refused() -
             check_sent_rows(forged)
     (head_bytes,) = struct.unpack_from("<i", data, 4)
     last = data.rindex(struct.pack("<qq", 1000, 0), 0, 8 + head_bytes)
-    forged = data[:last] + struct.pack("<q", 2**50) + data[last + 8 :]
-    with pytest.raises(ValueError, match="more values"):
-        check_sent_rows(forged)
+    for values in (2**50, 8 * len(data) + 1, -1):
+        forged = data[:last] + struct.pack("<q", values) + data[last + 8 :]
+        with pytest.raises(ValueError, match="more values"):
+            check_sent_rows(forged)
+
+
+def test_a_batch_of_no_rows_and_no_columns_passes() -> None:
+    schema = schema_of(v=str)
+    check_sent_rows(batch_of(schema, 0).serialize().to_pybytes())
+    check_sent_rows(pa.record_batch({}).serialize().to_pybytes())
 
 
 def test_columns_that_share_their_bytes_are_refused() -> None:

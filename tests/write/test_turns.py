@@ -1,13 +1,14 @@
 """Of many clients of one folder, each that lost a race gets the next slot in its turn."""
 
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 
 import persist
-from persist.blob import Blob, FileBlob, turn_at
+from persist.blob import Blob, FileBlob, MemoryBlob, turn_at
 from tests.blob.stores.test_creation_queue import has_free_turn
 from tests.stepped import Stepped
 
@@ -46,6 +47,39 @@ def test_who_lost_a_race_reads_on_in_its_turn_and_reports_after_it(tmp_path: Pat
     assert store.is_done
     assert free == [False, True]  # The callback has run, because the client was closed.
     assert client.metrics().groups["commits"]["lost_races"] == 1
+
+
+class Queued(Stepped):
+    """A store with turns, at which whoever asks for one has to wait, or has not."""
+
+    def __init__(self, inner: Blob) -> None:
+        super().__init__(inner)
+        self.asked, self.is_crowded = 0, True
+
+    @contextmanager
+    def turn(self, key: str) -> Iterator[bool]:
+        self.asked += 1
+        yield self.is_crowded
+
+
+def test_who_lost_a_race_queues_before_it_reads_until_there_is_no_queue_any_more() -> None:
+    memory = MemoryBlob()
+    store = Queued(memory)
+    with persist.open(memory, settings=QUIET) as rival, persist.open(store, settings=QUIET) as client:
+        mine = client.create_or_load("c", key={"k": pa.int64()}, value=None)
+        mine.seal(1).result()
+        assert store.asked == 0, "nobody else writes"
+        store.before("create", "log/", lambda: rival["c"].seal(2).result())
+        mine.seal(3).result()
+        assert (store.asked, client.metrics().groups["commits"]["lost_races"]) == (1, 1)
+        rival["c"].seal(4).result()
+        mine.seal(5).result()
+        assert (store.asked, client.metrics().groups["commits"]["lost_races"]) == (2, 1), "it read on in its turn"
+        store.is_crowded = False
+        mine.seal(6).result()
+        assert store.asked == 3
+        mine.seal(7).result()
+        assert store.asked == 3
 
 
 def test_racing_clients_of_a_folder_lose_few_races(tmp_path: Path) -> None:
