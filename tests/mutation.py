@@ -73,9 +73,10 @@ ROOMS = {
     "sql": ["tests/sql", "tests/cli/test_apply.py"],
 }
 TEST_S = 2.0  # Tests that take longer judge nothing: they are no fast tests.
-SLOWER = 10.0  # A test hangs if it takes this many times as long as without a mutant, and `PATIENCE_S` or, of the
-PATIENCE_S = 20.0  # processor, which does not depend on what else runs, `PATIENCE_CPU_S`.
-PATIENCE_CPU_S = 4.0
+# A test hangs if it waits, or uses the processor, this many times as long as without a mutant, and so much longer. What
+# it loses to other programs of the machine counts as neither.
+SLOWER, PATIENCE_S, PATIENCE_CPU_S = 10.0, 10.0, 4.0
+LOOK_S = 0.5
 SURVIVED, KILLED, HUNG = 0, 1, 3  # How a child ends.
 
 COMPARISONS: dict[type[ast.cmpop], list[type[ast.cmpop]]] = {
@@ -282,20 +283,20 @@ class Judge:
         apply(mutant)
         began_s = _used_s()
         watch = threading.Event()
-        deadlines = [time.monotonic() + PATIENCE_S, began_s + PATIENCE_CPU_S]
+        left_s, until_used_s = PATIENCE_S, began_s + PATIENCE_CPU_S
 
         def end_when_late() -> None:
-            while not watch.wait(0.5):
-                if time.monotonic() > deadlines[0] or _used_s() > deadlines[1]:
+            nonlocal left_s
+            while not watch.wait(LOOK_S):
+                left_s -= LOOK_S * _is_waiting()
+                if left_s < 0 or _used_s() > until_used_s:
                     os._exit(HUNG)
 
         threading.Thread(target=end_when_late, daemon=True).start()
         for item, following in _with_following(tests):
             reach = reached[item.nodeid]
-            deadlines[:] = [
-                time.monotonic() + PATIENCE_S + SLOWER * reach.duration_s,
-                _used_s() + PATIENCE_CPU_S + SLOWER * reach.cost_s,
-            ]
+            left_s = PATIENCE_S + SLOWER * reach.duration_s
+            until_used_s = _used_s() + PATIENCE_CPU_S + SLOWER * reach.cost_s
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.failed:
                 os._exit(KILLED)
@@ -316,6 +317,19 @@ def _become_quiet() -> None:
 
 def _used_s() -> float:
     return sum(os.times()[:4])
+
+
+def _is_waiting() -> bool:
+    """Return whether all threads of this process and its children wait, but the one that asks."""
+    processes = [os.getpid()]
+    for process in processes:
+        for thread in Path(f"/proc/{process}/task").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # It has ended.
+                state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+                if state in "RD" and thread.name != str(threading.get_native_id()):
+                    return False
+                processes += map(int, (thread / "children").read_text().split())
+    return True
 
 
 def _named_as_equivalent() -> set[str]:

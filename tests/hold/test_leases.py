@@ -247,6 +247,7 @@ def test_a_claim_that_is_refused_leaves_nothing_in_the_log(blob: MemoryBlob) -> 
         seqno = other.seqno
         with pytest.raises(persist.errors.AsOfCompacted):  # The client has not heard of it.
             client.engine.writer("a test").leases.claim(c.id, "c", 3)
+        assert client.metrics().groups["commits"]["rejected"] == 1, "it is asked for once"
         assert other.seqno == seqno
         assert not other.engine.follower.state.control.leases
 
@@ -276,6 +277,7 @@ def test_an_explicit_hold_keeps_since_until_it_is_advanced_or_closed(blob: Memor
         with reader.load("c").hold(4) as hold:
             theirs.allow_compaction(15).result()
             assert since(theirs) == 4
+            hold.advance(6)
             hold.advance(6)
             assert (since(theirs), hold.time) == (6, 6)
             with pytest.raises(persist.errors.FrontierRegression):
@@ -308,6 +310,7 @@ def test_a_named_hold_outlives_its_client_and_is_moved_by_compare_and_set(blob: 
         assert since(c) == 4
         first, second = c.hold(name="consumer-1"), c.hold(0, name="consumer-1")
         assert (first.time, second.time) == (4, 4)
+        first.advance(7)
         first.advance(7)
         assert since(c) == 7
         with pytest.raises(persist.errors.HoldMoved) as moved:
@@ -375,6 +378,26 @@ def test_a_destroyed_collection_can_be_read_by_whoever_has_a_lease_on_it(tmp_pat
         reader.close()
         assert writer.gc().collections == 1
         assert list((tmp_path / "part").rglob("*.parquet")) == []
+
+
+def test_what_cannot_be_let_go_of_now_is_let_go_of_later_and_what_is_gone_can_be_moved(blob: MemoryBlob) -> None:
+    unreliable = UnreliableBlob(blob)
+    with opened(unreliable) as client, opened(blob) as other:
+        c, leases = collection(client), client.engine.writer("a test").leases
+        claim, stays = leases.claim(c.id, "c", 4), leases.claim(c.id, "c", 9)
+        other.load("c").drop().result()
+        for time in (5, 6):
+            claim.move(time)
+            leases.settle(c.id)
+        stays.check()
+        gone = client.create_or_load("d", key=KEY)
+        leases.claim(gone.id, "d", 4).release()
+        unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+        leases.settle(gone.id)
+        assert [hold.time for hold in gone.holds()] == [4]
+        unreliable.clear_faults()
+        leases.settle(gone.id)
+        assert gone.holds() == []
 
 
 def test_background_threads_renew_and_let_go(blob: MemoryBlob) -> None:

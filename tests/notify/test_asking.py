@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import persist
 from persist.blob import MemoryBlob
 from persist.errors import UpdateNotBeyondUpper
 from persist.log import kinds
@@ -62,6 +63,31 @@ def test_who_is_not_told_of_records_says_so_once_and_tries_again(
     assert len([each for each in caplog.records if "so this client polls" in each.getMessage()]) == 1
 
 
+def test_who_commits_tells_the_server_of_every_record_as_soon_as_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the very first one, and of those that come when it has been gone for a while."""
+    monkeypatch.setattr(asking, "RETRY_S_MIN", 0.001)
+    writer = Writer(MemoryBlob())
+    with persist.open(writer.blob, settings=persist.Settings(background=False, poll_s=3600.0)) as hub:
+
+        def has_heard() -> bool:
+            return hub.engine.follower.state.seqno == writer.follower.state.seqno
+
+        served = hub.serve("grpc://127.0.0.1:0")
+        listener = Listener(writer.follower, Notify(served.url))
+        wait_until(lambda: listener._client is not None)
+        writer.create(1)
+        wait_until(has_heard)
+        served.close()
+        wait_until(lambda: listener.counts()["failures"] > 0 and listener._client is None)
+        writer.create(1)
+        with hub.serve(served.url):
+            wait_until(has_heard)
+            wait_until(lambda: listener.counts()["connected"] == 1)
+            writer.create(1)
+            wait_until(has_heard)
+            listener.close()
+
+
 @pytest.fixture
 def serving() -> Iterator[Owner]:
     owner = Owner()
@@ -88,8 +114,10 @@ def test_a_server_commits_for_others_also_to_what_it_has_not_heard_of(serving: O
     assert all(isinstance(each, Committed) for each in answers(serves, LOCATION, 1, 2))
     writer.follower.refresh()
     writer.commit(kinds.Seal(A, (9,)))
+    newest = follower.refresh().seqno
     [refused] = answers(serves, LOCATION, 3)
     assert isinstance(refused, UpdateNotBeyondUpper)
+    assert follower.refresh().seqno == newest, "what is refused is no record"
     assert serves.counts() == {"requests": 2, "operations": 3}
     with pytest.raises(ValueError, match=f"and {OTHER} was asked for"):
         answers(serves, OTHER, 4)

@@ -1,6 +1,7 @@
 """What strangers and friends may make a server hold, and what its errors give away."""
 
 import contextlib
+import resource
 import socket
 import subprocess
 import sys
@@ -230,6 +231,18 @@ def test_a_fault_of_the_server_is_told_without_what_it_was_about(
         list(client.list_flights())
     assert "secret" not in str(told.value)
     assert ".secret" in caplog.text
+
+
+@pytest.mark.parametrize(("files", "expected"), [(resource.RLIM_INFINITY, 1.0), (1 << 30, 1.0), (101, None)])
+def test_a_server_takes_as_many_connections_as_half_the_files_that_it_may_open(
+    files: int, expected: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (files, files))
+    limits = dict(flight_calls._limits())
+    most = limits["grpc.max_allowed_incoming_connections"]
+    assert most == (50 if expected is None else flight_calls.CONNECTIONS_MAX)
+    assert limits["grpc.so_reuseport"] == 0, "two servers on one port would share its calls"
+    assert limits["grpc.server_handshake_timeout_ms"] == flight_calls.HANDSHAKE_S * 1000
 
 
 def test_headers_larger_than_any_are_refused(serving: Client) -> None:

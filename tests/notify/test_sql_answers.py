@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -296,6 +297,14 @@ def test_parameters_are_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> No
         sql.put(put(pa.table({"a": range(most + 1)}), handle))
     with pytest.raises(InvalidUsage, match="take more than 1,048,576 bytes"):
         sql.put(put(pa.table({"a": ["x" * (1 << 20)]}), handle))
+    with monkeypatch.context() as patched:
+        messages = [*islice(put(pa.table({"a": [1]}), handle), 2)]
+        taken = sum(len(fields_of(m).get(kind, b"")) for m in messages for kind in (DATA_HEADER, DATA_BODY))
+        patched.setattr(flight_sql, "PARAMETER_BYTES_MAX", taken)
+        sql.put(iter(messages))
+        patched.setattr(flight_sql, "PARAMETER_BYTES_MAX", taken - 1)
+        with pytest.raises(InvalidUsage, match="take more than"):
+            sql.put(iter(messages))
     with pytest.raises(ValueError, match="the parameters are no table of Arrow"):
         sql.put(put(pa.table({"a": [1]}), handle, message_of((DATA_HEADER, b"x"), (DATA_BODY, b"y"))))
     offsets = (1).to_bytes(4, "little") + (2).to_bytes(4, "little")

@@ -287,8 +287,17 @@ def test_a_part_list_of_a_record_that_waits_in_a_checkpoint_names_uploads_of_its
     pointer = put_framed(blob, f"list/{ID}/{0:020d}-", listed)
     pending = (kinds.Create(ID, "c", SCHEMA), kinds.Append(ID, parts_in=pointer))
     with pytest.raises(CorruptBlob, match="is not the name of an upload to collection 1111") as caught:
-        checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, "c", None, pending))
+        checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, "c", None, pending, folders=("0" * 32,)))
     assert caught.value.key == pointer.blob
+    # A clone has parts of its source.
+    clone = kinds.Clone(ID, "c", "0" * 32, 0, SCHEMA, parts_in=pointer, runs=((0,),))
+    for folders, refused in ((("0" * 32,), False), ((), True)):
+        entry = CollectionEntry(ID, "c", None, (clone,), folders=folders)
+        if refused:
+            with pytest.raises(CorruptBlob, match="is not the name of an upload"):
+                checkpoint.load_contents(blob, LOCATION, entry)
+        else:
+            assert checkpoint.load_contents(blob, LOCATION, entry).contents is not None
 
 
 def test_another_record_in_the_place_of_one_that_is_known_stops_the_client() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import persist
 from persist.blob import CorruptBlob, InvalidUsage, MemoryBlob, MissingBlob, SystemClock
-from persist.log import Mutation, Record, create_record, directory_seqno, encode_framed, kinds, read_record
+from persist.log import BlobRef, Mutation, Record, create_record, directory_seqno, encode_framed, kinds, read_record
 from persist.replica import Follower, checkpoint, directory
 from persist.state import State, apply
 from tests.clocks import ImpatientClock
@@ -120,6 +120,7 @@ def test_directory_objects_are_few_and_open_as_the_log_says(monkeypatch: pytest.
     monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
     blob = MemoryBlob()
     writer = Writer(blob)
+    most = 0
     for step in range(30):
         writer.create(9)
         writer.seal_in_turn(8)
@@ -132,7 +133,9 @@ def test_directory_objects_are_few_and_open_as_the_log_says(monkeypatch: pytest.
         sizes = [pointer.bytes for pointer in found.directory]
         assert all(one > other for one, other in pairwise(sizes)), "each is larger than the next"
         assert len(sizes) <= 7
+        most = max(most, len(sizes))
         assert_opens_as_the_log_says(blob)
+    assert most >= 3, "small objects are joined with each other, and large ones stay"
 
 
 def test_who_remembers_directory_objects_makes_the_checkpoints_that_another_would(
@@ -264,6 +267,22 @@ def test_a_directory_that_was_collected_between_two_gets_is_passed_over(monkeypa
     opened = Follower(blob, ImpatientClock()).state
     assert len(opened.entries) == 120
     assert blob.get(newest) is None
+
+
+@pytest.mark.parametrize("levels", [10, 11, 12])
+def test_all_is_written_anew_when_few_more_objects_could_be_added(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 0)
+    monkeypatch.setattr(directory, "LEVELS_MAX", 20)
+    monkeypatch.setattr(directory, "SPARE_LEVELS", 8)
+    writer = Writer(MemoryBlob())
+    writer.create(3)
+    state = writer.follower.state
+    whole = directory.Directory(state.entries, state.ids)
+    pointer = BlobRef("directory/x", 1 << 20, "")  # Too large to be joined with what is new.
+    known = tuple(directory.Level(pointer, directory.EMPTY) for _ in range(levels))
+    made = directory.new_directory(state, whole, known, lambda pointer, data: None)
+    assert (made.levels[:-1] == known) is (levels < 12)
+    assert (len(made.levels) == 1) is (levels >= 12)
 
 
 def test_a_directory_of_any_size_is_cut_into_objects_that_are_written_anew_when_there_are_too_many(

@@ -298,7 +298,7 @@ def test_who_opens_a_location_while_the_record_of_its_checkpoint_is_truncated_ta
     store.before("get", record_key(8), truncated)
     opened = Follower(store, ImpatientClock())
     assert store.is_done
-    assert opened.refresh().seqno == writer.follower.state.seqno
+    assert opened.state.seqno == writer.follower.state.seqno
 
 
 def test_a_client_that_was_asleep_goes_on_from_a_checkpoint_only_where_the_log_after_its_state_is_gone() -> None:

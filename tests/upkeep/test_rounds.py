@@ -362,6 +362,24 @@ def test_blobs_go_when_their_grace_is_over_and_not_a_moment_sooner(what: str, af
             assert keys(blob, "part/") == expected
 
 
+def test_an_upload_stays_while_there_is_no_room_to_declare_it_void() -> None:
+    """Also one of before the first record, which lies below every floor that is ever declared."""
+    blob = Dated()
+    with opened(blob, orphan_grace_s=100.0) as client:
+        c = client.create_or_load("c", key=KEY)
+        list(PartWriter(blob, lambda: 0).upload(c.id, c.schema, UPLOADED))
+        uploads = keys(blob, "part/")
+        client.gc()
+        blob.now_s += 200
+        blob.full = ("log/",)
+        with pytest.raises(StoreFull):
+            client.gc()
+        assert keys(blob, "part/") == uploads
+        blob.full = ()
+        client.gc()
+        assert keys(blob, "part/") == []
+
+
 @pytest.mark.usefixtures("small_objects")
 def test_a_checkpoint_that_came_late_and_names_what_is_gone_is_deleted_with_its_round() -> None:
     blob = Dated()
@@ -374,6 +392,8 @@ def test_a_checkpoint_that_came_late_and_names_what_is_gone_is_deleted_with_its_
         states = keys(blob, "state/")
         assert [checkpoint_seqno(key) for key in keys(blob, "checkpoint/")] == [47, 31, 15]
         blob.delete(states[0])
+        deleted = client.engine.writer("a test").garbage.delete_leaked(keys(blob, "checkpoint/"))
+        assert deleted.keys == (), "only a whole round deletes checkpoints"
         client.gc()
         assert [n for key in keys(blob, "checkpoint/") if (n := checkpoint_seqno(key) or 0) <= 47] == [47, 31]
         assert c.snapshot().count() == 0
