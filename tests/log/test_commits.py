@@ -198,7 +198,8 @@ class Truncating(MemoryBlob):
 def test_a_record_that_is_truncated_while_its_slot_is_asked_for_is_not_taken_for_damage() -> None:
     blob, clock = Truncating(), ImpatientClock()
     assert create_record(blob, create(), clock) is None
-    assert create_record(blob, rival(create()), clock) is None
+    assert create_record(blob, other := rival(create()), clock) is None
+    assert read_record(blob, 0) == other
 
 
 def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> None:

@@ -33,6 +33,9 @@ def test_a_name_says_whose_it_is() -> None:
     assert not keys.is_upload(keys.part_key(ID, 7), "f" * 32)
     assert keys.state_collection(keys.state_prefix(ID, 7) + f"{ID}.json") == ID
     assert keys.collection_part(keys.part_key(ID, 7)) == ID
+    shown = f"{keys.table_root(ID)}metadata/v1.metadata.json"
+    assert [keys.is_shown(name, ID) for name in (shown, keys.part_key(ID, 7), "x")] == [True, False, False]
+    assert not keys.is_shown(shown, "f" * 32)
 
 
 def test_newer_checkpoints_and_older_records_are_listed_first() -> None:
@@ -88,6 +91,14 @@ def test_what_brings_parts_may_name_uploads_of_its_own_collection_only() -> None
     for wrong in (kinds.Replace(ID, unused=(mine, other)), kinds.Resolve(ID, (0,), (1,), unused=(other,))):
         with pytest.raises(ValueError, match="is not the name of an upload to collection 0123"):
             keys.check_unused(wrong, ("e" * 32,))
+
+
+def test_a_published_version_brings_its_blobs_too() -> None:
+    mine, other = keys.part_key(ID, 7), keys.part_key("f" * 32, 7)
+    publish = kinds.Publish(ID, "iceberg", "1" * 32, 0, 0, blobs=(mine,))
+    assert keys.check_keys(publish) == [mine]
+    with pytest.raises(ValueError, match="is not the name of an upload to collection 0123"):
+        keys.check_keys(msgspec.structs.replace(publish, blobs=(mine, other)))
 
 
 def test_a_clone_names_parts_of_others_and_brings_its_own() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import persist
+from persist import replica
 from persist.blob import MemoryBlob
 from persist.errors import UpdateNotBeyondUpper
 from persist.log import kinds
@@ -66,6 +67,7 @@ def test_who_is_not_told_of_records_says_so_once_and_tries_again(
 def test_who_commits_tells_the_server_of_every_record_as_soon_as_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the very first one, and of those that come when it has been gone for a while."""
     monkeypatch.setattr(asking, "RETRY_S_MIN", 0.001)
+    monkeypatch.setattr(replica.follower, "POLL_FIRST_S", 3600.0)  # So that the server hears of nothing by itself.
     writer = Writer(MemoryBlob())
     with persist.open(writer.blob, settings=persist.Settings(background=False, poll_s=3600.0)) as hub:
 

@@ -242,7 +242,11 @@ def test_a_server_takes_as_many_connections_as_half_the_files_that_it_may_open(
     most = limits["grpc.max_allowed_incoming_connections"]
     assert most == (50 if expected is None else flight_calls.CONNECTIONS_MAX)
     assert limits["grpc.so_reuseport"] == 0, "two servers on one port would share its calls"
-    assert limits["grpc.server_handshake_timeout_ms"] == flight_calls.HANDSHAKE_S * 1000
+    assert limits["grpc.http2.bdp_probe"] == 0, "nothing is taken before somebody reads it"
+    assert limits["grpc.max_send_message_length"] == -1, "answers have any length"
+    for name, limit_s in (("server_handshake_timeout", 10), ("keepalive_timeout", 10), ("keepalive_time", 60)):
+        assert limits[f"grpc.{name}_ms"] == limit_s * 1000
+    assert limits["grpc.max_connection_idle_ms"] == limits["grpc.keepalive_time_ms"]
 
 
 def test_headers_larger_than_any_are_refused(serving: Client) -> None:

@@ -280,7 +280,8 @@ def test_all_is_written_anew_when_few_more_objects_could_be_added(levels: int, m
     whole = directory.Directory(state.entries, state.ids)
     pointer = BlobRef("directory/x", 1 << 20, "")  # Too large to be joined with what is new.
     known = tuple(directory.Level(pointer, directory.EMPTY) for _ in range(levels))
-    made = directory.new_directory(state, whole, known, lambda pointer, data: None)
+    small = directory.Level(BlobRef("directory/y", 1, ""), directory.EMPTY)
+    made = directory.new_directory(state, whole, (*known, small), lambda pointer, data: None)
     assert (made.levels[:-1] == known) is (levels < 12)
     assert (len(made.levels) == 1) is (levels >= 12)
 

@@ -40,13 +40,13 @@ SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)
 CREATED = kinds.Create(ID, "c", SCHEMA.to_json())
 
 
-def record(*mutations: Mutation, submitted: tuple[Submitted, ...] = ()) -> Record:
+def record(*mutations: Mutation, submitted: tuple[Submitted, ...] = (), seqno: int = 0) -> Record:
     said: dict[str, Any] = {"submitted": submitted} if submitted else {}
     return Record(
         location="f" * 32,
-        seqno=0,
+        seqno=seqno,
         commit="e" * 32,
-        previous=None,
+        previous=None if seqno == 0 else "e" * 32,
         writer="a test",
         epoch=None,
         written_ms=0,
