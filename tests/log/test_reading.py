@@ -52,10 +52,10 @@ def test_records_come_in_order_up_to_the_last_that_is_there_or_wanted(
     kind: type[Near], length: int, last: float
 ) -> None:
     blob = logged(kind(), *range(length), length + 1)  # One is missing.
-    applied, read = -1, list[int]()
-    for found in RecordReader(blob).after(lambda: applied, last):
+    read, applied = list[int](), [-1]
+    for found in RecordReader(blob).after(lambda: applied[0], last):
         read.append(found.seqno)
-        applied = found.seqno
+        applied[0] = found.seqno
     expected = range(min(length, int(min(last, 1000)) + 1))
     assert read == [*expected]
     assert max(blob.reads.values()) == 1
@@ -70,26 +70,26 @@ def test_records_come_in_order_up_to_the_last_that_is_there_or_wanted(
 @pytest.mark.parametrize("seed", range(5))
 def test_what_somebody_else_has_applied_meanwhile_does_not_come(kind: type[Near], seed: int) -> None:
     chance, blob = random.Random(seed), logged(kind(), *range(90))
-    applied, read, elsewhere = -1, list[int](), set[int]()
-    for found in RecordReader(blob).after(lambda: applied, math.inf):
-        assert found.seqno == applied + 1
+    applied, read, elsewhere = [-1], list[int](), set[int]()
+    for found in RecordReader(blob).after(lambda: applied[0], math.inf):
+        assert found.seqno == applied[0] + 1
         read.append(found.seqno)
-        applied += 1
+        applied[0] += 1
         if chance.random() < 0.3:
-            skipped = range(applied + 1, min(applied + chance.randrange(1, 6), 89) + 1)
+            skipped = range(applied[0] + 1, min(applied[0] + chance.randrange(1, 6), 89) + 1)
             elsewhere |= {*skipped}
-            applied = max([applied, *skipped])
+            applied[0] = max([applied[0], *skipped])
     assert sorted([*read, *elsewhere]) == [*range(90)]
 
 
 def test_records_far_away_are_asked_for_at_once_after_the_first_few() -> None:
     blob = logged(Far(), *range(40))
-    reader, applied = RecordReader(blob), -1
-    for found in reader.after(lambda: applied, ONE_BY_ONE + 1):
-        applied = found.seqno
-        if applied == ONE_BY_ONE - 1:
+    reader, applied = RecordReader(blob), [-1]
+    for found in reader.after(lambda: applied[0], ONE_BY_ONE + 1):
+        applied[0] = found.seqno
+        if applied[0] == ONE_BY_ONE - 1:
             blob.together = threading.Barrier(2)
-    assert applied == ONE_BY_ONE + 1
+    assert applied[0] == ONE_BY_ONE + 1
     blob.together = None
     reader.close()
 
