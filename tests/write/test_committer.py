@@ -7,8 +7,8 @@ import pytest
 
 from persist.blob import InvalidUsage
 from persist.errors import ClientClosed
-from persist.log import kinds, read_record
-from persist.write import CommitFuture
+from persist.log import TokenMark, kinds, read_record
+from persist.write import CommitFuture, committer
 from tests.stepped import wait_until
 from tests.write.test_left_open import Owner
 from tests.write.test_operations import FIELDS, A, B, write
@@ -68,6 +68,27 @@ def test_what_is_under_way_is_told_until_it_is_durable(owner: Owner) -> None:
     assert owner.committer.writes_under_way(A) == []
     assert second.exception() is not None  # There is no collection B.
     assert owner.committer.groups.counts()["records"] >= 2
+
+
+def test_what_is_asked_for_alone_is_committed_at_once_though_nobody_waits(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "LINGER_S", 60.0)
+    done = threading.Event()
+    owner.committer.submit([write(size=1)], {A: "a"}).add_done_callback(lambda _: done.set())
+    assert done.wait(10)
+
+
+def test_what_became_of_operations_is_counted(owner: Owner) -> None:
+    def counted(*names: str) -> list[int]:
+        return [owner.committer.groups.counts()[name] for name in names]
+
+    what = ("records", "operations", "repeated", "rejected")
+    assert counted(*what) == [1, 1, 0, 0]
+    token = kinds.Tokens(A, (TokenMark("once", 5),))
+    for steps in ([write(size=1)], [write(size=1), token], [write(size=1), token], [write(B, size=1)]):
+        owner.committer.submit(steps, {A: "a"}).exception()
+    assert counted(*what) == [3, 4, 1, 1]
 
 
 def test_what_is_asked_for_while_the_store_is_busy_shares_a_record_but_for_what_is_alone(owner: Owner) -> None:

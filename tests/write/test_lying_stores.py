@@ -17,12 +17,15 @@ from persist.blob import (
     PersistError,
     RetryPolicy,
     S3Blob,
+    StoreFull,
     StoreMisconfigured,
     UnreliableBlob,
 )
 from persist.log import record_key
 from persist.settings import Tuning
+from persist.write.store_checks import StoreProof
 from tests.clocks import DatedBlob, ImpatientClock
+from tests.log.test_commits import create
 from tests.servers.hostile_s3 import MISREAD, TRUTH, HostileS3, Lie, hostile_s3, swapped
 
 KEY = {"k": pa.int64()}
@@ -287,14 +290,27 @@ def test_a_store_that_never_answers_the_proof_is_not_trusted() -> None:
     blob = UnreliableBlob(inner)
     with persist.open(blob, clock=ImpatientClock()) as client:
         blob.next_faults("create", Fault.NONE, *[Fault.UNAVAILABLE] * 1000)
-        with pytest.raises(persist.Indeterminate, match="may be there"):
+        with pytest.raises(persist.Indeterminate, match=r"may be there.*was given up after") as caught:
             client.create_or_load("orders", key=KEY)
+        assert "nothing was written" not in str(caught.value), "something was"
         with pytest.raises(persist.Unavailable, match="nothing was written"):
             client.create_or_load("items", key=KEY)
         assert inner.get(record_key(1)) is None
         blob.clear_faults()
         client.create_or_load("items", key=KEY)
     assert inner.get(record_key(1)) is not None
+
+
+def test_a_full_store_says_so_at_once() -> None:
+    class Full(MemoryBlob):
+        def create(self, key: str, value: bytes) -> bool:
+            raise StoreFull("no room")
+
+    clock = ImpatientClock()
+    before_s = clock.monotonic_s()
+    with pytest.raises(StoreFull):
+        StoreProof(Full(), clock).offer(create())
+    assert clock.monotonic_s() - before_s < 1
 
 
 def test_a_record_that_was_truncated_meanwhile_is_no_proof_against_the_store() -> None:

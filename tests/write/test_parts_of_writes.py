@@ -205,6 +205,10 @@ def test_small_updates_wait_and_larger_ones_are_uploaded(steps: WriteSteps, blob
     assert (isinstance(small.data, pa.Table), isinstance(large.data, Future)) == (True, True)
     assert (small.bytes, small.time_min) == (rows * 24, 5)
     assert large.data.result()[0].rows == rows + 1  # type: ignore[union-attr]
+    few_of_many = steps.of(A, SCHEMA, table(100 * rows).slice(0, 3), None)
+    assert few_of_many is not None
+    assert isinstance(few_of_many.data, pa.Table)
+    assert few_of_many.bytes < 100
     overflowing = steps.of(A, SCHEMA, table(3, diff=2**62), None)
     assert overflowing is not None
     assert isinstance(overflowing.data, Future), "by itself, so that it overflows alone"
