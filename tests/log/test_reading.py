@@ -10,7 +10,7 @@ import pytest
 
 from persist.blob import MemoryBlob
 from persist.log import RecordReader, encode_framed, fetched, record_key
-from persist.log.commits import AHEAD_MAX, LISTED_MAX, ONE_BY_ONE, PartList
+from persist.log.commits import AHEAD_FIRST, AHEAD_MAX, LISTED_MAX, ONE_BY_ONE, PartList
 from persist.log.envelope import put_framed
 from persist.log.keys import list_prefix
 from tests.log.test_commits import ORDERS, create, record
@@ -61,8 +61,8 @@ def test_records_come_in_order_up_to_the_last_that_is_there_or_wanted(
     assert max(blob.reads.values()) == 1
     asked = len(blob.reads)
     assert asked >= min(len(expected) + 1, int(min(last, 1000)) + 1)
-    ahead = AHEAD_MAX if kind is Far and len(expected) >= ONE_BY_ONE else 1
-    assert asked <= len(expected) + ahead
+    ahead = 0 if kind is Near or len(expected) < ONE_BY_ONE else AHEAD_FIRST - 1 if length < 10 else AHEAD_MAX
+    assert max(blob.reads) <= record_key(len(expected) + ahead)
     assert last == math.inf or all(record_key(seqno) not in blob.reads for seqno in range(int(last) + 1, 200))
 
 

@@ -86,8 +86,8 @@ def test_what_became_of_operations_is_counted(owner: Owner) -> None:
     what = ("records", "operations", "repeated", "rejected")
     assert counted(*what) == [1, 1, 0, 0]
     token = kinds.Tokens(A, (TokenMark("once", 5),))
-    for steps in ([write(size=1)], [write(size=1), token], [write(size=1), token], [write(B, size=1)]):
-        owner.committer.submit(steps, {A: "a"}).exception()
+    for id_, remembered in ((A, []), (A, [token]), (A, [token]), (B, [])):
+        owner.committer.submit([write(id_, size=1), *remembered], {A: "a"}).exception()
     assert counted(*what) == [3, 4, 1, 1]
 
 
