@@ -37,6 +37,7 @@ def decode_part(
     within: tuple[int, int] | None = None,
     use_threads: bool = True,
     footers: CheckedFooters | None = None,
+    coded: Sequence[str] = (),
 ) -> pa.Table:
     """Verify a part's bytes, then read its updates.
 
@@ -51,6 +52,7 @@ def decode_part(
         within: an interval `[start, end)` of rows outside of which nothing is wanted; a hint, more may be returned.
         use_threads: whether Arrow may decode columns in parallel.
         footers: keeps the footer for the next time; of no use where there is a filter.
+        coded: columns of strings or bytes that may come as dictionaries; a hint, they may also come as they are.
 
     Raises:
         CorruptBlob: data is not what the descriptor says, or not a part of this collection.
@@ -79,6 +81,7 @@ def decode_part(
                 within=within,
                 use_threads=use_threads,
                 footers=footers,
+                coded=coded,
             )
 
         return read_stamped(part, unstamped, columns, filter, schema.arrow)
@@ -87,7 +90,7 @@ def decode_part(
         return _decoded_batch(data, part, schema, columns, filter)
     buffer = lent_buffer(data) if use_threads else pa.py_buffer(data)
 
-    def read(names: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
+    def read(names: Sequence[str], within: tuple[int, int] | None = None, coded: Sequence[str] = ()) -> pa.Table:
         kept = None
         if footers is not None:
             kept = footers.read(buffer, part.checksum, schema.arrow, part.rows, part.memory)
@@ -100,10 +103,11 @@ def decode_part(
             use_threads=use_threads,
             within=within,
             footer=kept,
+            coded=coded,
         )
 
     if filter is None:
-        table = decoded(part, lambda: read(columns, within))
+        table = decoded(part, lambda: read(columns, within, coded))
         check_updates(table, part)
         return table
     try:

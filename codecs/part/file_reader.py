@@ -120,8 +120,11 @@ def read_groups(
     *,
     columns: Sequence[str],
     use_threads: bool,
+    coded: Sequence[str] = (),
 ) -> pa.Table:
     """Read columns of some row groups, ascending, of a file, or of what has these groups where the file has them.
+
+    Of the columns that coded names, those of strings or bytes come as dictionaries. All others come as the schema says.
 
     Raises:
         ValueError, pa.ArrowException, OSError: as `read_footer`.
@@ -129,11 +132,17 @@ def read_groups(
     _, checked = _stored(schema)
     rows = sum(footer.group_rows[group] for group in groups)
     use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
-    with _open(source, footer.metadata) as file:
+    coded = [name for name in coded if _has_codes(schema.field(name))]
+    with _open(source, footer.metadata, coded) as file:
         table = file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
     if table.num_rows != rows:
         raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
-    return from_storage(table, schema, checked, columns)
+    return from_storage(table, schema, checked, columns, coded)
+
+
+def _has_codes(field: pa.Field) -> bool:
+    # Arrow gives a dictionary of short texts for long ones, and takes "a.b" for a field of a struct, too.
+    return (pt.is_string(field.type) or pt.is_binary(field.type)) and "." not in field.name
 
 
 def from_parquet(
@@ -146,10 +155,12 @@ def from_parquet(
     use_threads: bool,
     within: tuple[int, int] | None = None,
     footer: CheckedFooter | None = None,
+    coded: Sequence[str] = (),
 ) -> pa.Table:
     """Read columns of a file that must hold exactly schema and that many rows.
 
     Args:
+        coded: as for `read_groups`.
         within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
         footer: that of this file, from `CheckedFooters`; None to read it.
 
@@ -161,7 +172,8 @@ def from_parquet(
     groups = list(range(len(footer.group_rows)))
     if within is not None:
         groups = groups_within(footer.group_rows, within)
-    return read_groups(pa.BufferReader(data), footer, schema, groups, columns=columns, use_threads=use_threads)
+    source = pa.BufferReader(data)
+    return read_groups(source, footer, schema, groups, columns=columns, use_threads=use_threads, coded=coded)
 
 
 def scan_parquet(
@@ -209,9 +221,11 @@ def _whole_footer(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) ->
     return read_footer(data, schema, rows=rows, memory=memory)
 
 
-def _open(source: pa.NativeFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+def _open(source: pa.NativeFile, metadata: pq.FileMetaData | None = None, coded: Sequence[str] = ()) -> pq.ParquetFile:
     # It is all in memory, so there is nothing to fetch beforehand.
-    return pq.ParquetFile(source, metadata=metadata, pre_buffer=False, arrow_extensions_enabled=False)
+    return pq.ParquetFile(
+        source, metadata=metadata, pre_buffer=False, arrow_extensions_enabled=False, read_dictionary=[*coded]
+    )
 
 
 def groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[int]:
@@ -229,14 +243,19 @@ def _listed(schema: pa.Schema) -> str:
     return "[" + ", ".join(f"{field.name}: {field.type}" for field in schema) + "]"
 
 
-def from_storage(table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str]) -> pa.Table:
+def from_storage(
+    table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str], coded: Sequence[str] = ()
+) -> pa.Table:
     wanted = pa.schema([schema.field(name) for name in columns])
+    for at, field in enumerate(wanted):
+        if field.name in coded:
+            wanted = wanted.set(at, field.with_type(pa.dictionary(pa.int32(), field.type)))
     table = table.select(list(columns))
     if not columns:
         return table  # A cast would lose the number of rows.
     for name in checked.intersection(columns):
         for chunk in table.column(name).chunks:
-            _check_values(chunk)
+            _check_values(chunk.dictionary if pt.is_dictionary(chunk.type) else chunk)
     if any(pt.is_nested(kind) for kind in wanted.types) or table.schema.types != wanted.types:
         return table if table.schema.equals(wanted, check_metadata=True) else table.cast(wanted)
     for field, column in zip(wanted, table.columns, strict=True):

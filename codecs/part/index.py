@@ -180,13 +180,14 @@ def decode_groups(
     columns: Sequence[str] | None = None,
     filter: pc.Expression | None = None,
     use_threads: bool = True,
+    coded: Sequence[str] = (),
 ) -> pa.Table:
     """Verify some row groups of a part, then read their updates.
 
     Args:
         pieces: the number of each row group, ascending, and its bytes, those of `[Group.start, Group.end)`.
         index: the part's.
-        part, schema, columns, filter, use_threads: as for `decode_part`; statistics are not looked at.
+        part, schema, columns, filter, use_threads, coded: as for `decode_part`; statistics are not looked at.
 
     Cost, beyond what Arrow takes to decode them: 0.2 ms, and the checksum, 0.1 ms a MB.
 
@@ -208,7 +209,14 @@ def decode_groups(
 
         def unstamped(names: Sequence[str], filter: pc.Expression | None) -> pa.Table:
             return decode_groups(
-                pieces, index, part.as_stored, schema, columns=names, filter=filter, use_threads=use_threads
+                pieces,
+                index,
+                part.as_stored,
+                schema,
+                columns=names,
+                filter=filter,
+                use_threads=use_threads,
+                coded=coded,
             )
 
         return read_stamped(part, unstamped, columns, filter, schema.arrow)
@@ -230,6 +238,7 @@ def decode_groups(
             numbers,
             columns=read,
             use_threads=use_threads,
+            coded=coded if filter is None else (),
         ),
     )
     check_updates(table, part)

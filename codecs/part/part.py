@@ -168,6 +168,12 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         """Minimum, maximum and number of NULLs of some columns. Raises as `keys` does."""
         return self._parsed(self.stats_json, _Stats) or {}
 
+    def nulls(self, column: str, schema: CollectionSchema) -> int | None:
+        """Return how many NULLs a column has; None if that is not known. Raises as `keys` does."""
+        if self.schema != schema.version or schema.is_widened or (known := self.stats.get(column)) is None:
+            return None
+        return known[2]
+
     def _parsed(self, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
         try:
             return decoder.decode(raw)

@@ -374,6 +374,79 @@ def test_only_the_columns_that_are_needed_are_read(client: persist.Client, monke
     monkeypatch.setattr(persist.read.scanning.reader.PartReader, "table", table)
     c.snapshot().aggregate(["g"], {"n": (None, "count")})
     assert asked == [("g",), ("g", "_diff")]
+    asked.clear()
+    rows = [((k, ("a", None if k == 7 else k)), 2, 1) for k in range(3000)]
+    c.write(rows, seal=3).result()
+    found = c.snapshot().aggregate(["g"], {"k": ("k", "count"), "v": ("v", "count")})
+    assert found.to_pylist() == [{"g": "a", "k": 3000, "v": 2999}]
+    # What is only counted is not read of files whose descriptors say that none is NULL; batches have no statistics.
+    c.snapshot().aggregate(["g"], {"k": ("k", "count")})
+    assert asked == [
+        ("g", "k", "v"),
+        ("g", "k", "v"),
+        ("g", "k", "v", "_diff"),
+        ("g",),
+        ("g", "k"),
+        ("g", "k", "_diff"),
+    ]
+
+
+@pytest.mark.parametrize("budget", [16 << 20, 256 << 20])
+@pytest.mark.parametrize("filter", [None, pc.field("k") > 9_000], ids=["all", "filtered"])
+def test_texts_that_files_hold_as_dictionaries_are_groups(
+    blob: MemoryBlob, budget: int, filter: pc.Expression | None
+) -> None:
+    """Each file numbers the texts in its own way, and some have NULL, or texts that are all different."""
+    settings = persist.Settings(background=False, memory_budget=budget)
+    with persist.open(blob, settings=settings) as client:
+        value = {"g": pa.string(), "b": pa.binary(), "v": pa.int64()}
+        c = client.create_or_load("c", key={"k": pa.int64()}, value=value)
+        rng, rows = np.random.default_rng(3), 20_000
+
+        def batch(time: int, g: list[Any], diff: int = 1) -> pa.Table:
+            keys = np.arange(rows) + time * rows
+            columns = {"k": keys, "g": pa.array(g, pa.string()), "b": pa.array([str(k % 5).encode() for k in keys])}
+            columns |= {
+                "v": pa.array(keys % 11, pa.int64()),
+                "_time": np.full(rows, time),
+                "_diff": np.full(rows, diff),
+            }
+            return pa.table(columns)
+
+        batches = [
+            batch(0, [f"text {i}" for i in rng.integers(0, 1000, rows)]),
+            batch(1, [None if i % 3 else f"text {i % 90}" for i in range(rows)]),
+            batch(2, [f"text {i}" for i in range(rows)]),
+            batch(3, [f"text {900 + i % 200}" for i in range(rows)]),
+        ]
+        c.write(batches[0], seal=1).result()
+        later = batches[2].slice(rows // 2)
+        c.write(pa.concat_tables([batches[1], batches[2].slice(0, rows // 2)]), seal=3).result()
+        c.write(batches[3].drop_columns(["_time", "_diff"])).result()
+        again = batches[0].slice(5, 900)
+        gone = again.set_column(5, "_diff", pa.array(np.full(900, -1))).set_column(
+            4, "_time", pa.array(np.full(900, 4))
+        )
+        c.write(
+            pa.concat_tables([gone, later.set_column(4, "_time", pa.array(np.full(len(later), 4)))]), seal=5
+        ).result()
+        kept = [batches[0].slice(0, 5), batches[0].slice(905), *batches[1:]]
+        for as_of, tables in ((1, batches[:2]), (4, kept)):
+            contents = pa.concat_tables([table.select(["k", "g", "b", "v"]) for table in tables])
+            if filter is not None:
+                contents = contents.filter(filter)
+            for names in (["g"], ["b", "g"], ["g", "b"], []):
+                found = c.snapshot(as_of, where=filter).aggregate(names, ALL | {"k": ("k", "count")})
+                wanted = [("k", "count"), ("v", "sum")]
+                truth = (
+                    contents.group_by(names)
+                    .aggregate(wanted)
+                    .sort_by([(name, "ascending") for name in names] or "k_count")
+                )
+                assert found.select(names).to_pydict() == truth.select(names).to_pydict()
+                for name in ("n", "c", "k"):
+                    assert found[name].to_pylist() == truth["k_count"].to_pylist()
+                assert found["s"].to_pylist() == truth["v_sum"].to_pylist()
 
 
 def test_an_infinity_that_is_retracted_leaves_nothing_in_whatever_pieces_it_is_read(

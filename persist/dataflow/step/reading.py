@@ -246,9 +246,7 @@ class Past:
     def _nulls(self, part: Part, column: str) -> bool:
         """Return whether a part may have NULLs in a column. Of another version of the schema, it may."""
         schema = self._contents.schema
-        if part.schema != schema.version:
-            return True
-        known = part.stats.get(column)
-        if known is None and part.inline:
-            return bool(decode_part(part.inline, part, schema, columns=[column])[column].null_count)
-        return known is None or known[2] > 0
+        known = part.nulls(column, schema)
+        if known is None and part.inline and part.schema == schema.version:
+            known = decode_part(part.inline, part, schema, columns=[column])[column].null_count
+        return known is None or known > 0

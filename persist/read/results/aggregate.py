@@ -4,6 +4,9 @@ Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`, wha
 consolidated: each table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups
 are added up. Memory: one table as it was read, and a few times the number of groups.
 
+What is grouped by is decoded to dictionaries where files have them. Rows are then added up by the numbers that their
+groups have there (`_group_codes`), and nothing looks at a text again for each row.
+
 Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.sums`), as many as the
 bound over all that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64
 column is all.
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -33,7 +37,9 @@ from persist.codecs import (
     CollectionSchema,
     DiffOverflow,
     Ints,
+    Part,
     SchemaMismatch,
+    combined,
     from_whole_numbers,
     joined,
     largest_of,
@@ -54,8 +60,8 @@ CANCELLED_MAX = 2.0**12  # A float sum that is smaller than its terms by more th
 MERGE_ROWS = 1 << 16  # Partials are merged when they have more rows than this and than twice what they last came to.
 _ADDABLE = "integers, floats, decimals and durations"
 _ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # What floats may be that is not finite.
-_SUM = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)
 
+Rows: TypeAlias = npt.NDArray[np.int64]
 Consolidated: TypeAlias = Callable[[tuple[str, ...]], Iterable[pa.Table]]
 
 
@@ -95,6 +101,12 @@ class Request:
     def columns(self) -> tuple[str, ...]:
         """The columns to read."""
         return tuple(dict.fromkeys([*self.group_by, *(a.column for a in self.aggregations if a.column is not None)]))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those of which more must be known than whether they are NULL."""
+        summed = {a.column for a in self.aggregations if a.kind == "sum"}
+        return tuple(name for name in self.columns if name in self.group_by or name in summed)
 
 
 def _checked(schema: CollectionSchema, groups: tuple[str, ...], output: Any, spec: Any) -> Aggregation:
@@ -154,7 +166,7 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
         return sums.merged().result()
     retracts = scan.sign < 0 or any(part.negatives for part in scan.all_parts)
     sums = _Sums(scan, request, tracks_size=retracts)
-    for table, diff in _updates(scan, reader, request.columns):
+    for table, diff in _updates(scan, reader, request):
         sums.add(table, diff)
     groups = sums.merged()
     doubtful = groups.doubtful_columns()
@@ -167,16 +179,29 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
     return groups.result()
 
 
-def _updates(scan: Scan, reader: PartReader, columns: tuple[str, ...]) -> Iterator[tuple[pa.Table, int | None]]:
-    """Yield tables of columns and `_diff`, or without it and the one diff that all rows have."""
+def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple[pa.Table, int | None]]:
+    """Yield tables of columns and `_diff`, or without it and the one diff that all rows have.
+
+    A column whose values are only counted is left out where it has no NULL.
+    """
+    needed = request.needed
+    counted = [name for name in request.columns if name not in needed]
+
+    def columns_of(part: Part) -> tuple[str, ...]:
+        if all(part.nulls(name, scan.schema) == 0 for name in counted):
+            return needed
+        return request.columns
+
     sides = ((scan.base, scan.base_rows, 1), (scan.parts, scan.updates, scan.sign))
     for parts, read, sign in sides:
-        plain = [part for part in parts if part.is_plain and columns]
-        rest = [part for part in parts if not (part.is_plain and columns)]
-        for table in read(reader, columns, plain):
-            yield table, sign
-        for table in read(reader, [*columns, "_diff"], rest):
-            yield table, None
+        for columns in dict.fromkeys((needed, request.columns)):
+            some = [part for part in parts if columns_of(part) == columns]
+            plain = [part for part in some if part.is_plain and columns]
+            rest = [part for part in some if not (part.is_plain and columns)]
+            for table in read(reader, columns, plain, coded=request.group_by):
+                yield table, sign
+            for table in read(reader, [*columns, "_diff"], rest, coded=request.group_by):
+                yield table, None
 
 
 class _Sums:
@@ -212,7 +237,8 @@ class _Sums:
         columns: dict[str, Any] = {}
         self._put("n", diffs, largest, columns)
         for name in self.counted:
-            valid = diffs if not table[name].null_count else diffs * table[name].is_valid().to_numpy()
+            has_nulls = name in table.column_names and table[name].null_count
+            valid = diffs * table[name].is_valid().to_numpy() if has_nulls else diffs
             self._put(f"n:{name}", valid, largest, columns)
         for name in self.added:
             values = whole_numbers(table[name])
@@ -368,30 +394,64 @@ class _Groups:
 
 def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Table:
     """Add up columns over rows with equal keys; without keys there is one row, whatever there was before."""
-    if not keys:
-        table = pa.table(columns)
-        return pa.table({name: pa.array([pc.sum(table[name], options=_SUM)]) for name in columns})
-    names = [f"g{i}" for i in range(len(keys))]
     # Without NULLs, one array of diffs counts the rows and the values of each column: it is added up once.
     firsts: dict[int, str] = {}
     same_as = {name: firsts.setdefault(id(column), name) for name, column in columns.items()}
-    columns = {name: columns[name] for name in firsts.values()}
-    sums = [(name, "sum", _SUM) for name in columns]
-    is_nested = any(pat.is_nested(key.type) for key in keys)
-    given = pa.table(dict(zip(names, keys, strict=True)))
-    ids = dict(zip(names, order_keys(given.combine_chunks(), names) if is_nested else keys, strict=True))
-    if is_nested:
-        columns = {**columns, "row": np.arange(len(given))}
-        sums.append(("row", "min", None))
-    grouped = pa.table(ids | columns).group_by(names, use_threads=False).aggregate(sums)
-    if is_nested:
-        groups = given.take(grouped["row_min"]).columns
-        grouped = grouped.drop_columns([*names, "row_min"])
+    numbers = {name: _numbers(columns[name]) for name in firsts.values()}
+    with np.errstate(over="ignore", invalid="ignore"):  # A sum of floats may become infinite.
+        if not keys:
+            return pa.table({name: numbers[first].sum(keepdims=True) for name, first in same_as.items()})
+        codes, groups = _group_codes(keys)
+        summed = {name: _sums_by_code(codes, len(groups[0]), values) for name, values in numbers.items()}
+    made = {f"g{i}": values for i, values in enumerate(groups)}
+    return pa.table(made | {name: summed[first] for name, first in same_as.items()})
+
+
+def _group_codes(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
+    """Return the group of each row, numbered from 0, and the keys of the groups, of which some may have no row."""
+    codes, *others = [_coded(combined(key)) for key in keys]
+    groups, numbers = [codes.dictionary], codes.indices.to_numpy().astype(np.int64)
+    for other in others:
+        size = len(other.dictionary)
+        # Numbered anew each time, so that no product leaves int64.
+        both = pa.array(numbers * size + other.indices.to_numpy()).dictionary_encode()
+        there = both.dictionary.to_numpy()
+        groups = [values.take(pa.array(there // size)) for values in groups]
+        groups.append(other.dictionary.take(pa.array(there % size)))
+        numbers = both.indices.to_numpy().astype(np.int64)
+    return numbers, groups
+
+
+def _coded(key: pa.Array) -> pa.DictionaryArray:
+    """Return a column as numbers, none of them NULL, and the values that they stand for, NULL among them."""
+    if pat.is_dictionary(key.type):
+        coded, values = key, key.dictionary
     else:
-        groups = [grouped[name] for name in names]
-        grouped = grouped.drop_columns(names)
-    summed = {name: grouped[f"{first}_sum"] for name, first in same_as.items()}
-    return pa.table(dict(zip(names, groups, strict=True)) | summed)
+        coded = order_keys(pa.table({"key": key}), ["key"])[0].dictionary_encode()
+        values = coded.dictionary
+        if values.type != key.type:
+            rows = np.zeros(len(values), np.int64)
+            rows[coded.indices.drop_null().to_numpy()] = np.flatnonzero(coded.is_valid())
+            values = key.take(pa.array(rows))
+    indices = coded.indices
+    if indices.null_count:
+        indices = indices.fill_null(len(values))
+        values = pa.concat_arrays([values, pa.nulls(1, values.type)])
+    return pa.DictionaryArray.from_arrays(indices, values, safe=False)
+
+
+def _numbers(column: Any) -> Ints:
+    """Return a column of numbers with 0 for NULL."""
+    if isinstance(column, np.ndarray):
+        return column
+    numbers: Ints = (column.fill_null(0) if column.null_count else column).to_numpy()
+    return numbers
+
+
+def _sums_by_code(codes: Rows, count: int, values: Ints) -> Ints:
+    sums = np.zeros(count, values.dtype)
+    np.add.at(sums, codes, values)
+    return sums
 
 
 def _limbs_of(partial: pa.Table, measure: str) -> list[Ints]:

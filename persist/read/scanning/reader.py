@@ -98,10 +98,12 @@ class PartReader:
         *,
         filter: pc.Expression | None = None,
         keys: KeyRange = ALL_KEYS,
+        coded: Sequence[str] = (),
     ) -> Iterator[tuple[Part, pa.Table]]:
         """Yield the rows of each part whose keys are inside, in the order of parts; see `table`.
 
-        A part that would take more than an eighth of the budget comes in several tables.
+        A part that would take more than an eighth of the budget comes in several tables. Columns of strings or bytes
+        that coded names may come as dictionaries.
         """
         room = self.memory_budget // 4
 
@@ -117,8 +119,8 @@ class PartReader:
 
         def read(piece: _PartSection) -> pa.Table:
             if piece.groups is None:
-                return self.table(piece.part, schema, columns, filter=filter, keys=keys)
-            return self._inside(piece.part, schema, piece.groups, columns, filter, keys)
+                return self.table(piece.part, schema, columns, filter=filter, keys=keys, coded=coded)
+            return self._inside(piece.part, schema, piece.groups, columns, filter, keys, coded)
 
         def read_in_thread(piece: _PartSection) -> pa.Table:
             rows = read(piece)
@@ -138,6 +140,7 @@ class PartReader:
         *,
         filter: pc.Expression | None = None,
         keys: KeyRange = ALL_KEYS,
+        coded: Sequence[str] = (),
     ) -> pa.Table:
         """Return those columns of a part's rows whose keys are inside and which pass filter.
 
@@ -150,7 +153,8 @@ class PartReader:
                 return decode_part(part.inline, part, schema, columns=columns, filter=filter)
 
             def decoded(data: bytes) -> pa.Table:
-                return decode_part(data, part, schema, columns=columns, filter=filter, footers=self._indexes.whole)
+                footers = self._indexes.whole
+                return decode_part(data, part, schema, columns=columns, filter=filter, footers=footers, coded=coded)
 
             return fetched(self.blob, part, decoded)
         return self._cut(part, schema, columns, filter, keys)
@@ -234,10 +238,11 @@ class PartReader:
         columns: Sequence[str],
         filter: pc.Expression | None,
         keys: KeyRange,
+        coded: Sequence[str],
     ) -> pa.Table:
         """Return the rows of some row groups whose keys are inside."""
         extra = [] if keys.is_all else [name for name in schema.key_names if name not in columns]
-        table = self.groups(part, schema, groups, [*columns, *extra], filter=filter)
+        table = self.groups(part, schema, groups, [*columns, *extra], filter=filter, coded=coded)
         if keys.is_all:
             return table
         first, last = keys.rows(table, schema)
@@ -281,9 +286,10 @@ class PartReader:
         columns: Sequence[str],
         *,
         filter: pc.Expression | None = None,
+        coded: Sequence[str] = (),
     ) -> pa.Table:
         """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
-        return self.fetched_groups(part, schema, groups, columns, filter=filter)[0]
+        return self.fetched_groups(part, schema, groups, columns, filter=filter, coded=coded)[0]
 
     def fetched_groups(
         self,
@@ -293,6 +299,7 @@ class PartReader:
         columns: Sequence[str],
         *,
         filter: pc.Expression | None = None,
+        coded: Sequence[str] = (),
     ) -> tuple[pa.Table, bytes]:
         """Return what `groups` does, and the bytes it was made of, for `decoded_groups`."""
         index = self._indexes.get(self.blob, part, schema)
@@ -306,7 +313,8 @@ class PartReader:
             return _no_rows(schema, columns), b""
 
         def decoded(data: bytes) -> tuple[pa.Table, bytes]:
-            return self.decoded_groups(part, schema, groups, groups, data, columns, filter=filter), data
+            rows = self.decoded_groups(part, schema, groups, groups, data, columns, filter=filter, coded=coded)
+            return rows, data
 
         within = index.groups[groups[0]].start, index.groups[groups[-1]].end
         return fetched(self.blob, part, decoded, within)
@@ -321,12 +329,13 @@ class PartReader:
         columns: Sequence[str],
         *,
         filter: pc.Expression | None = None,
+        coded: Sequence[str] = (),
     ) -> pa.Table:
         """Return columns of the wanted ones of some consecutive row groups, given the bytes of all of these."""
         index, view = self._indexes.get(self.blob, part, schema), memoryview(data)
         start = index.groups[groups[0]].start
         pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in wanted]
-        return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
+        return decode_groups(pieces, index, part, schema, columns=columns, filter=filter, coded=coded)
 
 
 def _no_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:

@@ -207,9 +207,11 @@ class Scan:
         return part.time_min >= self.time_lower and part.time_max < self.time_upper
 
     def updates(
-        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None
+        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None, coded: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
         """Yield the updates of each part of the history, or of some of them; columns may be `_time` and `_diff`.
+
+        Columns of strings or bytes that coded names may come as dictionaries.
 
         Raises:
             CorruptBlob: a part is missing or not what its descriptor says.
@@ -217,7 +219,7 @@ class Scan:
         """
         parts = self.parts if parts is None else parts
         extra = [] if "_time" in columns or all(map(self.is_inside, parts)) else ["_time"]
-        tables = reader.tables(parts, self.schema, [*columns, *extra], filter=self.filter, keys=self.keys)
+        tables = reader.tables(parts, self.schema, [*columns, *extra], filter=self.filter, keys=self.keys, coded=coded)
         for part, table in tables:
             if not self.is_inside(part):
                 time = table["_time"]
@@ -228,11 +230,11 @@ class Scan:
             yield table.select(list(columns)) if extra else table
 
     def base_rows(
-        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None
+        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None, coded: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
         """Yield the rows of each part of the keyframe (or of some of them); errors as of `updates`."""
         parts = self.base if parts is None else parts
-        tables = reader.tables(parts, self.schema, columns, filter=self.filter, keys=self.keys)
+        tables = reader.tables(parts, self.schema, columns, filter=self.filter, keys=self.keys, coded=coded)
         return (table for _, table in tables)
 
     def rows_within(self, part: Part) -> int:

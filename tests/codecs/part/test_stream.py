@@ -229,3 +229,19 @@ def test_only_diffs_of_one_are_plain() -> None:
     assert not is_plain([1, 2])
     assert not is_plain([1, -1])
     assert not is_plain([3, -1, 1])
+
+
+@pytest.mark.parametrize(("distinct", "is_dictionary"), [(20, True), (1_000, True), (18_000, False), (20_000, False)])
+def test_texts_that_come_often_are_written_as_a_dictionary(distinct: int, is_dictionary: bool) -> None:
+    """Also where there are so many of them that most of a small sample are different."""
+    schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()})
+    rows = np.arange(20_000)
+    chosen = rows if distinct == 20_000 else np.random.default_rng(1).integers(0, distinct, 20_000)
+    table = pa.table({"k": rows, "v": [f"text {v}" for v in chosen], "_time": rows * 0, "_diff": rows * 0 + 1})
+    [(data, part)] = encode_parts(table.cast(schema.arrow), schema)
+    column = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0).column(1)
+    assert column.has_dictionary_page == is_dictionary
+    for coded in ([], ["v"], ["k", "v"]):
+        read = decode_part(data, part, schema, columns=["v"], coded=coded)
+        assert read["v"].cast(pa.string()).to_pylist() == table["v"].to_pylist()
+        assert pa.types.is_dictionary(read.schema.types[0]) == bool(coded)
