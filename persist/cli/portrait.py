@@ -21,8 +21,8 @@ def print_portrait(portrait: Portrait) -> None:
     print_table(("side", "column", "type"), portrait.columns)
     say(f"\ntimes     {_times(portrait)}")
     _print_origin(portrait)
-    say(f"since     {facts.time(facts.since)}")
-    say(f"upper     {'none: complete for ever' if facts.upper is None else facts.time(facts.upper)}")
+    say(f"since     {facts.brief(facts.since)}")
+    say(f"upper     {'none: complete for ever' if facts.upper is None else facts.brief(facts.upper)}")
     say(f"unsealed  {facts.unsealed.advice if facts.unsealed else 'nothing'}")
     rows_told = counted(facts.rows, "row") if facts.rows is not None else "rows that only reading counts"
     say(f"size      {rows_told}, {facts.bytes:,} bytes in {counted(facts.parts, 'part')}")

@@ -90,11 +90,6 @@ class Facts:
         """Return the moment of a time, if times are moments."""
         return None if time is None or self.timeline is None else self.timeline.text_of(time)
 
-    def time(self, time: int | None) -> str:
-        """Return a time for people."""
-        moment = self.moment(time) if time else None
-        return "-" if time is None else str(time) if moment is None else f"{time} ({moment})"
-
     def brief(self, time: int | None) -> str:
         """Return a time for a cell of a table: its moment where it is one, and else the number."""
         return "-" if time is None else (self.moment(time) if time else None) or str(time)

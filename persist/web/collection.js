@@ -106,7 +106,7 @@ export async function openCollection(name, asked) {
     const found = await ask("contents", { name, as_of: at, offset, limit: PAGE, key, where, sort, order, schema });
     at = found.as_of;
     note();
-    $("at").textContent = found.moment ? `${found.as_of}, ${found.moment}` : found.as_of;
+    $("at").textContent = found.moment || found.as_of;
     $("time").value = found.moment || found.as_of;
     const choose = (by, descending) => doing(() => (Object.assign(state, { sort: by, descending, offset: 0 }), showContents()));
     const empty = key ? "Nothing has this key then." : where ? "Nothing meets this condition then." : "It is empty then.";

@@ -109,17 +109,17 @@ export function drawDataflow(box, operators, visible) {
 
 // What feeds what: sources and data that users write at the left, what is made of it to the right, and how far each is.
 export function drawLineage(box, told, visible) {
-  const wide = 190, high = 44, numbers = new Map(told.nodes.map((node, i) => [node.name, i]));
+  const wide = 236, high = 44, numbers = new Map(told.nodes.map((node, i) => [node.name, i]));
   const edges = told.edges.map(([from, to]) => [numbers.get(from), numbers.get(to)]);
   const found = layered(told.nodes.map((node) => node.depth), edges, { wide, high, gapX: 60, gapY: 14 });
   const svg = frame(found, "Sources, collections, views and their followers");
   told.nodes.forEach((node, at) => {
     const [x, y] = found.places[at], isOurs = node.kind !== "source" && node.kind !== "follower", name = visible(node.name);
     const made = isOurs ? element("a", { href: `#/${encodeURIComponent(node.name)}` }) : element("g");
-    const time = node.moment ?? node.upper, until = node.kind === "source" ? "" : time === null ? "for ever" : `up to ${time}`;
+    const time = node.moment ? node.moment.replace(/\.\d+/, "") : node.upper, until = node.kind === "source" ? "" : time === null ? "for ever" : `up to ${time}`;
     made.append(element("rect", { class: `node ${node.kind}`, x, y, width: wide, height: high, rx: isOurs ? 5 : 16 }));
-    made.append(element("text", { x: x + 10, y: y + 18 }, name.length > 23 ? `${name.slice(0, 22)}…` : name));
-    made.append(element("text", { class: "until", x: x + 10, y: y + 35 }, `${node.kind}${until ? ` ${until}` : ""}`.slice(0, 32)));
+    made.append(element("text", { x: x + 10, y: y + 18 }, name.length > 28 ? `${name.slice(0, 27)}…` : name));
+    made.append(element("text", { class: "until", x: x + 10, y: y + 35 }, `${node.kind}${until ? ` ${until}` : ""}`));
     made.append(element("title", {}, `${node.kind} ${name} ${until}`));
     svg.append(made);
   });

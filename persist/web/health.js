@@ -1,9 +1,9 @@
 // How the location fares: views, sources and followers, who holds history, what waits to be deleted, and what is due.
 
 import { $, ask, show } from "./asking.js";
-import { bytes, counted, duration, fill, linkTo, timeAndMoment, visible } from "./showing.js";
+import { bytes, counted, duration, fill, linkTo, timeText, visible } from "./showing.js";
 
-const time = (number, moment) => (number === null || number === undefined ? "–" : timeAndMoment(number, moment));
+const time = (number, moment) => (number === null || number === undefined ? "–" : timeText(number, moment));
 
 export async function openHealth() {
   show("health-view");
@@ -36,7 +36,7 @@ export async function openHealth() {
 const LAST = ["last commit", "commits", "rows written", "bytes written", "by"];
 
 function last(wrote) {
-  return wrote ? [timeAndMoment(`record ${wrote.record}`, wrote.at), counted(wrote.commits), counted(wrote.rows), bytes(wrote.bytes), wrote.by] : ["–", "–", "–", "–", "–"];
+  return wrote ? [`record ${wrote.record} at ${wrote.at}`, counted(wrote.commits), counted(wrote.rows), bytes(wrote.bytes), wrote.by] : ["–", "–", "–", "–", "–"];
 }
 
 function list(id, items, columns, cells, empty) {

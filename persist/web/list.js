@@ -3,7 +3,7 @@
 import { $, ask, doing, remember, show } from "./asking.js";
 import { drawCommits } from "./drawing.js";
 import { drawLineage } from "./graphs.js";
-import { bytes, cell, counted, duration, linkTo, timeAndMoment, visible } from "./showing.js";
+import { bytes, cell, counted, duration, linkTo, timeText, visible } from "./showing.js";
 
 const PAGE = 50;
 
@@ -20,11 +20,11 @@ export async function openList(asked) {
       const tr = document.createElement("tr"), end = item.for_ever ? "for ever" : item.upper;
       tr.append(
         cell(linkTo(item.name), "name"),
-        cell(item.kind),
+        cell(item.kind, "spare"),
         cell(item.rows === null ? "?" : counted(item.rows), "n"),
-        cell(bytes(item.bytes), "n"),
-        cell(timeAndMoment(item.since ?? "–", item.since_moment), "n"),
-        cell(timeAndMoment(end, item.for_ever ? null : item.upper_moment), "n"),
+        cell(bytes(item.bytes), "n spare"),
+        cell(timeText(item.since ?? "–", item.since_moment), "n spare"),
+        cell(timeText(end, item.for_ever ? null : item.upper_moment), "n"),
         cell(item.for_ever ? "–" : duration(item.lag_s), "n"),
         cell(item.waiting ? counted(item.waiting) : "–", "n"),
       );

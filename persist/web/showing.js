@@ -85,16 +85,14 @@ export function duration(seconds) {
 
 export const counted = (n) => n.toLocaleString("en");
 
-// A time and, below it, its moment.
-export function timeAndMoment(number, moment) {
+// A time: its moment, if it has one, broken before the time of day, and before parts of seconds, where room is short; its number is its title then.
+export function timeText(number, moment) {
   const box = document.createElement("span");
-  box.textContent = number;
   if (moment) {
-    const small = document.createElement("span");
-    small.className = "moment";
-    small.textContent = moment;
-    box.append(small);
-  }
+    moment.split(/(?=[T.])/).forEach((part, i) => box.append(...(i ? [document.createElement("wbr")] : []), part));
+    box.title = number;
+    box.className = "moment";
+  } else box.textContent = number;
   return box;
 }
 
@@ -109,10 +107,10 @@ export function linkTo(name) {
 export const WHO = ["by", "record", "at", "message"];
 export const whoCells = (who) => WHO.map((field) => (who && who[field] ? String(who[field]) : "–"));
 
-// Times as people read them: with the moment, where times are moments.
+// Times as people read them: as moments, where times are moments.
 export function texts(timeline) {
   const isFar = (time) => (timeline ? /^(\d{5,}|[3-9]\d{3}|2[1-9]\d\d)-|^[+?]/.test(momentOf(time, timeline)) : BigInt(time) >= 2n ** 62n) || BigInt(time) >= 2n ** 63n - 3n;
-  return (time) => (isFar(time) ? "for ever" : timeline ? `${time} (${momentOf(time, timeline)})` : String(time));
+  return (time) => (isFar(time) ? "for ever" : timeline && BigInt(time) ? momentOf(time, timeline) : String(time));
 }
 
 // A slider over whole numbers of 64 bits, in a thousand steps; it says its time while it moves, and to screen readers.
