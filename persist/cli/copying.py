@@ -7,7 +7,7 @@ import typer
 
 from persist.cli.command import OK, PROBLEMS, command
 from persist.cli.listing import Listing
-from persist.cli.place import Place, storage_options, tell_done
+from persist.cli.place import Place, is_folder, storage_options, tell_done
 from persist.cli.reading import Format, Output
 from persist.cli.text import say, worded
 
@@ -128,8 +128,10 @@ def _copied(at: Place, target: str, leave_out_damaged: bool, option: list[str] |
 
 def _target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
     if given or file:
-        return storage_options(given or (), file)
-    return at.options if target.partition("://")[0] == at.location.partition("://")[0] and "://" in target else {}
+        return storage_options(target, given or (), file)
+    if not is_folder(target) and target.partition("://")[0] == at.location.partition("://")[0]:
+        return at.options
+    return storage_options(target) if is_folder(target) or is_folder(at.location) else {}
 
 
 def _told(at: Place, target: str, done: "Copied") -> int:

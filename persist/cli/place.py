@@ -36,7 +36,7 @@ class Place:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the store."""
-        return storage_options(self.given, self.file)
+        return storage_options(self.location, self.given, self.file)
 
     def settings(self, memory_budget: int | None = None) -> "persist.Settings":
         """Return how a client of a command behaves: nothing happens in the background."""
@@ -113,6 +113,11 @@ class Place:
             return any(True for _ in client.engine.blob.list(PARTS))
 
 
+def is_folder(location: str) -> bool:
+    """Return whether a location is a folder of this machine."""
+    return "://" not in location or location.lower().startswith("file://")
+
+
 def tell_done(at: Place, told: dict[str, Any], line: str) -> None:
     """Tell what was done: as JSON if that is asked for, or else in a line."""
     if at.as_json:
@@ -122,17 +127,23 @@ def tell_done(at: Place, told: dict[str, Any], line: str) -> None:
 
 
 VARIABLE = "PERSIST_STORAGE_OPTIONS"
+FOLDER_OPTIONS = ("file_mode", "folder_mode", "fsync")
 FILE_BYTES_MAX = 1 << 20
 
 
-def storage_options(given: Sequence[str], file: str | None) -> dict[str, Any]:
+def storage_options(location: str, given: Sequence[str] = (), file: str | None = None) -> dict[str, Any]:
     """Return the options that a command was given, as NAME=VALUE each and in a file, and those of the environment.
+
+    The environment says how to reach stores, and a command may have a folder beside one, such as a backup: of what the
+    environment says, a folder takes what concerns folders.
 
     Raises:
         InvalidUsage: the file cannot be read, others may read it, or what is in it or in the environment is not an
             object; or one of those given is not NAME=VALUE. No message shows what they hold.
     """
     options = _parsed(os.environ.get(VARIABLE) or "{}", f"the environment variable {VARIABLE}")
+    if is_folder(location):
+        options = {name: value for name, value in options.items() if name in FOLDER_OPTIONS}
     if file is not None:
         options |= _parsed(_text_of(file), f"the file {file}")
     return {**options, **dict(map(_option, given))}
