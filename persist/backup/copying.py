@@ -5,15 +5,15 @@ no lock and no lease, and only the right to read what is copied:
 
 1. The state at some record N is read, and the newest checkpoint C that was made before N.
 2. What is not in the target yet is copied: first all blobs that the state at N names, then the lists, state and
-   directory objects that C and the records name, then the records from the floor of the log to N in their order, and
-   last C itself.
+   directory objects that C and the records name, then the records from the floor of the log to N, and last C itself.
+   The records go on in their order where there are some, and otherwise come in reverse.
 3. If something has gone in between, a collector has deleted it, and the state at a later record does not name it. Then
    all is done again, from the newest state; only what is new is copied.
 
 Invariants of the target:
 
-- Until the first record or checkpoint is there, nobody can take it for a location. Afterwards it is the location as it
-  was after its last record: what a record needs is there before the record.
+- Until the first record or checkpoint is there, nobody can open it. The first record of a first copy comes after all
+  others. Afterwards it is the location as it was after its last record: what a record needs is there before the record.
 - Its log is a beginning of that of the source. Where a record of the target is not the source's, or the target has
   more, nothing is copied: somebody has written to it, or it is the copy of another location.
 - A state object that is there proves that the blobs it names are, too, unless `DAMAGED` says that some were left out.
@@ -326,7 +326,10 @@ class _Copying:
         for prefix in (LISTS, STATES, DIRECTORIES):
             wanted = sorted(key for key in objects | lists if key.startswith(prefix) and key not in there)
             self._copy((key, partial(_check_framed, key)) for key in wanted)
-        for seqno in range(max(floor, last + 1), state.seqno + 1):  # In order, and each after what it needs.
+        seqnos = range(max(floor, last + 1), state.seqno + 1)
+        # A log that is there goes on in order. A new one begins with its first record, which comes last, so that
+        # nobody takes a part of it for all.
+        for seqno in seqnos if last >= 0 else reversed(seqnos):
             self._copy_one(record_key(seqno), partial(_check_framed, record_key(seqno)))
         if newest is not None:
             key = newest.pointer.blob

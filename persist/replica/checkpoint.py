@@ -346,7 +346,9 @@ def stored_checkpoints(
     page = LogPage(blob, -1, None) if page_of is None else page_of(-1)
     if page.seqnos and page.seqnos[0] != 0:
         first = record_key(page.seqnos[0])
-        raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first}")
+        why = f"it is missing, no checkpoint can be read, and the log begins at {first}"
+        advice = "If a copy to here was interrupted, give that command again. Otherwise restore it from a copy"
+        raise MissingBlob(record_key(0), why, advice)
 
 
 def stored_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
