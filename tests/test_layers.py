@@ -3,6 +3,7 @@ written, and modules keep their privates to themselves. `tests/rooms.py` has the
 
 from importlib import import_module
 
+from tests.draw_rooms import FOLDER, page, picture
 from tests.rooms import (
     LADDER,
     ROOT,
@@ -117,8 +118,8 @@ def test_a_module_keeps_out_of_the_privates_of_others() -> None:
 
 def test_the_documents_have_the_ladder_of_this_test() -> None:
     rows = [row[0] if len(row) == 1 else "{" + ", ".join(row) + "}" for row in LADDER]
-    for page in ("CONTRIBUTING.md", "docs/internals/design.md"):
-        assert " < ".join(rows) in " ".join((ROOT / page).read_text(encoding="utf-8").split()), page
+    for name in ("CONTRIBUTING.md", "docs/internals/design.md"):
+        assert " < ".join(rows) in " ".join((ROOT / name).read_text(encoding="utf-8").split()), name
 
 
 def test_the_rooms_of_the_house_stand_in_their_order() -> None:
@@ -129,3 +130,8 @@ def test_the_rooms_of_the_house_stand_in_their_order() -> None:
     rooms = {room for row in LADDER for room in row}
     assert sorted(names) == sorted(rooms)
     assert [*map(rank, names)] == sorted(map(rank, names), reverse=True)
+
+
+def test_the_drawing_of_imports_is_current() -> None:
+    for name, made in (("imports.svg", picture()), ("imports.md", page())):
+        assert (FOLDER / name).read_text(encoding="utf-8") == made, f"docs/internals/{name} is old: run scripts/rooms"

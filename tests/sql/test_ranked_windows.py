@@ -77,7 +77,7 @@ def test_first_rows_of_partitions_in_order(sql: str, always_ranked: Counter[str]
     assert always_ranked["changed"] > 20
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("sql", WINDOWS)
 def test_windows_over_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
     for seed in range(4):

@@ -490,7 +490,10 @@ def test_a_scalar_subquery_of_two_rows_stops_the_view(client: persist.Client) ->
     assert view.upper == persist.Antichain(2)
 
 
-def test_a_recursion_without_end_is_an_error_until_its_reason_is_retracted(client: persist.Client) -> None:
+def test_a_recursion_without_end_is_an_error_until_its_reason_is_retracted(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.sql.lower.ITERATIONS_MAX", 50)
     steps = client.create_or_load("steps", key={"n": pa.int64()}, value={"next": pa.int64()})
     steps.write([((1, 2), 0, 1)])
     steps.seal(1).result()
