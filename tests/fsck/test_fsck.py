@@ -4,6 +4,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -85,6 +86,24 @@ def uploads(blob: Blob, client: persist.Client, handle: persist.Collection, time
 
 def busy(blob: Blob, rounds: int = 8) -> None:
     """Leave every kind of blob: inline parts, large ones, lists, state objects, checkpoints."""
+    if not isinstance(blob, DatedBlob):
+        fill(blob, rounds)
+        return
+    filled = _filled(rounds)
+    blob.clock.sleep(filled.clock.monotonic_s())
+    for key, value in everything(filled).items():
+        blob.set(key, value)
+
+
+@cache
+def _filled(rounds: int) -> DatedBlob:
+    """Fill a store that many tests copy, which is cheaper than to fill one for each."""
+    blob = DatedBlob(ImpatientClock())
+    fill(blob, rounds)
+    return blob
+
+
+def fill(blob: Blob, rounds: int) -> None:
     with opened(blob) as client:
         for name in ("a", "b", "c"):
             client.create_or_load(name, key=KEY, value=VALUE)

@@ -128,9 +128,12 @@ def test_a_part_has_its_bytes_in_one_place_which_is_its_collections() -> None:
 
 def spelled(path: Path) -> Iterator[str]:
     """Yield the texts of a module, other than docstrings, that begin like a blob key."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    text = path.read_text(encoding="utf-8")
     begins = (keys.LOG, keys.CHECKPOINTS, keys.DIRECTORIES, keys.STATES, keys.PARTS, keys.LISTS, keys.CLOCK_KEY)
+    if not any(f"{quote}{begin}" in text for quote in "\"'" for begin in begins):
+        return
+    tree = ast.parse(text)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:
             case ast.Constant(value=str(text)) if text.startswith(begins) and id(node) not in prose:
