@@ -39,6 +39,7 @@ from persist.sql.algebra import (
     terms_of,
 )
 from persist.sql.by_duckdb import name_of
+from persist.sql.by_place import by_place, is_by_place
 from persist.sql.duck import Columns
 from persist.sql.prune import types_of, width_of
 from persist.sql.temporal import bounded, check_without_now, reads_now
@@ -356,6 +357,9 @@ class Adapter:
 
     def window(self, plan: Json) -> Node:
         child, nodes = self._child(plan), plan["expressions"]
+        if any(map(is_by_place, nodes)):
+            made = by_place(child, nodes, plan["window_index"], self._of, self._of.window)
+            return self._with_lists(made, nodes, width_of(child))
         return self._with_lists(Window(child, tuple(map(self._of.window, nodes))), nodes, width_of(child))
 
     def let(self, plan: Json) -> Node:

@@ -397,8 +397,8 @@ class Expressions:
         else:
             arguments = self.every(node.get("children"))
         self._refuse_interval(node, function)
-        start, start_at = self._bound(node, "start")
-        end, end_at = self._bound(node, "end")
+        start, start_at = self.bound(node, "start")
+        end, end_at = self.bound(node, "end")
         exclude: Any = _EXCLUDED[node.get("exclude_clause", "NO_OTHER")]
         if within and node["type"] != "WINDOW_AGGREGATE":
             self.refuse(f"ORDER BY inside of {function}() is not supported in a view: order the window", node)
@@ -415,7 +415,8 @@ class Expressions:
             bool(node.get("ignore_nulls")),
         )
 
-    def _bound(self, node: Json, which: str) -> tuple[Any, Term | None]:
+    def bound(self, node: Json, which: str) -> tuple[Any, Term | None]:
+        """Return the "start" or the "end" of the frames of a window function."""
         mode = node[which]
         if mode.startswith("UNBOUNDED"):
             return None, None

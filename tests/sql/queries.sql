@@ -778,3 +778,13 @@ SELECT p, window_end, max(x) FROM hop(w, ts, INTERVAL 3 DAY, INTERVAL 7 DAY, INT
 SELECT p, window_start, window_end, count(*) FROM session(w, ts, INTERVAL 36 HOUR, p) GROUP BY ALL;
 WITH x AS (SELECT d AS at_, a, b FROM t WHERE b > 0) SELECT a, window_start, count(*) FROM session(x, at_, INTERVAL 4 DAY, partition_by := (a, b)) GROUP BY ALL;
 SELECT window_start, n FROM (SELECT window_start, count(*) AS n FROM hop('t', d, INTERVAL 1 MONTH, INTERVAL 2 MONTH) GROUP BY 1) WHERE n > 1;
+SELECT a,b,s, lag(b, a) OVER (ORDER BY a, b, s, d, m, f) AS x FROM t;
+SELECT a,b, lead(b, a, 100) OVER (PARTITION BY s ORDER BY a, b, d, m, f) AS x, lag(s, b - 2, 'z') OVER (PARTITION BY a ORDER BY b, s, d, m, f) AS y, count(*) OVER (PARTITION BY a) AS n FROM t;
+SELECT nth_value(b, a + 1) OVER (ORDER BY a, b, s, d, m, f) AS x, nth_value(m, b) OVER (PARTITION BY a ORDER BY d, b, s, m, f ROWS BETWEEN UNBOUNDED PRECEDING AND 1 FOLLOWING) AS y FROM t;
+SELECT nth_value(s, a) OVER (PARTITION BY p ORDER BY ts, a, x, h, s RANGE BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS y FROM (SELECT w.*, u.s FROM w JOIN u ON w.a = u.a);
+SELECT ntile(a + 1) OVER (ORDER BY a, b, s, d, m, f) AS x FROM t WHERE a IS NOT NULL;
+SELECT a, ntile(a + 1) OVER (PARTITION BY b ORDER BY a, s, d, m, f) AS x, sum(b) OVER (ORDER BY a) AS y FROM t;
+SELECT a, lag(x, a) OVER (ORDER BY a, x) AS y FROM (SELECT a, lag(b, b) OVER (PARTITION BY a ORDER BY b, s, d, m, f) AS x FROM t);
+SELECT * FROM t WHERE b = (SELECT max(z) FROM (SELECT lag(u.b, t.a) OVER (PARTITION BY u.a ORDER BY u.b, u.s) AS z FROM u));
+WITH q AS (SELECT a, lag(b, a) OVER (ORDER BY a, b, s, d, m, f) AS x FROM t) SELECT q.a, r.x FROM q JOIN q r ON q.x = r.a;
+SELECT a, product(b) OVER (PARTITION BY a ORDER BY b) AS p, lead(b, a) OVER (ORDER BY a, b, s, d, m, f) AS l FROM t;

@@ -18,9 +18,8 @@ SELECT a::BIGNUM AS x FROM t;
 SELECT 170141183460469231731687303715884105727 AS x, a FROM t;
 
 -- Numbers that are not constants.
-SELECT lag(b, a) OVER (ORDER BY a, b, s, d, m, f) AS x FROM t;
-SELECT nth_value(b, a + 1) OVER (ORDER BY a, b, s, d, m, f) AS x FROM t WHERE a IS NOT NULL;
-SELECT ntile(a + 1) OVER (ORDER BY a, b, s, d, m, f) AS x FROM t WHERE a IS NOT NULL;
+SELECT nth_value(b, a) OVER (ORDER BY a, b, s, d, m, f ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS x FROM t;
+SELECT lag(b, a IGNORE NULLS) OVER (ORDER BY a, b, s, d, m, f) AS x FROM t;
 SELECT sum(b) OVER (ORDER BY a ROWS BETWEEN a PRECEDING AND CURRENT ROW) AS r FROM t WHERE a IS NOT NULL;
 SELECT a FROM t ORDER BY a LIMIT (SELECT 2);
 SELECT a FROM t ORDER BY a, b, s, d, m, f LIMIT 10 PERCENT;
