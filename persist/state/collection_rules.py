@@ -9,10 +9,11 @@ disagree. A draft has steps that are no mutations: appends whose parts are not e
 because the slot of the log that the record is for is the compare-and-set.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -122,8 +123,32 @@ class ExpectDefinition(Condition, frozen=True, tag="expect_definition"):
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Holds without leases that are set one after the other on a collection: its table of holds is copied once."""
+
+    collection: str
+    steps: tuple[kinds.SetHold, ...]
+
+
 Planned = PlannedAppend | PlannedPend
-CollectionStep = CollectionMutation | Planned | Condition
+CollectionStep = CollectionMutation | Planned | Condition | Holds
+
+S = TypeVar("S")
+
+
+def gathered(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | Holds]":
+    """Yield the same steps, with `Holds` in the place of those that it can stand for."""
+    for collection, alike in groupby(steps, _whose_hold):
+        if collection is None:
+            yield from alike
+            continue
+        holds = tuple(step for step in alike if isinstance(step, kinds.SetHold))
+        yield from (Holds(collection, holds),) if len(holds) > 1 else holds
+
+
+def _whose_hold(step: object) -> str | None:
+    return step.collection if isinstance(step, kinds.SetHold) and step.lease is None else None
 
 
 def after_step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
@@ -360,6 +385,29 @@ def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
 
 
 def _held(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
+    return _with_since(_change(contents, holds={**contents.holds, step.hold: _hold_of(contents, step)}))
+
+
+def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
+    """Return what `_held` makes of contents for one step after the other.
+
+    After the first one, since is as far as the holds let it. A new hold then keeps it there, and only one that moves
+    may let it follow.
+    """
+    first, *others = step.steps
+    contents = _held(contents, first)
+    holds = dict(contents.holds)
+    for each in others:
+        if each.hold in holds:
+            contents = _held(_change(contents, holds=holds), each)
+            holds = dict(contents.holds)
+        else:
+            holds[each.hold] = _hold_of(contents, each)
+    return _change(contents, holds=holds)
+
+
+def _hold_of(contents: CollectionState, step: kinds.SetHold) -> Held:
+    """Return what a step sets, after checking that it may."""
     _check_hold(contents, step)
     if step.schema is not None and not 1 <= step.schema <= len(contents.earlier) + 1:
         raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")
@@ -368,8 +416,7 @@ def _held(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
     columns = before.columns if before is not None and step.columns is None else step.columns or ()
     if step.columns:
         check_columns_there(contents, step.columns)
-    held = Held(step.time, step.lease, known, columns)
-    return _with_since(_change(contents, holds={**contents.holds, step.hold: held}))
+    return Held(step.time, step.lease, known, columns)
 
 
 def _released(contents: CollectionState, step: kinds.ReleaseHold) -> CollectionState:
@@ -421,6 +468,7 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     kinds.Seal: _sealed,
     kinds.AllowCompaction: _allowed,
     kinds.SetHold: _held,
+    Holds: _all_held,
     kinds.ReleaseHold: _released,
     kinds.SetTag: _tagged,
     kinds.DropTag: _tagged,

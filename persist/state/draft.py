@@ -14,6 +14,7 @@ from persist.state.collection_rules import (
     Planned,
     PlannedAppend,
     after_step,
+    gathered,
 )
 from persist.state.contents import CollectionState
 from persist.state.location import check_writer
@@ -73,10 +74,10 @@ class Draft:
             return False
         draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
         self._check_views(steps)
-        for step in steps:
-            if isinstance(step, ExpectNothingBeyondUpper) and step.collection in self._appended:
-                raise UpdatesBeyondUpper(Antichain(*step.upper), None)
-            draft.add(step, self._seqno, 0)
+        for each in gathered(steps):
+            if isinstance(each, ExpectNothingBeyondUpper) and each.collection in self._appended:
+                raise UpdatesBeyondUpper(Antichain(*each.upper), None)
+            draft.add(each, self._seqno, 0)
         self._valid_from.clear()
         now.entries.update(draft.entries)
         now.ids.update(draft.ids)

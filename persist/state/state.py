@@ -68,7 +68,7 @@ from persist.log import (
     shared_folders,
 )
 from persist.names import INDEX_HOLD, VIEW_HOLD, check_name, is_id, owner_of_groups
-from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
+from persist.state.collection_rules import CollectionStep, Condition, Holds, Planned, after_step, gathered
 from persist.state.contents import CollectionState
 from persist.state.location import (
     LOCATION_RULES,
@@ -228,8 +228,8 @@ class CollectionEntry:
     def with_contents(self, base: CollectionState | None) -> "CollectionEntry":
         """Return this entry with its contents, given what its stored base is (None when it has none)."""
         contents = base
-        for mutation in self.pending:
-            contents = after_step(contents, mutation)
+        for step in gathered(self.pending):
+            contents = after_step(contents, step)
         return replace(self, contents=contents)
 
     def replayed(self, contents: CollectionState) -> "CollectionEntry":
@@ -304,8 +304,8 @@ def apply(state: State, record: Record) -> State:
         raise ValueError(f"it has format {record.format}, and {format_after(state, record.mutations)} is needed here")
     check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
     after = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _extended)
-    for mutation in record.mutations:
-        after.add(mutation, record.seqno, record.written_ms)
+    for step in gathered(record.mutations):
+        after.add(step, record.seqno, record.written_ms)
     entries, ids = state.entries.with_changes(after.entries), state.ids.with_changes(after.ids)
     return State(record.location, record.seqno, entries, ids, after.control, record.commit, number)
 
@@ -467,15 +467,16 @@ def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
     return replace(entry, leased=tuple(each for each in entry.leased if each[0] != hold))
 
 
-def _extended(entry: CollectionEntry, mutation: CollectionStep) -> CollectionEntry:
-    """Return entry with mutation pending, and in its contents if it has them."""
-    assert not isinstance(mutation, Planned | Condition)
-    if isinstance(mutation, kinds.Note):
-        check_note(mutation)
+def _extended(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
+    """Return entry with the mutations of a step pending, and in its contents if it has them."""
+    assert not isinstance(step, Planned | Condition)
+    if isinstance(step, kinds.Note):
+        check_note(step)
         return entry  # It changes nothing, so it need not be kept to be replayed.
+    mutations = step.steps if isinstance(step, Holds) else (step,)
     contents = entry.contents
-    if contents is not None or isinstance(mutation, kinds.Makes):
-        contents = after_step(contents, mutation)
-    if contents is not None and len(entry.pending) >= PENDING_MAX:
+    if contents is not None or isinstance(step, kinds.Makes):
+        contents = after_step(contents, step)
+    if contents is not None and len(entry.pending) + len(mutations) > PENDING_MAX:
         return entry.replayed(contents)
-    return replace(entry, pending=(*entry.pending, mutation), contents=contents)
+    return replace(entry, pending=(*entry.pending, *mutations), contents=contents)
