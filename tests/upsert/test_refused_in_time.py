@@ -162,6 +162,14 @@ def test_dates_of_milliseconds_are_late_by_days(client: persist.Client) -> None:
     assert users.late_bound == datetime.date(2026, 1, 3)
 
 
+def test_how_late_events_are_is_told_by_the_first_of_the_columns_that_order_them(client: persist.Client) -> None:
+    columns = {"at": pa.int64(), "n": pa.int64()}
+    users = keyed(client, columns, order_by=["at", "n"], late_bound=persist.Behind(10))
+    users.upsert([(1, (100, 3), 0)]).result()
+    users.upsert([(2, (95, 500), 0)]).result()
+    assert users.late_bound == 90
+
+
 def test_a_function_that_fails_on_a_later_event_keeps_nobody_from_what_was_sealed_before(
     client: persist.Client,
 ) -> None:

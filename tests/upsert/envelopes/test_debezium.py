@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from persist.errors import BadMessage, InvalidUsage
 from persist.upsert import debezium
+from persist.upsert.envelopes.messages import Unreadable, _within_a_day
 
 ANNE = {"id": 1004, "first_name": "Anne", "last_name": "Kretchmar", "email": "annek@noanswer.org"}
 MARIE = {**ANNE, "first_name": "Anne Marie"}
@@ -442,3 +443,15 @@ def test_where_rows_alone_tell_the_key_null_in_it_is_refused_because_a_row_may_n
     row = '{"op": "d", "before": {"a": 1, "b": null}}'
     with pytest.raises(BadMessage, match="'b' of its key is missing or null"):
         debezium([row], key=["a", "b"], schema={"a": int, "b": int})
+
+
+@pytest.mark.parametrize(("kind", "ticks"), [(pa.time32, "s"), (pa.time32, "ms"), (pa.time64, "us"), (pa.time64, "ns")])
+def test_a_time_of_day_lies_within_one_day(kind: Any, ticks: str) -> None:
+    last = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[ticks] - 1
+    of_day = kind(ticks)
+    wire = pa.int32() if pa.types.is_time32(of_day) else pa.int64()
+    good = pa.array([0, None, last], wire).cast(of_day)
+    assert _within_a_day(good) is good
+    for wrong in (-1, last + 1):
+        with pytest.raises(Unreadable, match="is not within one day"):
+            _within_a_day(pa.array([0, wrong], wire).cast(of_day))

@@ -80,6 +80,18 @@ def test_sessions_join_what_is_close(events: list[KeyEvent], cuts: list[int], ga
     assert by_machine(Sessions(gap), schema, events, cuts) == by_rule(events, rule)
 
 
+def test_a_deletion_ends_the_sessions_that_were_there_and_those_of_no_other_key() -> None:
+    schema = schema_of(start=pa.int64(), end=pa.int64(), events=pa.int64())
+    events: list[KeyEvent] = [(0, (10,), 0), (1, (10,), 0), (0, None, 3), (1, (11,), 3)]
+    assert by_machine(Sessions(2), schema, events, [3]) == {
+        (0, (10, 10, 1), 0): 1,
+        (0, (10, 10, 1), 3): -1,
+        (1, (10, 10, 1), 0): 1,
+        (1, (10, 10, 1), 3): -1,
+        (1, (10, 11, 2), 3): 1,
+    }
+
+
 IMAGES = st.none() | st.sampled_from([{"x": 0.0}, {"x": 1.0}, {"x": None}])
 CHANGES = st.lists(
     st.tuples(KEYS, st.none() | st.tuples(st.sampled_from([0.0, 1.0, None]), IMAGES), TIMES), max_size=30
