@@ -1,0 +1,78 @@
+"""Messages that are rows: what becomes an event, what deletes, and what is bad, in the order of arrival."""
+
+import json
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persist.errors import BadMessage
+from persist.upsert.envelopes.plain import plain
+
+SCHEMA = {"a": pa.int64(), "b": pa.string(), "v": pa.int64()}
+NOTHING, NO_KEY = "it has neither a value nor a key", "it is empty, and rows without a key cannot be deleted"
+
+
+def table(*messages: tuple[Any, Any], offset: bool = False) -> pa.Table:
+    """Return messages of a key and a value each: objects as JSON, text as it is."""
+    sent = [[m if m is None or isinstance(m, str) else json.dumps(m) for m in side] for side in messages]
+    columns = {"key": pa.array([k for k, _ in sent], pa.string()), "value": pa.array([v for _, v in sent], pa.string())}
+    return pa.table(columns | ({"offset": pa.array(range(len(sent)), pa.int64())} if offset else {}))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_tombstones_and_bad_messages_each_become_their_own_in_order(seed: int) -> None:
+    chance, messages, events, bad = random.Random(seed), list[tuple[Any, Any]](), list[Any](), list[Any]()
+    for row in range(chance.randrange(1, 30)):
+        key = {"a": chance.randrange(3), "b": chance.choice("xy")}
+        value = key | {"v": row}
+        gone = key | {"v": None, "_deleted": True, "offset": row}
+        here = value | {"_deleted": False, "offset": row}
+        message, event, why = chance.choice(
+            [
+                ((None, value), here, None),
+                ((key, value), here, None),
+                (("anything", {"payload": value, "schema": None}), here, None),
+                ((key, None), gone, None),
+                ((key, {"payload": None, "schema": None}), gone, None),
+                ((None, None), None, NOTHING),
+                (({"a": 1}, None), None, "the column 'b' of its key is missing or null"),
+                (("{", None), None, "in its key: "),
+                ((key, "{"), None, ""),
+            ]
+        )
+        messages.append(message)
+        if event is None:
+            bad.append((row, why))
+        else:
+            events.append(event)
+    made = plain(
+        table(*messages, offset=True), key=["a", "b"], schema=SCHEMA, metadata={"offset": "offset"}, on_error="collect"
+    )
+    assert made.table.to_pylist() == [{name: each[name] for name in made.table.column_names} for each in events]
+    rejected = made.rejected.to_pylist()
+    assert len(rejected) == len(bad)
+    for found, (row, why) in zip(rejected, bad, strict=True):
+        assert (found["message"], why in found["reason"]) == (row, True)
+
+
+def test_the_key_of_one_column_may_be_bare() -> None:
+    schema = {"a": pa.int64(), "v": pa.int64()}
+    made = plain(table(("7", None), ({"a": 8}, None)), key="a", schema=schema).table
+    assert made["a"].to_pylist() == [7, 8]
+    assert made["_deleted"].to_pylist() == [True, True]
+
+
+def test_rows_without_a_key_are_rows_and_nothing_deletes_them() -> None:
+    made = plain(table((None, {"a": 1}), ({"a": 1}, None)), schema={"a": pa.int64()}, on_error="collect")
+    assert made.table["a"].to_pylist() == [1]
+    assert NO_KEY in str(made.rejected.to_pylist())
+    with pytest.raises(BadMessage, match=NO_KEY):
+        plain(table((None, None)), schema={"a": pa.int64()})
+
+
+def test_what_json_shows_is_taken_if_no_type_is_given() -> None:
+    made = plain(table((None, {"a": 1, "v": "x"}), (None, {"a": 2})), key="a").table
+    assert made.column_names == ["a", "v", "_deleted"]
+    assert made.to_pylist() == [{"a": 1, "v": "x", "_deleted": False}, {"a": 2, "v": None, "_deleted": False}]
