@@ -2,16 +2,22 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from persist.blob import InvalidUsage
+from persist.blob import InvalidUsage, MemoryBlob, Unavailable
 from persist.errors import ClientClosed
 from persist.log import TokenMark, kinds, read_record
-from persist.write import CommitFuture, committer
+from persist.replica import Follower
+from persist.write import CommitFuture, Committer, PartWriter, committer
+from tests.clocks import ImpatientClock
+from tests.replica.test_directory import Writer
+from tests.state.test_refusals import SCHEMA
 from tests.stepped import wait_until
 from tests.write.test_left_open import Owner
-from tests.write.test_operations import FIELDS, A, B, write
+from tests.write.test_operations import FIELDS, A, B, uploading, write
+from tests.write.test_parts_of_writes import table
 
 
 @pytest.fixture
@@ -89,6 +95,30 @@ def test_what_became_of_operations_is_counted(owner: Owner) -> None:
     for id_, remembered in ((A, []), (A, [token]), (A, [token]), (B, [])):
         owner.committer.submit([write(id_, size=1), *remembered], {A: "a"}).exception()
     assert counted(*what) == [3, 4, 1, 1]
+
+
+def test_an_upload_that_is_not_committed_is_deleted_only_where_it_is_known_that_nothing_names_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    writer.checkpoint()
+    (id_,) = writer.ids
+    uploaded = list(PartWriter(writer.blob, lambda: 1).upload(id_, SCHEMA, table(5)))
+    follower = Follower(writer.blob, ImpatientClock())
+    with ThreadPoolExecutor(1) as pool:
+        making = Committer(writer.blob, follower, pool, ImpatientClock(), "a test")
+        failed, future = uploading(id_)
+        making.groups.abandon([failed])
+        future.set_exception(Unavailable("no answer"))
+        assert caplog.text == "", "nothing was uploaded, so there is nothing to delete"
+        assert follower.state.entries[id_].contents is None
+        for is_known, stays in ((False, True), (True, False)):
+            if is_known:
+                follower.load(id_)
+            making.groups.abandon([uploading(id_, *uploaded)[0]])
+            assert [writer.blob.get(part.blob) is not None for part in uploaded] == [stays] * len(uploaded)
+        making.close()
 
 
 def test_what_is_asked_for_while_the_store_is_busy_shares_a_record_but_for_what_is_alone(owner: Owner) -> None:
