@@ -16,8 +16,9 @@ import persist
 from persist.blob import MemoryBlob
 from persist.errors import LogReplaced
 from persist.log import BlobRef, directory_seqno, record_key, uploaded_seqno
-from persist.replica import INTERVAL, directory
+from persist.replica import INTERVAL, directory, stored_checkpoints
 from persist.replica.checkpoint import read_newest_checkpoint
+from persist.upkeep import names
 from persist.write import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.parts import commit_parts
@@ -684,3 +685,30 @@ def test_a_collector_reads_the_objects_of_old_checkpoints_once_however_many_are_
             reads.append(sum(key.startswith("directory/") for key in blob.read))
     assert len(keys(blob, "checkpoint/")) > 10
     assert reads[-1] <= reads[3] + 2
+
+
+@pytest.mark.parametrize("remembered", [0, 1, 45, 10**6])
+def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
+    remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "REMEMBERED_MAX", remembered)
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 500)
+    blob = DatedBlob(ImpatientClock())
+    with opened(blob) as client:
+        made = [client.create_or_load(f"c{n}", key=KEY) for n in range(10)]
+        for hour in range(1, 5):
+            for n in range(2 * INTERVAL):
+                made[n % 10].seal(100 * hour + n).result()
+            blob.clock.sleep(HOUR)
+        newest, *others = stored_checkpoints(blob)
+        known, present = names.KnownNames(), {entry.key for entry in blob.list("") if "/" in entry.key}
+        assert len(others) > 3
+        for _ in range(2):  # The second time, what was remembered is taken.
+            reader = names.Names(blob, known)
+            seqnos = [each.checkpoint.seqno for each in others]
+            named, useless = reader.named_by_others(seqnos, newest, present)
+            assert named == set[str]().union(*(reader.named_by(each.checkpoint) for each in others))
+            assert not useless
+            kept = [len(hashes) for hashes in known.hashes.values()]
+            assert sum(kept) <= remembered
+            assert len(kept) == len(others) or sum(kept) + 20 > remembered, "as many as there is room for"

@@ -362,6 +362,32 @@ def test_blobs_go_when_their_grace_is_over_and_not_a_moment_sooner(what: str, af
             assert keys(blob, "part/") == expected
 
 
+@pytest.mark.parametrize("first", ["source", "clone"])
+def test_what_a_collection_and_its_clone_share_goes_with_the_last_of_them(first: str) -> None:
+    blob = Dated()
+    with opened(blob, orphan_grace_s=GRACE_S) as client:
+        source = client.create_or_load("source", key=KEY)
+        source.write(LARGE, time=0, seal=1).result()
+        (shared,) = keys(blob, "part/")
+        clone = client.clone("source", "clone", as_of=0)
+        source.write(LARGE, time=1, seal=2).result()
+        (of_source,) = {*keys(blob, "part/")} - {shared}
+        clone.write(LARGE, time=1, seal=2).result()
+        (of_clone,) = {*keys(blob, "part/")} - {shared, of_source}
+        dropped, other = (source, clone) if first == "source" else (clone, source)
+        for handle, left in ((dropped, {shared, of_clone if first == "source" else of_source}), (other, set[str]())):
+            handle.drop().result()
+            client.gc()  # It makes a checkpoint, which proves later how old the records are.
+            blob.now_s += GRACE_S
+            assert client.gc().collections == 1
+            client.gc()  # What a clone had in the folder of another one is like an upload that nothing names.
+            assert {*keys(blob, "part/")} == left
+            if left:
+                with other.snapshot(1) as snapshot:
+                    assert snapshot.count() == 40_000
+                client.maintain()  # Nobody reads it any more.
+
+
 def test_an_upload_stays_while_there_is_no_room_to_declare_it_void() -> None:
     """Also one of before the first record, which lies below every floor that is ever declared."""
     blob = Dated()
