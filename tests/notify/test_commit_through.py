@@ -233,7 +233,7 @@ def test_a_commit_whose_answer_is_lost_is_found_in_the_log(blob: MemoryBlob, sto
         store.after("create", LOG, line.cut)
         seqno = orders.write(row(1)).result()
         assert store.is_done
-        assert (commits(client)["records"], commits(client)["in_doubt"]) == (0, 1)
+        assert (commits(client)["records"], commits(client)["in_doubt"], commits(client)["operations"]) == (0, 1, 1)
         assert seqno == len(records(blob)) - 1
         assert orders.write(row(2)).result() == seqno + 1  # By itself: the server is out of reach.
         assert commits(client)["records"] == 1

@@ -159,8 +159,8 @@ def test_where_records_alone_are_dated_none_goes_that_follows_a_checkpoint_which
     sixty: Copy,
 ) -> None:
     """There is room for a record only, not for a checkpoint nor for the question what time it is."""
-    for age_s, expected in ((240, 32), (239, 16)):
-        blob = aged(sixty, {15: 900, 31: age_s, 47: 10})
+    for ages_s, expected in (((900, 240), 32), ((900, 239), 16), ((240, 10), 16), ((239, 10), 0)):
+        blob = aged(sixty, {15: ages_s[0], 31: ages_s[1], 47: 10})
         blob.dates[record_key(59)] = NOW_S  # The present, as far as the store tells it.
         blob.full = ("checkpoint/", CLOCK_KEY)
         with opened(blob, **FEW) as client:

@@ -187,9 +187,10 @@ def test_events_keep_the_order_of_their_writes_and_small_ones_that_follow_each_o
     assert isinstance(alone, kinds.Pend)
     assert [bool(each.inline) for each in alone.parts] == [False, True]
     size = len(alone.parts[1].inline)
-    [tight] = parts.encoded(A, [events(5), stored, events(6)], INLINE_TOTAL_MAX - size - 1)
-    assert isinstance(tight, kinds.Pend)
-    assert [bool(each.blob) for each in tight.parts].count(True) >= 2
+    for room, are_inline in ((size // 2, 0), (size + size // 2, 1), (3 * size, 2)):
+        [tight] = parts.encoded(A, [events(5), stored, events(6)], INLINE_TOTAL_MAX - room)
+        assert isinstance(tight, kinds.Pend)
+        assert [bool(each.inline) for each in tight.parts] == [are_inline > 0, False, are_inline > 1]
 
 
 def test_small_updates_wait_and_larger_ones_are_uploaded(steps: WriteSteps, blob: MemoryBlob) -> None:
@@ -268,6 +269,7 @@ def test_pieces_are_gathered_until_they_are_large_enough() -> None:
     assert [len(each) for each in gathered_pieces(tables, 72)] == [3, 3, 10, 1]
     assert [len(each) for each in gathered_pieces(tables, 10_000)] == [17]
     assert [*gathered_pieces([table(0)], 1)] == []
+    assert [len(each) for each in gathered_pieces([table(1)] * 8, 73)] == [4, 4], "three rows have 72 bytes"
 
 
 def test_of_a_stream_that_breaks_off_what_was_uploaded_is_deleted(steps: WriteSteps, blob: MemoryBlob) -> None:
