@@ -186,7 +186,8 @@ def test_events_keep_the_order_of_their_writes_and_small_ones_that_follow_each_o
     [alone] = parts.encoded(A, [stored, events(5)], 0)
     assert isinstance(alone, kinds.Pend)
     assert [bool(each.inline) for each in alone.parts] == [False, True]
-    size = len(alone.parts[1].inline)
+    [near] = parts.encoded(A, [events(5)], INLINE_TOTAL_MAX - 5_000)  # Where little is left, it is encoded otherwise.
+    size = len(near.parts[0].inline)
     for room, are_inline in ((size // 2, 0), (size + size // 2, 1), (3 * size, 2)):
         [tight] = parts.encoded(A, [events(5), stored, events(6)], INLINE_TOTAL_MAX - room)
         assert isinstance(tight, kinds.Pend)
