@@ -34,10 +34,14 @@ def scans_of(plan: Node) -> dict[str, dict[str, str]]:
     return read_columns
 
 
-def read_by(definition: Definition) -> dict[str, dict[str, str]]:
-    """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
+def read_by(definition: Definition, plan: Node | None = None) -> dict[str, dict[str, str]]:
+    """Return the columns that a view reads itself, with their types as it takes them for, by id of collection.
+
+    Args:
+        plan: that of the definition, rewritten, if it is there.
+    """
     types_by_id: dict[str, dict[str, str]] = {}
-    for name, columns in scans_of(rewritten(definition.plan)).items():
+    for name, columns in scans_of(rewritten(definition.plan) if plan is None else plan).items():
         types_by_id.setdefault(definition.reads[name], {}).update(columns)
     return types_by_id
 
@@ -64,12 +68,16 @@ class ViewProgram(Program):
         self._views = views
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
-        names = {view.handle.id: view.handle.name for view in views}
+        self._read: dict[str, dict[str, str]] = {}  # By id of collection, the columns that the views read.
+        names, plans = {view.handle.id: view.handle.name for view in views}, []
         for view in views:
+            check_functions(view.handle.name, all_terms_of(view.definition.plan))
+            plans.append(rewritten(view.definition.plan, sizes_of(engine, view.definition)))
+            for id_, kinds in read_by(view.definition, plans[-1]).items():
+                self._read.setdefault(id_, {}).update(kinds)
+        for view, plan in zip(views, plans, strict=True):
             name, definition = view.handle.name, view.definition
-            check_functions(name, all_terms_of(definition.plan))
-            sizes = sizes_of(engine, definition)
-            answer = Lowering(self, partial(self._stream_of, engine, definition), sizes).answer(definition.plan)
+            answer = Lowering(self, partial(self._stream_of, engine, definition)).lowered(plan)
             columns: dict[str, Any] = {
                 column_name: Col(column(at)) for at, (column_name, _) in enumerate(definition.columns)
             }
@@ -87,17 +95,9 @@ class ViewProgram(Program):
         if id_ not in self._streams:
             now = loaded_by_id(engine, id_, name).name
             self._ids[now] = id_
-            self._streams[id_] = self.source(now, schema=self._read_of(id_, engine)).named(f"read {now}")
+            schema = pa.schema([(column, to_arrow(kind)) for column, kind in sorted(self._read[id_].items())])
+            self._streams[id_] = self.source(now, schema=schema).named(f"read {now}")
         return self._streams[id_]
-
-    def _read_of(self, id_: str, engine: Engine) -> pa.Schema:
-        """Return the columns that the views read of a collection; one at least."""
-        kinds = {
-            column: to_arrow(kind)
-            for view in self._views
-            for column, kind in read_by(view.definition).get(id_, {}).items()
-        }
-        return pa.schema(sorted(kinds.items()))
 
     def makes_holds(self) -> bool:
         return False

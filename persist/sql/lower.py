@@ -59,8 +59,12 @@ class Lowering:
 
     def answer(self, plan: Node) -> Stream:
         """Return the stream of a whole plan, which is rewritten first."""
+        return self.lowered(rewritten(plan, self._sizes))
+
+    def lowered(self, plan: Node) -> Stream:
+        """Return the stream of a whole plan that is rewritten already."""
         self._program.local_functions |= {name for name, _ in calls_of_python(all_terms_of(plan))}
-        return self.stream(rewritten(plan, self._sizes))
+        return self.stream(plan)
 
     def stream(self, node: Node) -> Stream:
         """Return the stream of a relation."""

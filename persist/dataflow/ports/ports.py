@@ -68,7 +68,7 @@ class Ports:
             program.name,
             [(sink, there[sink.collection], program.definition(sink.collection)) for sink in sinks],
             kept,
-            {name: fingerprint(program.plan, name) for name in there.keys() - own},
+            {name: fingerprint(program.plan, name) for name in there.keys() - own if not program.definition(name)},
             own,
             domain,
             replace=replace,

@@ -23,7 +23,7 @@ from persist.dataflow.program import Program
 from persist.dataflow.step.reading import Past, Reading
 from persist.dataflow.step.stages import StagePlan, cut
 from persist.dataflow.step.standing import Doubts, Standing, is_of_groups, sources_before, stand_in, standing_in
-from persist.dataflow.step.tasks import Asked, StageTask, Stored, Written
+from persist.dataflow.step.tasks import Asked, SourceSlices, StageTask, Stored, Written
 from persist.dataflow.step.touched import (
     NOTHING,
     Brought,
@@ -94,6 +94,7 @@ class StepPlan:
         self._open = ExitStack()
         self._readings: dict[int, Reading] = {}  # By stage.
         self._before: dict[Brought, frozenset[Brought]] = {}
+        self._planned: dict[Any, tuple[Any, tuple[SourceSlices, int]]] = {}  # With the keys, so that these live on.
 
     def __enter__(self) -> "StepPlan":
         try:
@@ -110,7 +111,7 @@ class StepPlan:
         """Find the joins of which a filtered input is so much smaller that it tells what is needed of the other one."""
         sizes = {
             number: sum(self._readings[source].contents_bytes for source in sources or ())
-            for number, sources in sources_of(self.stages).items()
+            for number, sources in self._sources.items()
         }
         filtered = {
             exchange.number
@@ -155,7 +156,7 @@ class StepPlan:
     @property
     def whole_bytes(self) -> int:
         """What there is of sources that are needed whole, whatever has changed."""
-        needs = needs_of(self.stages, self.quiet)
+        needs = self._needs
         return sum(
             self._readings[stage.number].contents_bytes
             for stage in self.stages
@@ -168,7 +169,7 @@ class StepPlan:
             return "an output begins"
         if any(output.corrects for output in self._outputs.every):
             return "an output switches its definition"
-        needs = needs_of(self.stages, self.quiet)
+        needs = self._needs
         inputs = [stage for stage in self.stages if stage.source is not None and not self._is_own(stage)]
         asked = [number for stage in inputs for number in (_source_of(stage), *(one.node for one in stage.gives))]
         if asked and all(needs.get(number, NOTHING) is None for number in asked):
@@ -178,7 +179,7 @@ class StepPlan:
     def why_whole(self) -> str | None:
         """Say which operator needs all of what a source holds whatever has changed; None if none does."""
         demanding, unchanged = demands_of(self.stages, self.quiet), self.untouched()
-        needs = needs_of(self.stages, self.quiet)
+        needs = self._needs
         for stage in self.stages:
             if stage.source is None or self._is_own(stage) or not self._readings[stage.number].contents_bytes:
                 continue
@@ -207,7 +208,7 @@ class StepPlan:
 
     def reads(self, known: Known | None) -> list[str]:
         """Return what is read of each source, as text, if these touched keys are known; None for everything."""
-        needs = needs_of(self.stages, self.quiet)
+        needs = self._needs
         return [
             self._readings[stage.number].told(
                 None if known is None else known_only(needs.get(stage.source.number, NOTHING), known.keys()),
@@ -220,7 +221,7 @@ class StepPlan:
 
     def missing(self, known: Known | None) -> list[str]:
         """Return the indexes that would make a step cheaper if these touched keys are known, as text."""
-        needs = needs_of(self.stages, self.quiet)
+        needs = self._needs
         return [
             line
             for stage in self.stages
@@ -271,11 +272,21 @@ class StepPlan:
         return self._before[keys]
 
     @cached_property
+    def _sources(self) -> dict[int, set[int] | None]:
+        """Of each exchange the stages whose sources it is made of; see `sources_of`."""
+        return sources_of(self.stages)
+
+    @cached_property
+    def _needs(self) -> dict[int, Need]:
+        """What is needed of the past of each node; see `needs_of`."""
+        return needs_of(self.stages, self.quiet)
+
+    @cached_property
     def quiet(self) -> frozenset[int]:
         """The exchanges that bring nothing new, which is known without reading."""
         return frozenset(
             number
-            for number, sources in sources_of(self.stages).items()
+            for number, sources in self._sources.items()
             if sources is not None and not any(self._readings[source].changed for source in sources)
         )
 
@@ -310,13 +321,12 @@ class StepPlan:
         The blocks that are asked for are these keys: of those that are not known, and may save about as much reading as
         they take.
         """
-        sources = sources_of(self.stages)
         asked = [
             keys
             for keys in wanted
             if keys not in known
             and all(term.keys in known for term in keys.of)
-            and WORTH * self.told_bytes({keys}) > self._changed_bytes(sources[keys.exchange])
+            and WORTH * self.told_bytes({keys}) > self._changed_bytes(self._sources[keys.exchange])
             and not (keys.of and self.told_bytes({keys}) < SMALL_BYTES)
         ]
         of = {
@@ -378,7 +388,7 @@ class StepPlan:
 
     def needed_bytes(self, known: Known) -> tuple[int, int]:
         """Return about what a step reads, decoded, if these touched keys are known; and what of that it needs whole."""
-        needs = needs_of(self.stages, self.quiet)
+        needs = self._needs
         whole = [
             self._readings[stage.number].contents_bytes
             for stage in self.stages
@@ -392,10 +402,9 @@ class StepPlan:
         of them."""
         if need is None:
             return True
-        sources = sources_of(self.stages)
         for term in need:
             keys = sum(map(len, known[term.keys].tables))
-            changed = sum(self._readings[source].changed for source in sources[term.keys.exchange] or ())
+            changed = sum(self._readings[source].changed for source in self._sources[term.keys.exchange] or ())
             if term.columns and not term.keys.of and 0 < FEW_KEYS * keys < changed:
                 return True
         return False
@@ -408,14 +417,14 @@ class StepPlan:
         written: Mapping[str, Written],
         asked: Sequence[Brought] = (),
     ) -> tuple[list[StageTask], int]:
-        needs = {} if known is None else needs_of(stages, self.quiet, asked)
+        needs = {} if known is None else self._needs if stages is self.stages else needs_of(stages, self.quiet, asked)
         tasks, size = [], 0
         for stage in stages:
             slices = None
             if stage.source is not None:
                 reading = self._readings[stage.number]
                 need = None if known is None else known_only(needs.get(stage.source.number, NOTHING), known.keys())
-                slices, own = reading.sliced(need, known or {}, self._parallel)
+                slices, own = self._sliced(reading, need, known or {})
                 size += own
             needed = {
                 exchange.number: condition
@@ -426,10 +435,18 @@ class StepPlan:
             tasks.append(StageTask(stage, partitions, written, slices, self.as_of, needed))
         return tasks, size
 
+    def _sliced(self, reading: Reading, need: Need, known: Known) -> tuple[SourceSlices, int]:
+        """Return what `Reading.sliced` does: a step is planned by what it takes first, and then to be taken."""
+        told = [(term, known[term.keys]) for term in need or ()]
+        at = id(reading), None if need is None else frozenset((term, id(keys)) for term, keys in told)
+        if at not in self._planned:
+            self._planned[at] = told, reading.sliced(need, known, self._parallel)
+        return self._planned[at][1]
+
     @cached_property
     def _wanted(self) -> frozenset[Brought]:
         """The keys that say which part of some source is needed."""
-        return asked_of(needs_of(self.stages, self.quiet), self.stages)
+        return asked_of(self._needs, self.stages)
 
     def commit(self, stored: Stored) -> int | None:
         """Commit what came of the tasks as one record, and return its seqno; delete what they stored if it is refused.
