@@ -82,6 +82,15 @@ class Catalog:
         """
         return self._by_id.get(id_) or self._stored(id_, id_)
 
+    def groups_of(self, definition: Definition) -> list[Groups]:
+        """Return what holds the groups of a view, as it is now."""
+        every_groups = []
+        for name, id_ in definition.reads.items():
+            held = definition_of(loaded_by_id(self._engine, id_, name)) if name.startswith(GROUPS_PREFIX) else None
+            if held is not None:
+                every_groups.append(Groups(name, held.plan, held.columns, held.key))
+        return every_groups
+
     def read_as(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
         """Return how a view that is there reads a collection itself: by which schema, and which columns of it."""
         try:
@@ -114,7 +123,14 @@ class Catalog:
 
 
 def drafted(
-    catalog: Catalog, name: str, sql: str, key: Sequence[str] | None, start: Start = None, *, keeps_groups: bool = False
+    catalog: Catalog,
+    name: str,
+    sql: str,
+    key: Sequence[str] | None,
+    start: Start = None,
+    *,
+    keeps_groups: bool = False,
+    replaces: Definition | None = None,
 ) -> Draft:
     """Return what makes a view.
 
@@ -122,6 +138,7 @@ def drafted(
 
     Args:
         keeps_groups: make the views that hold its groups, too (`persist.sql.groups`).
+        replaces: the definition that a view has: what holds the groups of that holds those of this one, if it can.
 
     Raises:
         InvalidUsage: as `Client.create_view`.
@@ -147,6 +164,12 @@ def drafted(
             every = {**every, held.made.id: held.made}
             made.append(held.made)
             steps += held.steps
+    elif replaces is not None and has_groups(replaces):
+        plan, every_groups = cut(rewritten(plan, catalog.sizes(reads)), "", catalog.groups_of(replaces))
+        for groups in every_groups:
+            held_by = catalog.by_id(replaces.reads[groups.name])
+            reads = {**reads, groups.name: held_by}
+            every = {**every, held_by.id: held_by}
     answer = Groups(name, plan, tuple(columns), keys)
     draft = _made(id_, answer, sql, reads, every, begin, unit)
     _check_together(catalog, name, draft.definition, every)
@@ -252,11 +275,11 @@ def steps_to_drop(view: CollectionHandle, definition: Definition) -> list[Step]:
     return [record_kinds.Destroy(view.id), *held, *steps_to_drop_groups(view, definition)]
 
 
-def steps_to_drop_groups(view: CollectionHandle, definition: Definition) -> list[Step]:
-    """Return what drops the views that hold the groups of a view, which reads them no more."""
+def steps_to_drop_groups(view: CollectionHandle, definition: Definition, kept: Iterable[str] = ()) -> list[Step]:
+    """Return what drops the views that hold the groups of a view, which reads none of them but those of some names."""
     steps: list[Step] = []
     for name, id_ in reversed(definition.reads.items()):
-        if name.startswith(groups_prefix(view.id)):
+        if name.startswith(groups_prefix(view.id)) and name not in kept:
             groups = definition_of(loaded_by_id(view.engine, id_, name))
             held = () if groups is None else groups.inputs
             steps += [record_kinds.Destroy(id_), *(record_kinds.ReleaseHold(each, view_hold(id_)) for each in held)]

@@ -14,7 +14,8 @@ the library's own, and what reads it computes from that what was asked for:
 All of these are outputs of one program and move in one commit with the view, as views that read each other do. Such a
 view holds all that the state of a group is, also where multiplicities are negative: what a step goes on from is exact,
 and nothing has to be known of the inputs (`persist.dataflow.step.standing`). Who reads it wants the last time alone, so
-its history is given up at each commit. It goes when its view goes, or gets another query.
+its history is given up at each commit. It goes when its view goes. It stays when its view gets another query that
+has the same groups, of which it wants no more than is kept; other groups of that query are not kept.
 
 Sums of floats are rounded when they are read, and a least value does not tell which comes next, so a GROUP BY with one
 of these stays as it is. So does one that reads what a correlated subquery binds: it is no relation by itself.
@@ -56,6 +57,7 @@ class Groups:
 
     Attributes:
         name: of the collection.
+        plan: an aggregate, if it is kept by itself.
         columns: name and type of each.
         key: the columns that are its key.
     """
@@ -66,12 +68,13 @@ class Groups:
     key: tuple[str, ...]
 
 
-def cut(plan: Node, prefix: str) -> tuple[Node, list[Groups]]:
+def cut(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
     """Return a plan that reads its groups from views, and these, each after those that it reads.
 
     Args:
         plan: as it is rewritten.
         prefix: of their names, to which numbers are added.
+        kept: views that are there: the plan reads its groups from these alone.
     """
     if any(isinstance(node, Temporal | Recursive) for node in every(plan)):
         return plan, []  # No step is taken of it.
@@ -81,11 +84,26 @@ def cut(plan: Node, prefix: str) -> tuple[Node, list[Groups]]:
         node = replaced(node, below)
         if not isinstance(node, Aggregate) or not _can_be_kept(node):
             return node
+        if kept is not None:
+            found = _answer_of(kept, node)
+            groups.extend([] if found is None or found[1] in groups else [found[1]])
+            return node if found is None else found[0]
         made = _Cut(node, types_of(node.input))
         groups.append(made.groups(f"{prefix}{len(groups)}"))
         return made.answer(groups[-1])
 
     return below(plan), groups
+
+
+def _answer_of(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
+    """Return an aggregate as what is made of groups that are kept, and these; None if none of them has all it wants."""
+    for groups in kept:
+        own = groups.plan
+        if isinstance(own, Aggregate) and (own.input, own.keys, own.sets) == (node.input, node.keys, node.sets):
+            made = _Cut(node, types_of(node.input), [*own.aggregates])
+            if len(made.kept) == len(own.aggregates):
+                return made.answer(groups), groups
+    return None
 
 
 def _can_be_kept(node: Aggregate) -> bool:

@@ -22,7 +22,7 @@ from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log import kinds
 from persist.names import VIEW_HOLD, owner_of_groups, view_hold
 from persist.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
-from persist.sql.draft import Catalog, Draft, column_ids, drafted, reads_of, steps_to_drop_groups
+from persist.sql.draft import Catalog, Draft, column_ids, drafted, has_groups, reads_of, steps_to_drop_groups
 from persist.sql.graph import definition_of, read_by
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
@@ -73,7 +73,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
         InvalidUsage: the query is none that can be in the place of the view's own; the message says why.
     """
     changed = dependent_of(view)
-    draft = drafted(Catalog(engine), changed.name, sql, changed.definition.key)
+    draft = drafted(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
     _check_same_kind(changed, draft)
     if _means_the_same(changed.definition, draft.definition):
         return None
@@ -94,7 +94,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
         schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
         steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
-    steps += steps_to_drop_groups(view, changed.definition)
+    steps += steps_to_drop_groups(view, changed.definition, draft.definition.reads)
     names = {dependent.id: dependent.name for dependent in every}
     for dependent in every:
         names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
@@ -110,9 +110,9 @@ def dependent_of(view: CollectionHandle, name: str | None = None) -> Dependent:
 
 
 def _means_the_same(old: Definition, new: Definition) -> bool:
-    if old.columns != new.columns or reads_of(old) != new.reads:
+    if old.columns != new.columns or reads_of(old) != reads_of(new):
         return False
-    return old.sql == new.sql if len(old.reads) > len(new.reads) else old.plan == new.plan
+    return old.plan == new.plan or (old.sql == new.sql and has_groups(old))
 
 
 def _check_same_kind(view: Dependent, draft: Draft) -> None:

@@ -1,5 +1,6 @@
 """What a view keeps of its groups: steps go on from it exactly, and it goes when the view goes."""
 
+import random
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -116,6 +117,117 @@ def test_groups_go_with_their_view_and_with_its_query(client: persist.Client) ->
     write(client, 1, ("a", 0, 1))
     view.refresh()
     assert rows(view) == [("a", 0.0), ("b", 3.0)]
+    assert client.fsck().problems == ()
+
+
+WIDE = "SELECT k, avg(v) AS mean, count(*) AS n FROM t GROUP BY k"
+SAME = {  # Queries that have the groups of the first one, and want no more of them than that one does.
+    WIDE: "SELECT k, 2 * avg(v) AS mean, 0 + count(*) AS n FROM t GROUP BY k HAVING sum(v) > 2",
+    MEANS: "SELECT k, avg(v) - sum(v)::DOUBLE AS mean FROM t GROUP BY k ORDER BY 2 DESC LIMIT 2",
+    FIRST: "SELECT k, sum(v) AS total FROM t GROUP BY k",
+    SHARE: "SELECT 1 - sum(CASE WHEN k = 'a' THEN v END) / sum(v) AS share FROM t",
+}
+
+
+@pytest.mark.parametrize("first", SAME)
+def test_groups_outlive_another_query_that_wants_the_same_ones(client: persist.Client, first: str) -> None:
+    view = client.create_view("v", first, indexes="auto")
+    view.refresh()
+    before, numbers = groups(client), dict(client.engine.follower.state.ids)
+    write(client, 1, ("a", 7, 1), ("d", 9, 1))
+    view.redefine(SAME[first])
+    assert groups(client) == before
+    assert {name: client.engine.follower.state.ids[name] for name in before}.items() <= numbers.items()
+    with steps_that_always_pay():
+        for time in (2, 3):
+            write(client, time, (("a", 7) if time == 2 else ("d", 9)) + (-1,), ("b", 3, -1), ("e", time, 1))
+            view = client.view("v")
+            if time == 3:  # The step before has written the difference between the two queries, of all rows.
+                assert "of changes, and nothing of the past" in view.explain_refresh()
+            view.refresh()
+            assert rows(view) == computed(client, SAME[first])
+    view.redefine(first)
+    assert groups(client) == before
+    view.refresh()
+    write(client, 4, ("a", 1, -1))
+    view.refresh()
+    assert rows(view) == computed(client, first)
+    assert client.fsck().problems == ()
+
+
+def computed(client: persist.Client, query: str) -> list[tuple[object, ...]]:
+    with client.sql(query) as answer:
+        return sorted(tuple(row.values()) for row in answer.to_arrow().to_pylist())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "SELECT k, avg(v) FILTER (WHERE v > 1) AS mean FROM t GROUP BY k",
+        "SELECT k, avg(v) AS mean FROM t WHERE v > 1 GROUP BY k",
+        "SELECT k, avg(v + 1) AS mean FROM t GROUP BY k",
+        "SELECT upper(k) AS k, avg(v) AS mean FROM t GROUP BY 1",
+    ],
+)
+def test_groups_that_another_query_does_not_have_go(client: persist.Client, other: str) -> None:
+    view = client.create_view("v", MEANS, indexes="auto")
+    view.refresh()
+    view.redefine(other)
+    assert groups(client) == []
+    write(client, 1, ("a", 7, 1), ("d", 9, 1))
+    view.refresh()
+    assert rows(view) == computed(client, other)
+
+
+def test_of_groups_of_groups_those_stay_that_another_query_has(client: persist.Client) -> None:
+    inner = "SELECT k, sum(v) AS n FROM t GROUP BY k"
+    view = client.create_view("v", f"SELECT sum(n) AS s, count(*) AS c FROM ({inner})", indexes="auto")
+    view.refresh()
+    assert len(groups(client)) == 2
+    view.redefine(f"SELECT sum(n) + 1 AS s, count(*) AS c FROM ({inner})")
+    assert len(groups(client)) == 2
+    view.redefine(f"SELECT sum(n) AS s, count(DISTINCT n) AS c FROM ({inner})")
+    assert len(groups(client)) == 1
+    write(client, 1, ("a", 7, 1), ("d", 9, 1))
+    with steps_that_always_pay():
+        for time in (2, 3):
+            client.view("v").refresh()
+            assert rows(client.view("v")) == computed(client, f"SELECT sum(n), count(DISTINCT n) FROM ({inner})")
+            write(client, time, ("a", 7, -1), ("e", time, 1))
+    assert client.fsck().problems == ()
+
+
+QUERIES = (
+    "SELECT k, avg(v) AS x, count(*) AS n FROM t GROUP BY k",
+    "SELECT k, avg(v) AS x, count(v) AS n FROM t GROUP BY k",
+    "SELECT k, avg(v) + 1 AS x, count(*) AS n FROM t GROUP BY k HAVING count(*) > 1",
+    "SELECT k, sum(v)::DOUBLE AS x, count(*) AS n FROM t GROUP BY k ORDER BY x DESC, k LIMIT 2",
+    "SELECT k, max(v)::DOUBLE AS x, count(*) AS n FROM t GROUP BY k",
+    "SELECT k, avg(x) AS x, count(*) AS n FROM (SELECT k, v, sum(v) AS x FROM t GROUP BY k, v) GROUP BY k",
+)
+
+
+@pytest.mark.thorough(except_every=6)
+@pytest.mark.parametrize("seed", range(12))
+def test_views_that_get_one_query_after_the_other_hold_what_each_gives_from_then_on(
+    client: persist.Client, seed: int
+) -> None:
+    chance, query, held = random.Random(seed), QUERIES[seed % len(QUERIES)], dict[int, list[tuple[object, ...]]]()
+    client.create_view("v", query, indexes="auto").refresh()
+    with steps_that_always_pay():
+        for time in range(1, 9):
+            view = client.view("v")
+            if chance.random() < 0.5:
+                query = chance.choice(QUERIES)
+                view.redefine(query)
+            write(client, time, *((chance.choice("abcd"), chance.randrange(4), 1) for _ in range(3)))
+            if chance.random() < 0.7:
+                view = client.view("v") if chance.random() < 0.7 else view
+                view.refresh()
+                held[time] = computed(client, query)
+            for then, wanted in held.items():
+                table = view.snapshot(then).to_arrow()
+                assert sorted(tuple(row.values()) for row in table.to_pylist()) == wanted, (then, query)
     assert client.fsck().problems == ()
 
 
