@@ -146,15 +146,15 @@ def type_of(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
     Raises:
         SchemaMismatch: it names a column that is not there, or a function does not take the types; operator says where.
     """
-    columns = {field.name: pa.array([], field.type) for field in schema}
 
     def checked(each: Term) -> Value:
         if isinstance(each, Col):
-            if each.name not in columns:
+            at = schema.get_field_index(each.name)
+            if at < 0:
                 hint = f" ({TIME} is there only in programs of one dimension)" if each.name == TIME else ""
-                has = [name for name in columns if name != TIME]
+                has = [name for name in schema.names if name != TIME]
                 raise SchemaMismatch(f"{operator}: there is no column {each.name!r}; the columns are {has}{hint}")
-            return columns[each.name]
+            return pa.array([], schema.field(at).type)
         if isinstance(each, Lit):
             return each.value
         assert isinstance(each, Call)

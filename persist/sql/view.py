@@ -201,10 +201,16 @@ class LiveView:
         return Stepping(self.engine, program, budget, elsewhere, where, policy, spent_s)
 
     def _refresh(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed:
-        stepping = self._stepping(self._current, policy, elsewhere, where)
+        built: list[ViewProgram] = []
+
+        def program() -> ViewProgram:
+            built[:] = [self._current()]
+            return built[0]
+
+        stepping = self._stepping(program, policy, elsewhere, where)
         refreshed = KEPT if self.is_open and where != "tasks" else stepping.run()
         if refreshed.way == "state":
-            refreshed = replace(refreshed, seqno=self._run())
+            refreshed = replace(refreshed, seqno=self._run(built[0] if built else None))
             self._spent_s = 0.0
         self._spent_s += refreshed.seconds if refreshed.way == "step" else 0.0
         return refreshed
@@ -216,11 +222,15 @@ class LiveView:
         self._adopt(views[-1].definition)
         return ViewProgram(self.engine, views)
 
-    def _run(self) -> int | None:
-        """Bring what this handle keeps up to date; return the seqno of the first commit, if there was one."""
+    def _run(self, program: ViewProgram | None = None) -> int | None:
+        """Bring what this handle keeps up to date; return the seqno of the first commit, if there was one.
+
+        Args:
+            program: of the definitions that there are now, if it is made already.
+        """
         try:
             if self._running is None:
-                self._running = self._current().open(self.engine, **self.options)
+                self._running = (program or self._current()).open(self.engine, **self.options)
             self._running.run()
             return self._running.first_seqno
         except FAILURES as error:
