@@ -140,8 +140,8 @@ def print_health(health: "Health") -> None:
     _section(
         "clients",
         health.clients,
-        ("release", "does", "wrote last"),
-        lambda c: (c.client, c.release or "?", c.does, c.at or "-"),
+        ("release", "wrote last", "does"),
+        lambda c: (c.client, c.release or "?", c.at or "-", c.does),
         spare=("does",),
     )
     _section("releases that told of a day", health.releases, ("last",), lambda r: (r.release, r.hour))

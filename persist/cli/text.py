@@ -10,8 +10,8 @@ On a terminal, a table is as wide as its values, or else as the terminal:
 3. a first column that is too wide is narrowed: a longer name is a line of its own, above the rest of its row;
 4. each column becomes a line of its row.
 
-Lines of text are broken between words there. Where the output is no terminal, nothing is cut or broken, and columns
-are aligned, so that other programs can cut lines into words.
+Lines of text are broken between words there. Where the output is no terminal, only texts beyond
+`CELL_CHARS_MAX` are cut, and columns are aligned, so that other programs can cut lines into words.
 """
 
 import os
@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from persist.shown import aligned, text_width
 
-CELL_CHARS_MAX = 120  # Of a table on a terminal; a longer value is cut, and says so by an ellipsis.
+CELL_CHARS_MAX = 120  # A longer text is cut, and says so by an ellipsis.
 
 
 def shown(text: str, *, lines: bool = False) -> str:
@@ -33,12 +33,12 @@ def shown(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() or (lines and c == "\n") else _escape(c) for c in text)
 
 
-def cell(value: object) -> str:
-    """Return a value as one cell of a table on a terminal."""
+def cell(value: object, *, whole: bool = False) -> str:
+    """Return a value as one cell of a table, cut if it is long, unless it is to stay whole."""
     if value is None:
         return "NULL"
     text = shown(value if isinstance(value, str) else str(value))
-    return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
+    return text if whole or len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
 
 
 def say(text: str, *, hanging: int = 2) -> None:
@@ -214,11 +214,13 @@ def print_table(
         spare: the columns, by name, that a narrow terminal does without, in the order in which they are left out.
         says_so: say which ones were left out.
     """
-    names, cells, to_right = [cell(name) for name in head], [[cell(value) for value in row] for row in rows], {*right}
+    to_right, cut = {*right}, {*texts}
+    names = [cell(name) for name in head]
+    cells = [[cell(value, whole=at not in cut) for at, value in enumerate(row)] for row in rows]
     if not sys.stdout.isatty():
         print(*aligned((names, *cells), to_right), sep="\n")
         return
-    width, cut = shutil.get_terminal_size().columns, {*texts}
+    width = shutil.get_terminal_size().columns
     numbers = [*range(len(names))]
     shorter = [[at for at in numbers if names[at] not in spare[:count]] for count in range(len(spare) + 1)]
     # One after the other: whole names, then long ones above their rows; of each, with as many columns as there is room.

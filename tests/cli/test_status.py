@@ -79,7 +79,7 @@ def test_clients_are_told_with_their_releases_also_those_that_do_not_say_it(
         names[1]: (persist.__version__, "writes exclusively", False),
     }
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(names[1])]
-    assert line.split()[1:4] == [persist.__version__, "writes", "exclusively"]
+    assert (line.split()[1], *line.split()[3:]) == (persist.__version__, "writes", "exclusively")
 
 
 def test_who_keeps_history_back_is_told_and_nobody_else(place: str) -> None:

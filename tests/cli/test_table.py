@@ -228,3 +228,16 @@ def test_lines_are_broken_on_a_terminal_and_nowhere_else(capsys: Printed, monkey
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     say("one two three four five six\n\n  seven")
     assert capsys.readouterr().out == "one two three four\n  five six\n\n  seven\n"
+
+
+def test_a_name_of_any_length_stays_whole(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "n" * 255
+    with persist.open(tmp_path) as client:
+        client.write(name, [{"id": 1, "text": "t" * 300}], key=["id"]).result()
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        for command in ("ls", "status"):
+            assert main([command, str(tmp_path)]) == 0
+            assert name in capsys.readouterr().out
+        assert main(["read", str(tmp_path), name]) == 0
+        assert "t" * 120 not in capsys.readouterr().out
