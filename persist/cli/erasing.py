@@ -42,10 +42,14 @@ def erase(
         raise persist.InvalidUsage("say what to erase: --where CONDITION, or --keys FILE")
     if reason is None:
         raise persist.InvalidUsage('say why, without naming anybody: --reason "request 17"')
+    from persist.erase import mentioned, mentions
+
     with at.writing() as client:
         loaded = client.load(collection)
         wanted = None if keys is None else keys_of(loaded, keys, format)
         what = f"those of {keys}" if where is None else f"where {where}"
+        if not yes and (found := mentions(loaded.handle, wanted, where)):
+            tell(f"{mentioned(found)}.")
         if not yes and not agreed(f"Erase records of {collection!r}, {what}, from all times, for good?"):
             tell("persist: nothing was erased")
             return MISTAKE

@@ -6,7 +6,7 @@ same as before; a process that dies leaves nothing half done, and calling again 
 not seen here, and said.
 """
 
-from persist.erase.erasing import ErasureReport, erase
+from persist.erase.erasing import ErasureReport, erase, mentioned, mentions
 from persist.erase.owed import settle_old
 from persist.erase.searching import Trace, Traces, receipt_digest, traces
 

@@ -21,11 +21,14 @@ The record also keeps what the last steps are (`persist.erase.owed`). If the pro
 next call does, or any client that looks after the location.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
+
+import pyarrow as pa
 
 from persist.blob import MissingBlob
 from persist.compact import ErasedRecords, PartEraser
@@ -41,12 +44,12 @@ from persist.errors import (
 )
 from persist.index import indexes_of, steps_to_empty
 from persist.log import kinds
-from persist.names import published_hold
+from persist.names import OWN_PREFIX, published_hold
 from persist.publish import REPLACES, delete_abandoned
 from persist.read import checked_filter, wanted_keys
 from persist.replica import write_checkpoint
 from persist.shown import Shown, counted
-from persist.sql import views_anew
+from persist.sql import dependents_of, views_anew
 from persist.state import (
     CollectionState,
     ExpectDerived,
@@ -58,6 +61,8 @@ from persist.work import task
 from persist.write import Step
 
 ATTEMPTS = 100  # Each looks at what was written meanwhile, and at nothing else.
+TEXT_CHARS_MIN = 3
+TEXTS_MAX = 1000  # Of each key column, that are looked for in queries and comments.
 REPLACED_MAX = 10  # Tables that a catalog may still have in place of one.
 RECORDS_MAX = 5  # The first one erases all from before the call, others what was written while one was made.
 
@@ -74,6 +79,10 @@ class ErasureReport(Shown):
         views: those that began anew.
         indexes: how many were made anew.
         tables: those that were published anew, as (collection, format).
+        untold: tables of which only a program's own catalog knows, by what they are called there. It names files that
+            are deleted, until that program publishes again.
+        mentions: what still says a text of the keys or of the condition, because an erasure does not read it: queries,
+            comments and properties.
     """
 
     collection: str
@@ -83,15 +92,23 @@ class ErasureReport(Shown):
     views: tuple[str, ...] = ()
     indexes: int = 0
     tables: tuple[tuple[str, str], ...] = ()
+    untold: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        said = f". {mentioned(self.mentions)}" if self.mentions else ""
         if self.seqno is None:
-            return f"nothing of {self.collection!r} to erase"
+            return f"nothing of {self.collection!r} to erase{said}"
         also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
         also += [f"{counted(len(self.views), 'view')} begun anew"] if self.views else []
         also += [f"{self.indexes:,} index{'' if self.indexes == 1 else 'es'} made anew"] if self.indexes else []
         also += [f"{counted(len(self.tables), 'table')} published anew"] if self.tables else []
-        return ", ".join([f"erased {counted(self.updates, 'update')} of {self.collection!r} from all times", *also])
+        done = ", ".join([f"erased {counted(self.updates, 'update')} of {self.collection!r} from all times", *also])
+        if self.untold:
+            tables = ", ".join(self.untold)
+            done += f". The catalog of {tables} is known to no client but its program: it names deleted files until "
+            done += "that program publishes again"
+        return done + said
 
 
 def wanted_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
@@ -161,7 +178,47 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         raise
     for each in related(handle):
         delete_abandoned(each)
-    return report
+    return replace(report, mentions=mentions(handle, keys, where))
+
+
+def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]:
+    """Return what says a text of keys or of a condition although no erasure reads it: queries, comments, properties.
+
+    These are looked for in the collection, its relatives, and the views that depend on them.
+    """
+    texts = _texts(None if keys is None else wanted_keys(keys, handle.known().schema), where)
+    family = related(handle) if texts else []
+    views = {view.id: view for each in family for view in dependents_of(handle.engine, each)}
+    found: list[str] = []
+    for contents in (each.known() for each in (*family, *views.values())):
+        about, name = contents.about, contents.name
+        said = {"the query": str((contents.view or {}).get("sql")), "the comment": about.comment}
+        said |= {f"the property {key!r}": value for key, value in about.properties.items()}
+        said |= {"a comment on a column": "\n".join(column.comment for column in about.columns.values())}
+        if not name.startswith(OWN_PREFIX):
+            found += [f"{what} of {name!r}" for what, own in said.items() if any(text in own for text in texts)]
+    return tuple(found)
+
+
+def mentioned(found: Sequence[str]) -> str:
+    """Return what tells people of mentions."""
+    listed = ", ".join(found)
+    has = "have" if len(found) > 1 else "has"
+    return (
+        f"{listed[0].upper()}{listed[1:]} {has} a text of what is erased, and no erasure changes that: do it yourself"
+    )
+
+
+def _texts(keys: pa.Table | None, where: Any) -> list[str]:
+    """Return the texts that keys or a condition name; shorter ones than `TEXT_CHARS_MIN` are in too many words."""
+    if keys is None:
+        # A condition of Arrow has its texts in double quotes.
+        quoted = re.findall(r"'((?:[^']|'')*)'" if isinstance(where, str) else r'"([^"]*)"', str(where))
+        texts = [text.replace("''", "'") for text in quoted]
+    else:
+        columns = [column for column in keys.columns if pa.types.is_string(column.type)]
+        texts = [text for column in columns for text in column.slice(0, TEXTS_MAX).to_pylist() if text]
+    return [text for text in dict.fromkeys(texts) if len(text) >= TEXT_CHARS_MIN]
 
 
 @dataclass(frozen=True)
@@ -314,6 +371,8 @@ def _owed(known: Publication) -> OwedTable:
 
 def _added(report: ErasureReport, made: _Made, seqno: int) -> ErasureReport:
     others = {name for name, step in made.erased.items() if step.collection != made.own}
+    options = [known.options for tables in made.tables.values() for known in tables.values()]
+    untold = [each["identifier"] for each in options if "identifier" in each and "catalog" not in each]
     return ErasureReport(
         report.collection,
         report.updates + sum(step.updates for step in made.erased.values()),
@@ -322,4 +381,5 @@ def _added(report: ErasureReport, made: _Made, seqno: int) -> ErasureReport:
         tuple(dict.fromkeys((*report.views, *made.views))),
         report.indexes + sum(map(len, made.indexed.values())),
         (*report.tables, *((name, table) for name, tables in made.tables.items() for table in tables)),
+        tuple(dict.fromkeys((*report.untold, *untold))),
     )

@@ -10,6 +10,7 @@ from persist.sql.apply import Change, ViewsPlan, Wanted, plan_views
 from persist.sql.definition import Definition, InputBehind, Start
 from persist.sql.lower import answer
 from persist.sql.reasons import UnboundedState
+from persist.sql.redefine import dependents_of
 from persist.sql.view import (
     LiveView,
     OnView,

@@ -616,6 +616,26 @@ def test_beside_a_writer_a_death_before_any_call_leaves_nothing() -> None:
     assert calls > 40
 
 
+def test_queries_and_comments_that_say_what_was_erased_are_told(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        orders = filled(client)
+        client.create_view("of ada", f"SELECT count(*) AS n FROM orders WHERE email = '{ADA}'").refresh()
+        client.create_view("again", 'SELECT n FROM "of ada"').refresh()
+        client.create_view("others", "SELECT count(*) AS n FROM orders WHERE email <> 'nobody'").refresh()
+        client.load("others").describe(comment=f"but {ADA}", properties={"owner": "us"}).result()
+        told = ("the query of 'of ada'", "the comment of 'others'")
+        report = orders.erase(where=pc.field("email") == ADA, reason="request 17")
+        assert sorted(report.mentions) == sorted(told)
+        assert "have a text of what is erased, and no erasure changes that: do it yourself" in str(report)
+        assert sorted(orders.erase(where=f"email = '{ADA}'", reason="again").mentions) == sorted(told)
+        assert orders.erase(where="email = 'bob@example.com'", reason="request 18").mentions == ()
+        assert orders.erase([2], reason="request 19").mentions == ()
+        named = client.create_or_load("named", key={"email": str})
+        named.write([(ADA, None), ("x", None)], time=0, seal=1).result()
+        named.describe(comment=f"that of {ADA}").result()
+        assert named.erase([ADA, "x"], reason="request 17").mentions == ("the comment of 'named'",)
+
+
 # What is left, and the receipt.
 
 

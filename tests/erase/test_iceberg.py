@@ -69,7 +69,9 @@ def test_a_catalog_that_only_a_program_has_gets_them_when_it_publishes_again(
 ) -> None:
     publish(client, catalog)
     for key in (3, 4):
-        client.load("orders").erase([key], reason="request 17")
+        report = client.load("orders").erase([key], reason="request 17")
+        assert sorted(report.untold) == sorted(f"shop.{name}" for name in BOTH)
+        assert "names deleted files until that program publishes again" in str(report)
     publish(client, catalog)
     assert [in_catalog(catalog, name) for name in BOTH] == [emails(client, name) for name in BOTH]
 
