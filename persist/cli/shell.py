@@ -38,7 +38,7 @@ HELP = """A query or a statement ends with a semicolon, and may take several lin
 .help              this
 .tables [PREFIX]   the collections, or those whose names begin like this
 .schema NAME       the columns of a collection
-.as-of [TIME]      read all collections as of a time, a moment or a tag; without one, the latest again
+.as-of [TIME]      read all as of a time, a moment or a tag; alone, the latest again
 .format [NAME]     table, csv or json; without a name, the one that is set
 .exit              the end; so is Ctrl-D. Ctrl-C gives up what was typed so far"""
 # What a semicolon may stand in without ending a statement; the last three are not closed yet.

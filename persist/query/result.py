@@ -12,7 +12,9 @@ import json
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -220,21 +222,39 @@ class QueryResult(ArrowResult):
                 timeout_s = self._limits.timeout_s
                 stack.callback(_later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
             rows, reader = 0, None
-            while True:
+
+            def read() -> pa.RecordBatch | None:
+                nonlocal reader
                 # A connection does one thing at a time, and nobody may close it meanwhile.
                 with self._busy:
                     self._check_open()
                     try:
                         reader = self._relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
-                        batch = next(reader, None)
+                        return next(reader, None)
                     except self._refusals as error:
                         self._refuse(error)
+
+            # The main thread runs handlers of signals, and not before DuckDB returns: so another one waits for it.
+            is_main = threading.current_thread() is threading.main_thread()
+            thread = stack.enter_context(ThreadPoolExecutor(1, "persist-query")) if is_main else None
+            context = copy_context()
+            while True:
+                batch = read() if thread is None else self._ended_by_signals(thread.submit(context.run, read))
                 if batch is None:
                     return
                 rows += batch.num_rows
                 if self._limits is not None and rows > self._limits.rows_max:
                     raise InvalidUsage(f"the answer has more than {self._limits.rows_max:,} rows: narrow the query")
                 yield pa.Table.from_batches([batch])
+
+    def _ended_by_signals(self, reading: "Future[pa.RecordBatch | None]") -> pa.RecordBatch | None:
+        """Wait for a batch; where that is interrupted, as by Ctrl-C, end the query first."""
+        try:
+            return reading.result()
+        except KeyboardInterrupt:
+            self.interrupt("it was interrupted")
+            wait([reading])
+            raise
 
     def _check_open(self) -> None:
         if self._interrupted:

@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,23 @@ def test_a_person_completes_names_goes_on_after_mistakes_and_finds_lines_again(p
         os.write(here, b"exit\n")
         shell.wait()
     os.close(here)
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_query_without_end_is_ended_by_a_signal(place: str, sent: signal.Signals, status: int) -> None:
+    code = f"""if True:
+        import os, threading
+        from persist.query import result
+        wait = result.QueryResult._ended_by_signals
+        def waited(self, reading):
+            threading.Timer(0.2, os.kill, [os.getpid(), {int(sent)}]).start()
+            return wait(self, reading)
+        result.QueryResult._ended_by_signals = waited
+        from persist.cli.main import entry
+        entry()
+    """
+    endless = "SELECT * FROM range(100000000000) t(i), range(100000) u(j) WHERE i + j < 0"
+    asked = [sys.executable, "-c", code, "sql", place, endless]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
