@@ -16,7 +16,7 @@ New parts are parts like others, though in no run. Readers count rows, and a par
 that are there several times are told apart by `_time`, which means nothing there.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,8 +39,8 @@ from persist.codecs import (
     parts_that_may_match,
 )
 from persist.engine import CollectionHandle
-from persist.errors import InvalidUsage
-from persist.log import table_root
+from persist.errors import InvalidUsage, Superseded
+from persist.log import Table, table_root
 from persist.read import (
     Lookup,
     PartReader,
@@ -53,7 +53,7 @@ from persist.read import (
     repeated,
     snapshot_scan,
 )
-from persist.state import CollectionState, Publication, form_in
+from persist.state import CollectionState, Publication, erasure_number, form_in
 from persist.upsert import dead_filter
 
 Rows = npt.NDArray[np.int64]
@@ -78,11 +78,15 @@ class Plan:
     """The files of the next version.
 
     Attributes:
+        contents: the state whose parts it names by number.
+        erasures: how many there were in the state that was read.
         files: those that come, or of which more rows are left out than before.
         removed: numbers of those that the version before has and this one has not.
         is_anew: whether left_out says of each file all that is left out; otherwise what is left out besides.
     """
 
+    contents: CollectionState
+    erasures: int
     as_of: int
     files: list[PlannedFile]
     removed: list[int]
@@ -96,12 +100,14 @@ class Planner:
     """Plans versions of one table.
 
     Args:
+        table: its format.
         store: stores new parts.
         left_out_share: see `LEFT_OUT_SHARE`; 0 where no rows can be left out of a part.
     """
 
-    def __init__(self, handle: CollectionHandle, store: Store, left_out_share: float) -> None:
+    def __init__(self, handle: CollectionHandle, table: Table, store: Store, left_out_share: float) -> None:
         self._handle = handle
+        self._table = table
         self._store = store
         self._share = left_out_share
 
@@ -111,26 +117,38 @@ class Planner:
         Raises:
             AsOfCompacted: the time cannot be read any more.
             NegativeMultiplicity: a record of that time cannot be shown as rows.
+            Superseded: the table has another version by now, or is gone, or the collection has other columns.
         """
         contents, _, reading = self._handle.sealed_and_claimed(as_of, 0.0)
         try:
             with reading.explained():
                 reader = reading()
                 scan = snapshot_scan(contents, self._handle.schema_in(contents, None), as_of, None)
-                following = None if known is None else self._following(known, contents, scan, reader)
-                return following or self._anew(known, contents, scan, reader)
+                # Others go on meanwhile: numbers are those of this state, whatever the client learns while it plans.
+                newest = self._handle.known()
+                is_moved = newest.published.get(self._table) != known
+                if is_moved or len(newest.earlier) + 1 != scan.schema.version:
+                    raise Superseded(f"the {self._table} table of {newest.name!r} was changed meanwhile: try again")
+                following = None if known is None else self._following(known, contents, newest, scan, reader)
+                return following or self._anew(known, contents, newest, scan, reader)
         finally:
             reading.close()
 
-    def _anew(self, known: Publication | None, contents: CollectionState, scan: Scan, reader: PartReader) -> Plan:
-        split = Split.of(scan, "rows")
-        lying = self._lying([*split.base, *split.history], scan)
+    def _anew(
+        self,
+        known: Publication | None,
+        contents: CollectionState,
+        newest: CollectionState,
+        scan: Scan,
+        reader: PartReader,
+    ) -> Plan:
+        split, numbers = Split.of(scan, "rows"), _numbers(newest)
+        lying = self._lying([*split.base, *split.history], scan, numbers)
         touched = self._touched(scan, [*split.base_rest, *split.rest], reader)
         dead = self._dead(contents, scan.schema)
         places = {id(part): left_out(part, scan.schema, touched, dead, reader) for part in lying}
         listed = [part for part in lying if len(places[id(part)]) <= self._share * part.rows]
         ids = {id(part) for part in listed}
-        numbers = self._numbers()
         files = [PlannedFile(part, numbers[part.blob], places[id(part)]) for part in listed]
         held = None
         if len(listed) == len({part.name for part in (*split.base, *split.history)}) and not split.base_rest:
@@ -138,11 +156,13 @@ class Planner:
         new = self._written(scan, lambda part: id(part) in ids, reader) if held is None else self._stored([held], scan)
         there = {file.number for file in files}
         removed = [] if known is None else [number for number in known.files if number not in there]
-        return Plan(scan.as_of, [*files, *new], removed, is_anew=True)
+        return Plan(newest, erasure_number(contents), scan.as_of, [*files, *new], removed, is_anew=True)
 
-    def _following(self, known: Publication, contents: CollectionState, scan: Scan, reader: PartReader) -> Plan | None:
+    def _following(
+        self, known: Publication, contents: CollectionState, newest: CollectionState, scan: Scan, reader: PartReader
+    ) -> Plan | None:
         """Return the version that follows another one by the changes since; None if all is to be planned anew."""
-        schema, since, newest = scan.schema, contents.since.time, self._handle.known()
+        schema, since, numbers = scan.schema, contents.since.time, _numbers(newest)
         if not (schema.key_names and self._share and known.schema == schema.version and known.as_of < scan.as_of):
             return None
         if since is None or since > known.as_of:
@@ -151,13 +171,12 @@ class Planner:
         parts = {number: newest.part(number) for number in known.files}
         rows = sum(part.rows for part in parts.values())
         small = sum(number in newest.kept for number in parts)
-        listed = self._lying([part for part in changes.parts if not part.negatives], changes)
+        listed = self._lying([part for part in changes.parts if not part.negatives], changes, numbers)
         ids = {id(part) for part in listed}
         rest = [part for part in changes.parts if id(part) not in ids]
         if small >= SMALL_FILES_MAX or sum(part.rows for part in rest) > CHANGED_SHARE * rows:
             return None
         touched = self._touched(changes, rest, reader)
-        numbers = self._numbers()
         files = [
             PlannedFile(part, number, places)
             for number, part in parts.items()
@@ -171,15 +190,11 @@ class Planner:
                 lookup = Lookup(scan)
                 held = lookup.contents(lookup.wanted(pa.Table.from_batches([touched.batch])), "diff", reader)
             files += self._stored([held], scan)
-        return Plan(scan.as_of, files, [], is_anew=False)
+        return Plan(newest, erasure_number(contents), scan.as_of, files, [], is_anew=False)
 
-    def _numbers(self) -> dict[str, int]:
-        contents = self._handle.known()
-        return {part.blob: number for number, part in contents.numbered.items()}
-
-    def _lying(self, parts: Sequence[Part], scan: Scan) -> list[Part]:
+    def _lying(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
         """Return the parts that can be named as they lie, each blob once."""
-        root, numbers = table_root(self._handle.id), self._numbers()
+        root = table_root(self._handle.id)
         lying: dict[str, Part] = {}
         based = {id(part) for part in scan.base}
         for part in parts:
@@ -275,6 +290,10 @@ class Planner:
                 rows = _told_apart(table, scan)
                 made += [PlannedFile(self._store(data, part), None) for data, part in stream.add(rows)]
         return [*made, *(PlannedFile(self._store(data, part), None) for data, part in stream.finish())]
+
+
+def _numbers(contents: CollectionState) -> dict[str, int]:
+    return {part.blob: number for number, part in contents.numbered.items()}
 
 
 def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:

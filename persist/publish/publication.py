@@ -34,7 +34,7 @@ from persist.names import published_hold
 from persist.publish.planning import LEFT_OUT_SHARE, REPLACES, Plan, PlannedFile, Planner
 from persist.read import required
 from persist.shown import Shown, counted
-from persist.state import CollectionState, ExpectErasures, Publication, erasure_number, last_sealed, left_unused
+from persist.state import CollectionState, ExpectErasures, Publication, last_sealed, left_unused
 from persist.timeline import Moment
 from persist.write import Step
 
@@ -120,19 +120,22 @@ def publish(
         if known is None:
             _check_free(handle, format.name)
         else:
-            format.show(contents, known, is_new=False)
+            if not _show(handle, format, contents, known, is_new=False):
+                continue
             is_same = known.schema == schema.version and known.options == attempt.options
             if is_same and (known.as_of == time or (as_of is None and known.as_of > time)):
                 return _published(format, contents, known, is_new=False)
         # Some readers of a feed take the rows that a first version leaves out for those that it has.
         is_whole = options["deletes"] != "vectors" or (known is None and "feed" in options)
-        planner = Planner(handle, attempt.store, 0.0 if is_whole else LEFT_OUT_SHARE)
+        planner = Planner(handle, format.name, attempt.store, 0.0 if is_whole else LEFT_OUT_SHARE)
         try:
             plan = planner.next_version(known, time)
+            if len(plan.contents.earlier) != len(contents.earlier):
+                raise Superseded(f"{handle.name!r} has other columns by now: try again")  # These are not checked yet.
             taken = _digest(handle, time) if digest else None
-            step = attempt.step(contents, known, plan, taken)
-            expected = ExpectErasures(handle.id, erasure_number(contents))
-            writer.submit([expected, step, *_held(contents, step)], {handle.id: handle.name}).result()
+            step = attempt.step(known, plan, taken)
+            expected = ExpectErasures(handle.id, plan.erasures)
+            writer.submit([expected, step, *_held(plan.contents, step)], {handle.id: handle.name}).result()
         except (Superseded, UploadExpired, HoldMoved):
             attempt.discard()
             continue
@@ -144,9 +147,23 @@ def publish(
         known = contents.published.get(format.name)
         if known is None:
             raise Superseded(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
-        format.show(contents, known, is_new=True)
-        return _published(format, contents, known, is_new=True)
+        if _show(handle, format, contents, known, is_new=True):
+            return _published(format, contents, known, is_new=True)
     raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
+
+
+def _show(
+    handle: CollectionHandle, format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool
+) -> bool:
+    """Let readers find a version; return False if the table was given up meanwhile, and another one lies there."""
+    try:
+        format.show(contents, known, is_new=is_new)
+    except InvalidUsage:
+        now = handle.contents().published.get(format.name)
+        if now is not None and now.id == known.id:
+            raise
+        return False
+    return True
 
 
 def publish_together(
@@ -268,10 +285,9 @@ class Attempt:
         self._parts.append(stored)
         return stored
 
-    def step(
-        self, contents: CollectionState, known: Publication | None, plan: Plan, digest: str | None
-    ) -> kinds.Publish:
+    def step(self, known: Publication | None, plan: Plan, digest: str | None) -> kinds.Publish:
         """Store what goes with the files of a plan; return what records the version."""
+        contents = plan.contents
         before = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
         old = [None if file is None else file.deletes for file in before]
         deletes = self._format.left_out([*zip(plan.files, old, strict=True)], plan.is_anew)
@@ -300,7 +316,7 @@ class Attempt:
         metadata = self._format.metadata(contents, step)
         self._blobs += [key for key in metadata if known is None or key not in known.metadata]
         step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
-        return msgspec.structs.replace(step, unused=left_unused(self._handle.known(), step))
+        return msgspec.structs.replace(step, unused=left_unused(contents, step))
 
     def discard(self) -> None:
         """Delete what no record will name. What cannot be deleted now is left to garbage collection."""

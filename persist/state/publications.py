@@ -38,8 +38,10 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
     before = contents.published.get(step.table)
     if step.version != (0 if before is None else before.version + 1):
         raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now")
-    if not is_id(step.id) or (before is not None and before.id != step.id):
-        raise ValueError(f"{step.id[:200]!r} is not the id of the table")
+    if not is_id(step.id):
+        raise ValueError(f"{step.id[:200]!r} is not the id of a table")
+    if before is not None and before.id != step.id:
+        raise Superseded(f"the {step.table} table of {contents.name!r} was given up, and is another one by now")
     if contents.upper.has_beyond(step.as_of):
         raise AsOfNotSealed(step.as_of, contents.upper, 0.0)
     if not 1 <= step.schema <= len(contents.earlier) + 1:

@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import persist
+from persist.blob import FileBlob
 from persist.cli.main import main
 from tests.clocks import ImpatientClock
 from tests.publish.readers import by_polars, by_pyiceberg, same_rows
 from tests.publish.test_delta import SETTINGS, client, orders
+from tests.stepped import Stepped
 
 __all__ = ["client"]  # The fixture.
 
@@ -73,6 +76,47 @@ def test_a_table_gets_a_version_after_a_span(tmp_path: Path) -> None:
 def test_nothing_to_follow_is_refused(client: persist.Client, every: Any) -> None:
     with pytest.raises(persist.InvalidUsage, match="is nothing to follow"):
         orders(client, 1).publish("delta", every=every)
+
+
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("table", ["delta", "iceberg"])
+@pytest.mark.parametrize("comes", ["an erasure", "another table", "a compaction", "a column"])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_what_others_do_while_a_version_is_planned_lets_it_be_planned_again(
+    table: str, comes: str, is_early: bool, tmp_path: Path
+) -> None:
+    blob = FileBlob(tmp_path, fsync=False)
+    stepped: Any = Stepped(blob)
+    with persist.open(stepped, settings=SETTINGS) as client, persist.open(blob, settings=SETTINGS) as other:
+        c = orders(client, 50)
+        c.publish(table)
+        for time in range(1, 4):
+            gone(c, time)
+        c.compact()
+        gone(c, 4)
+
+        def meanwhile() -> None:
+            others = other.load("orders")
+            if comes == "an erasure":
+                others.erase([7], reason="request 17")
+            elif comes == "another table":
+                others.unpublish(table)
+                others.publish(table, 2)
+            elif comes == "a compaction":
+                others.compact()
+            else:
+                others.evolve(add={"note": pa.string()})
+            assert c.upper.time == 5, "the client learns of it, as it does from other threads of its own"
+
+        left = [meanwhile]
+        for operation in ("get", "list"):
+            # Early: before it is read what the table shows; or else before rows are.
+            where = {"delta": "_delta_log/", "iceberg": "metadata/"}[table] if is_early else "0"
+            stepped.before(operation, f"part/{c.id}/{where}", lambda: left.pop()() if left else None)
+        made = client.load("orders").publish(table)
+        assert (made.as_of, made.rows) == (4, 46 - (comes == "an erasure"))
+        assert not left
+        assert not client.fsck().problems
 
 
 class Failing:
