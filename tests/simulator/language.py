@@ -40,10 +40,6 @@ REQUESTS = ("create", "get", "list", "set", "delete")
 WEATHER = {"clear": 0.0, "showers": 0.12, "storm": 0.5}
 SKEW_MAX_S = 10
 STOPS_S = (1, 100, 1000, 8000, 20_000)
-PASSES_S = (0.1, 1, 1, 10, 10, 40, 40, 100, 200, 1000, 4000)
-LONG_PASSES_S = (4000, 4000, 8000)
-QUIET = 0.7  # How often a collection is left alone in episodes in which many collect, and then how much.
-QUIET_STEPS = 0.95
 OLD, FORMATS = 0.5, (6, 7)  # How often a location is of an older format, and which.
 PART_BYTES = (64 << 10, 4 << 10, 1)  # For compaction; with 1, each key is a part of its own.
 
@@ -123,9 +119,6 @@ class _Generator(Drawing):
         self.multi_with_token: list[Step] = []
         self.weather = "clear"
         self.stops = 0.5 if collects else 0.03  # How often somebody who collects is stopped in the middle of it.
-        self.passes = PASSES_S + LONG_PASSES_S * collects
-        # What newer checkpoints take over from older ones is what nobody changes meanwhile.
-        self.quiet = self.chance.choice(self.names) if collects and self.chance.random() < QUIET else None
         self.next_marker = FIRST_MARKER
         self.large = self.chance.choice([0.01, 0.01, 0.3])  # Only large writes are blobs of their own.
         self.planned: list[Step] = []
@@ -190,8 +183,6 @@ class _Generator(Drawing):
             if not known:
                 return self._create_or_load(step["slot"], chance.choice(self.names))
             step["name"] = chance.choice(sorted(known))
-            if step["name"] == self.quiet and self.next_marker > FIRST_MARKER + 20 and chance.random() < QUIET_STEPS:
-                step["name"] = chance.choice(sorted(known - {self.quiet}) or [self.quiet])
             if op == "resolve" and kind_of(step["name"]) not in KEYED_ONLY:
                 return None
             getattr(self, f"_{op}", lambda step, belief: None)(step, self.belief[step["name"]])
@@ -249,7 +240,7 @@ class _Generator(Drawing):
     def _about_the_world(self, op: str) -> Step:
         step: Step = {"op": op, "slot": None}
         if op == "pass":
-            step["seconds"] = self.chance.choice(self.passes)
+            step["seconds"] = self.chance.choice([0.1, 1, 1, 10, 10, 40, 40, 100, 200, 1000, 4000])
         elif op in ("down", "up"):
             step["slot"] = self.chance.choice([None, *range(self.slots)]) if op == "down" else None
         return step
@@ -527,7 +518,7 @@ class _Generator(Drawing):
 
     def _stop(self, step: Step, seconds: tuple[float, ...]) -> None:
         chance = self.chance
-        request, skipped = chance.choice([("", 40), ("list ", 5), ("list checkpoint/", 8), ("get checkpoint/", 3)])
+        request, skipped = chance.choice([("", 40), ("list ", 5), ("list checkpoint/", 3), ("get checkpoint/", 3)])
         step["stop"] = {"request": request, "skipped": chance.randrange(skipped), "seconds": chance.choice(seconds)}
 
     def _crash_in(self, step: Step, calls: int) -> None:
