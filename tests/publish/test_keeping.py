@@ -10,6 +10,7 @@ import pytest
 import persist
 from persist.blob import FileBlob
 from persist.cli.main import main
+from persist.log import Table
 from tests.clocks import ImpatientClock
 from tests.publish.readers import by_polars, by_pyiceberg, same_rows
 from tests.publish.test_delta import SETTINGS, client, orders
@@ -83,7 +84,7 @@ def test_nothing_to_follow_is_refused(client: persist.Client, every: Any) -> Non
 @pytest.mark.parametrize("comes", ["an erasure", "another table", "a compaction", "a column"])
 @pytest.mark.parametrize("is_early", [True, False])
 def test_what_others_do_while_a_version_is_planned_lets_it_be_planned_again(
-    table: str, comes: str, is_early: bool, tmp_path: Path
+    table: Table, comes: str, is_early: bool, tmp_path: Path
 ) -> None:
     blob = FileBlob(tmp_path, fsync=False)
     stepped: Any = Stepped(blob)
