@@ -13,7 +13,7 @@ from persist.collection import Collection
 from persist.engine import Commit
 from persist.log.kinds import Batch, Seal
 from persist.state import ExpectNothingBeyondUpper
-from persist.state.remembered import QUERIES_KEPT, TOKENS_KEPT, LastBatch
+from persist.state.remembered import QUERIES_KEPT, LastBatch
 from persist.write import PartWriter
 from tests.stepped import Gate, Stepped, wait_until
 
@@ -99,12 +99,15 @@ def test_a_run_that_another_has_displaced_commits_nothing_any_more(blob: MemoryB
         assert keys(c) == [5, 6, *range(7, 20)]
 
 
-def test_the_last_batch_is_remembered_however_many_tokens_others_use(blob: MemoryBlob) -> None:
+def test_the_last_batch_is_remembered_however_many_tokens_others_use(
+    blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.state.remembered.TOKENS_KEPT", 64)
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY)
         batch(c, 0)
         c.seal(1).result()
-        for future in [c.write([((9, None), 1, 1)], token=f"t{n}") for n in range(TOKENS_KEPT + 5)]:
+        for future in [c.write([((9, None), 1, 1)], token=f"t{n}") for n in range(64 + 5)]:
             future.result()
         c.seal(2).result()
         batch(c, 0, "r2")  # At a time that is sealed by now, which does not matter: it was done.

@@ -54,7 +54,7 @@ def rows(page: Page, table: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("width", [1400, 400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_is_wider_than_the_window_and_text_can_be_read(
