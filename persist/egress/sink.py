@@ -47,7 +47,7 @@ class Reached:
         as_of: the time of the contents that were sent first; None if nothing was sealed then.
         upper: what was sent, exclusive; None for all there will ever be.
         below: while contents are copied, all keys below it are there; None for no key. If the collection has no key,
-            it is one number: all rows are there whose hash is below it, see `persist.egress.shares`.
+            it is one number: all rows are there whose hash is below it, see `persist.egress.feed`.
         schema: the version of the collection's schema that the target has.
     """
 

@@ -22,6 +22,7 @@ from persist.engine.keyed import (
 from persist.engine.moments import MOMENT, MOMENT_TYPE, MOMENTS, TIME
 from persist.engine.opening import (
     OnEngine,
+    UpgradeReport,
     created_or_loaded,
     drop,
     engine_of,
@@ -32,6 +33,7 @@ from persist.engine.opening import (
     open_engine,
     read_engine,
     target_of_rows,
+    upgrade,
 )
 from persist.engine.overwriting import (
     NewContents,
@@ -80,5 +82,4 @@ from persist.engine.telling import (
     words,
 )
 from persist.engine.unsealed import UnsealedUpdates
-from persist.engine.upgrading import UpgradeReport, upgrade
 from persist.engine.writer import Mode, OpenOptions

@@ -218,7 +218,7 @@ def test_whenever_it_dies_while_contents_are_sent_each_row_is_sent_once(
 ) -> None:
     """Meanwhile contents are stored elsewise, and other ones come."""
     monkeypatch.setattr(import_module("persist.egress.feed"), "SLICE_BYTES", 3000)
-    monkeypatch.setattr(import_module("persist.egress.shares"), "CHUNK_BYTES", 5000)
+    monkeypatch.setattr(import_module("persist.egress.feed"), "CHUNK_BYTES", 5000)
     value = {"n": pa.int32(), "x": pa.float64(), "status": pa.string()}
     made = client.create_or_load(
         "orders", key={"id": pa.int64()} if keyed else None, value=value if keyed else {"id": pa.int64(), **value}
