@@ -65,7 +65,7 @@ class Due:
         writer = client.engine.writer("a test")
         self.done: list[str] = []
         self.told = 0
-        self.clock = clock
+        self.client, self.clock = client, clock
         self.failing: persist.PersistError | None = None
         settings = tuned(**{"background": False, "gc_interval_s": 3600.0, **changed})
         self.upkeep = Upkeep(
@@ -134,6 +134,25 @@ def test_leases_of_others_that_ran_out_are_ended_every_tenth_of_a_lease(due: Due
         assert len(follower.refresh().control.leases) == 1
         due.after(0.2)
         assert not follower.refresh().control.leases
+
+
+@pytest.mark.parametrize(
+    ("settings", "leases_s", "work_s"),
+    [
+        ({"lease_s": 10.0, "hold_linger_s": 60.0, "gc_interval_s": 5.0}, 1.0, 5.0),
+        ({"lease_s": 600.0, "hold_linger_s": 2.0, "compaction_interval_s": 3.0}, 2.0, 3.0),
+        ({"lease_s": 600.0, "hold_linger_s": 600.0}, 30.0, 30.0),
+        ({"hold_linger_s": 0.0, "compaction_interval_s": 0.05}, 0.05, 0.05),
+    ],
+)
+def test_a_client_looks_often_enough_for_its_lease_and_never_without_a_pause(
+    due: Due, settings: dict[str, float], leases_s: float, work_s: float
+) -> None:
+    made = Due(due.client, due.clock, background=True, **settings)
+    leases, work = (thread._pause_s for thread in made.upkeep._threads)
+    made.upkeep.close()
+    assert leases() == pytest.approx(leases_s)
+    assert all(0.75 * work_s <= work() <= 1.25 * work_s for _ in range(20))
 
 
 def test_a_thread_goes_on_after_any_failure_and_ends_when_its_client_does(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ import persist
 from persist.blob import MemoryBlob
 from persist.errors import LogReplaced
 from persist.log import BlobRef, directory_seqno, record_key, uploaded_seqno
-from persist.replica import INTERVAL, directory, stored_checkpoints
+from persist.replica import INTERVAL, checkpoint, directory, stored_checkpoints
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.upkeep import names
 from persist.write import PartWriter
@@ -692,6 +692,7 @@ def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
     remembered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(names, "REMEMBERED_MAX", remembered)
+    monkeypatch.setattr(checkpoint, "STORED_PENDING_MAX", 0)  # Each collection has an object of its own.
     monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 500)
     blob = DatedBlob(ImpatientClock())
     with opened(blob) as client:
