@@ -8,7 +8,7 @@ import pytest
 
 from persist.codecs import TIME_MAX, CollectionSchema, Part, evolved
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, Superseded
-from persist.log import BlobRef, Keyframe, Mutation, TableFile, checkpoint_key, kinds, part_key
+from persist.log import BlobRef, Deletes, Keyframe, Mutation, TableFile, checkpoint_key, kinds, part_key
 from persist.names import INDEX_HOLD, VIEW_HOLD
 from persist.state import Draft, ExpectDerived, LocationState, State, apply, unsealed
 from persist.state.collection_rules import cloned
@@ -167,6 +167,20 @@ def test_a_version_that_does_not_follow_is_refused(changed: dict[str, Any], erro
     with pytest.raises(error, match=words):
         tables.publish("iceberg", **changed)
     tables.check()
+
+
+@pytest.mark.parametrize(("left_out", "is_refused"), [(0, False), (1, False), (2, True)])
+def test_a_table_leaves_out_no_more_rows_than_a_part_has(left_out: int, is_refused: bool) -> None:
+    contents, vectors = contents_after(*SOURCE[1:]), part_key(ID, 9)
+    file = TableFile(0, Deletes(vectors, 0, 1, left_out))
+    step = kinds.Publish(ID, "delta", TABLE, 0, 4, files=(file,), blobs=(vectors,))
+    if is_refused:
+        with pytest.raises(ValueError, match="leaves out more rows than"):
+            published(contents, step)
+    else:
+        assert published(contents, step).published["delta"].files[0].deletes == file.deletes
+    with pytest.raises(ValueError, match="neither the version before has nor this one brings"):
+        published(contents, msgspec.structs.replace(step, blobs=()))
 
 
 def test_a_condition_on_views_and_indexes_holds_until_one_comes_or_goes() -> None:
