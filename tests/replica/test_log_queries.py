@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from persist.antichain import Antichain
-from persist.blob import Fault, MemoryBlob, UnreliableBlob
+from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
 from persist.errors import InvalidUsage, UnsealedWrites, UpdatesBeyondUpper
 from persist.log import Mutation, TokenMark, kinds, read_record, record_bytes, record_key
 from persist.replica import Follower, last_moved, log_queries, log_table, say_whose
@@ -50,7 +50,9 @@ class Log(Writer):
         follower = Follower(self.blob, ImpatientClock())
         follower.load(ID)
         error = UpdatesBeyondUpper(Antichain(5), 9)
-        say_whose(error, self.blob, follower.state, ID, own)
+        metered = MeteredBlob(self.blob)
+        say_whose(error, metered, follower.state, ID, own)
+        self.reads = metered.counts()["get"].requests
         return error.writes
 
 
@@ -67,6 +69,7 @@ def test_the_error_of_who_is_refused_says_whose_the_updates_are_that_are_not_sea
         UnsealedWrites("two", True, None, 3, 7, 7, second, 1000 * second),
     )
     assert first < second < third
+    assert log.reads == third - first + 1, "none before the first of theirs"
 
 
 def test_only_so_many_of_the_last_records_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ def part(first: int, last: int | None = None, inline: bytes = b"x") -> Part:
     )
 
 
-def keyed(*steps: CollectionStep, **declared: Any) -> CollectionState:
-    state = after_step(None, kinds.Create(ID, "users", SCHEMA.to_json(), KeyedForm(UPSERT, **declared)))
+def keyed(*steps: CollectionStep, machine: MachineForm = UPSERT, **declared: Any) -> CollectionState:
+    state = after_step(None, kinds.Create(ID, "users", SCHEMA.to_json(), KeyedForm(machine, **declared)))
     return after(state, *steps)
 
 
@@ -158,6 +158,9 @@ def test_the_late_bound_only_moves_forward_and_what_is_below_it_is_refused() -> 
         {"late_by": 3},
         {"late_by": -3, "order_by": ("at",)},
         {"late_bound": 3},
+        {"machine": MachineForm("", 1)},
+        {"machine": MachineForm("x" * 129, 1)},
+        {"machine": MachineForm("upsert", -1)},
     ],
 )
 def test_a_declaration_that_does_not_fit_its_schema_is_not_one_a_writer_would_make(declared: dict[str, Any]) -> None:
