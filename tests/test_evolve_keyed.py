@@ -149,6 +149,8 @@ def test_a_late_bound_keeps_its_unit(client: persist.Client) -> None:
     )
     with pytest.raises(persist.errors.SchemaMismatch, match="late bound"):
         events.evolve(widen={"at": pa.timestamp("us")})
+    free = client.create_or_load("free", key=KEY, value={"at": pa.timestamp("s")}, keyed=persist.Keyed(order_by=["at"]))
+    free.evolve(widen={"at": pa.timestamp("us")})
     events.evolve(widen={"n": pa.int64()}, rename={"at": "when"})
     events.upsert([(1, (datetime.datetime(2026, 1, 3), 1))], time=0, seal=1).result()
     with pytest.raises(persist.errors.LateEvents):

@@ -8,7 +8,16 @@ import pytest
 
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob, MissingBlob
 from persist.errors import LogReplaced
-from persist.log import BlobRef, CollectionMutation, checkpoint_key, encode_framed, kinds, record_key, state_prefix
+from persist.log import (
+    BlobRef,
+    CollectionMutation,
+    checkpoint_key,
+    encode_framed,
+    kinds,
+    read_record,
+    record_key,
+    state_prefix,
+)
 from persist.log.envelope import put_framed
 from persist.replica import Follower, StateObject, checkpoint, directory
 from persist.replica.directory import EMPTY, DirectoryEntry, DirectoryObject, KnownLevels, check_leases
@@ -259,6 +268,19 @@ def test_no_checkpoint_is_made_across_a_hole_of_the_log_though_its_records_are_r
         writer.create(1)
     writer.blob.delete(record_key(missing))
     with pytest.raises(MissingBlob, match=record_key(missing)):
+        writer.checkpoint()
+
+
+def test_of_the_records_that_are_remembered_the_last_one_is_read_again_before_a_checkpoint_stands_for_them() -> None:
+    writer = Writer(MemoryBlob())
+    writer.create(1)
+    writer.checkpoint()
+    for _ in range(3):
+        writer.create(1)
+    last = read_record(writer.blob, 3)
+    assert last is not None
+    writer.blob.set(record_key(3), encode_framed(msgspec.structs.replace(last, commit=uuid.uuid4().hex)))
+    with pytest.raises(CorruptBlob, match=record_key(3)):
         writer.checkpoint()
 
 

@@ -228,6 +228,11 @@ def test_checkpoints_are_made_of_the_first_that_was_named_or_of_later_ones() -> 
         rule(LocationState(), kinds.TakeOver(BlobRef("checkpoint/x", 1, "x")), 8)
 
 
+@pytest.mark.parametrize(("floor", "since"), [(4, 0), (5, 5), (6, 5), (7, 7), (8, 7), (9, 9), (100, 9)])
+def test_what_was_destroyed_lives_on_up_to_the_last_erasure_that_the_log_has_passed(floor: int, since: int) -> None:
+    assert LocationState(erased=5, erasures=((7, ID), (9, OTHER))).destroyed_before(floor) == since
+
+
 @pytest.mark.parametrize(
     ("is_what", "words"),
     [
