@@ -31,6 +31,7 @@ from persist.log import (
     move_out,
     read_record,
     record_key,
+    record_seqno,
 )
 from persist.log.commits import PARTS_INLINE_MAX, begins_as, read_commit_id, record_bytes
 from persist.replica import Follower
@@ -200,6 +201,31 @@ def test_a_record_that_is_truncated_while_its_slot_is_asked_for_is_not_taken_for
     assert create_record(blob, create(), clock) is None
     assert create_record(blob, other := rival(create()), clock) is None
     assert read_record(blob, 0) == other
+
+
+class Refusing(MemoryBlob):
+    """Says that each key exists, and has nothing under it until so many have looked."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def create(self, key: str, value: bytes) -> bool:
+        return False
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        self.looks -= 1
+        if self.looks < 0 and record_seqno(key) is not None:
+            return encode_framed(rival(create()))
+        return super().get(key, range)
+
+
+def test_a_store_that_says_twice_that_something_is_there_which_it_does_not_have_is_refused() -> None:
+    late = create_record(Refusing(1), create(), ImpatientClock())
+    assert late is not None
+    assert late.commit != create().commit, "somebody else has come meanwhile"
+    with pytest.raises(StoreMisconfigured):
+        create_record(Refusing(100), create(), ImpatientClock())
 
 
 def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> None:

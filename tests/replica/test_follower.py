@@ -9,7 +9,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob, MeteredBlob, MissingBlob
-from persist.log import kinds, read_record, record_key
+from persist.log import commits, kinds, read_record, record_key
 from persist.replica import INTERVAL, Follower, follower
 from persist.replica.past import TOPS_MAX, Past
 from persist.state import PENDING_MAX, State, apply
@@ -299,6 +299,17 @@ def test_who_opens_a_location_while_the_record_of_its_checkpoint_is_truncated_ta
     opened = Follower(store, ImpatientClock())
     assert store.is_done
     assert opened.state.seqno == writer.follower.state.seqno
+
+
+@pytest.mark.parametrize("records", [4, 5, 6, 12])
+def test_who_opens_a_location_reads_page_after_page_of_its_log(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(MemoryBlob())
+    for _ in range(records):
+        writer.create(1)
+    monkeypatch.setattr(commits, "LISTED_MAX", 5)
+    metered = MeteredBlob(writer.blob)
+    assert Follower(metered, ImpatientClock()).state.seqno == records - 1
+    assert metered.counts()["get"].requests == records
 
 
 def test_a_client_that_was_asleep_goes_on_from_a_checkpoint_only_where_the_log_after_its_state_is_gone() -> None:

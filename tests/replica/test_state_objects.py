@@ -11,6 +11,7 @@ from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob
 from persist.log import FORMAT, BlobRef, Keyframe, decode_framed, encode_framed, kinds, state_prefix
 from persist.log.envelope import put_framed
 from persist.replica import Follower, KnownLevels, StateObject, checkpoint, state_objects
+from persist.replica.state_objects import StateLevel, new_levels
 from persist.state import CollectionEntry, CollectionState
 from persist.state.contents import Held
 from tests.clocks import ImpatientClock
@@ -179,6 +180,16 @@ def test_where_history_was_forgotten_the_whole_is_written_anew(monkeypatch: pyte
     entry = next(iter(Follower(blob, ImpatientClock()).state.entries.values()))
     assert len(entry.stored) == 1
     assert_opens_as_the_log_says(blob)
+
+
+@pytest.mark.parametrize(("left", "levels"), [(8, 2), (4, 2), (3, 1), (0, 1)])
+def test_what_is_mostly_gone_is_written_anew(left: int, levels: int) -> None:
+    def holding(parts: int) -> CollectionState:
+        return CollectionState(ID, "c", SCHEMA, numbered={n: part(n, 0) for n in range(parts)}, next_number=9)
+
+    large = StateLevel(BlobRef("state/x", 1 << 20, ""), holding(8))
+    made, _ = new_levels(LOCATION, 7, holding(left), (large,), format=FORMAT)
+    assert len(made) == levels
 
 
 def test_objects_that_do_not_fit_to_each_other_are_refused() -> None:
