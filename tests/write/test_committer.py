@@ -4,16 +4,18 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from persist.blob import InvalidUsage, MemoryBlob, Unavailable
-from persist.errors import ClientClosed
-from persist.log import TokenMark, kinds, read_record
+from persist.errors import ClientClosed, UpdatesBeyondUpper, UploadExpired
+from persist.log import TokenMark, kinds, part_key, read_record
 from persist.replica import Follower
+from persist.state import ExpectNothingBeyondUpper
 from persist.write import CommitFuture, Committer, PartWriter, committer
 from tests.clocks import ImpatientClock
 from tests.replica.test_directory import Writer
-from tests.state.test_refusals import SCHEMA
+from tests.state.test_refusals import SCHEMA, part
 from tests.stepped import wait_until
 from tests.write.test_left_open import Owner
 from tests.write.test_operations import FIELDS, A, B, uploading, write
@@ -119,6 +121,25 @@ def test_an_upload_that_is_not_committed_is_deleted_only_where_it_is_known_that_
             making.groups.abandon([uploading(id_, *uploaded)[0]])
             assert [writer.blob.get(part.blob) is not None for part in uploaded] == [stays] * len(uploaded)
         making.close()
+
+
+def test_an_upload_that_comes_too_late_costs_its_own_operation_only(owner: Owner) -> None:
+    owner.committer.submit([kinds.VoidUploads(1)], {}).result()
+    held(owner, 1)
+    late = msgspec.structs.replace(part(1, 5), blob=part_key(A, 0))
+    futures = [owner.committer.submit(steps, {A: "a"}) for steps in ([uploading(A, late)[0]], [write(size=1)])]
+    owner.gate.open()
+    assert isinstance(futures[0].exception(), UploadExpired)
+    assert futures[1].result() > 0
+
+
+def test_who_is_refused_because_something_is_not_sealed_is_told_whose_it_is(owner: Owner) -> None:
+    expects = ExpectNothingBeyondUpper(A, (0,))
+    owner.committer.submit([expects], {A: "a"}).result()
+    owner.committer.submit([write(size=1)], {A: "a"}).result()
+    error = owner.committer.submit([expects], {A: "a"}).exception()
+    assert isinstance(error, UpdatesBeyondUpper)
+    assert [(each.writer, each.updates) for each in error.writes] == [("a test", 1)]
 
 
 def test_what_is_asked_for_while_the_store_is_busy_shares_a_record_but_for_what_is_alone(owner: Owner) -> None:
