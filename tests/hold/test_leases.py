@@ -380,6 +380,23 @@ def test_a_destroyed_collection_can_be_read_by_whoever_has_a_lease_on_it(tmp_pat
         assert list((tmp_path / "part").rglob("*.parquet")) == []
 
 
+def test_where_there_always_are_new_reads_a_hold_moves_every_tenth_of_a_lease(blob: MemoryBlob) -> None:
+    clock = ImpatientClock()
+    with opened(blob, clock, hold_linger_s=1000.0, lease_s=600.0) as client, opened(blob) as writer:
+        theirs = collection(writer)
+        c = client.load("c")
+        c.snapshot(3).close()
+        theirs.allow_compaction(15).result()
+        for after_s, expected in ((30, 3), (29, 3), (1, 9), (59, 9)):
+            clock.sleep(after_s)
+            with c.snapshot(9):
+                client.maintain()
+                assert since(theirs) == expected
+        clock.sleep(1001)
+        client.maintain()
+        assert since(theirs) == 15
+
+
 def test_what_cannot_be_let_go_of_now_is_let_go_of_later_and_what_is_gone_can_be_moved(blob: MemoryBlob) -> None:
     unreliable = UnreliableBlob(blob)
     with opened(unreliable) as client, opened(blob) as other:
