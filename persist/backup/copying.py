@@ -244,7 +244,9 @@ class _Copying:
         Raises:
             InvalidUsage: it is nothing that may be gone on with.
         """
-        url = self._target.url
+        url, own = self._target.url.rstrip("/"), self._source.url.rstrip("/")
+        if url.startswith(f"{own}/") or own.startswith(f"{url}/"):
+            raise InvalidUsage(f"{url} and {own} lie one in the other, and a copy lies beside: give another target")
         foreign = next((entry.key for entry in self._target.list("") if not entry.key.startswith(OURS)), None)
         if foreign is not None:
             raise InvalidUsage(f"{url} has {foreign!r}, which is none of a location: give an empty target")
