@@ -5,9 +5,9 @@ enters it. Joins and reductions read arrangements, which are made once for each 
 """
 
 import time as clock
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -111,20 +111,26 @@ class Graph:
 
     def run(self, resting: Set[Operator] = frozenset()) -> None:
         """Make one pass, without the operators that rest. What an operator gave goes when its last reader has run."""
-        readers = Counter(source for operator in self.operators for source in operator.inputs)
-        for operator in self.operators:
+        for operator, read in zip(self.operators, self._last_read, strict=True):
             operator.advance()
             if resting and operator in resting:
                 operator.out = None
             else:
                 check_limits()
                 self._run(operator)
-            readers.subtract(operator.inputs)
-            for source in operator.inputs:
-                if not readers[source] and source not in self.sinks:
-                    source.out = None
+            for source in read:
+                source.out = None
         for operator in self.operators:
             operator.settle()
+
+    @cached_property
+    def _last_read(self) -> list[list[Operator]]:
+        """What nobody reads any more when an operator has run; of sinks, their owner takes what they gave."""
+        last = {source: at for at, operator in enumerate(self.operators) for source in operator.inputs}
+        read: list[list[Operator]] = [[] for _ in self.operators]
+        for source, at in last.items():
+            read[at] += [] if source in self.sinks else [source]
+        return read
 
     def _run(self, operator: Operator) -> None:
         began_s = clock.perf_counter()
