@@ -223,6 +223,24 @@ def test_a_checkpoint_that_is_damaged_is_raised_or_passed_over() -> None:
     assert [stored.checkpoint.seqno for stored in whole] == [2, 0]
 
 
+def test_a_checkpoint_of_which_a_directory_object_is_missing_is_named_or_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 0)
+    writer = Writer(MemoryBlob())
+    for _ in range(3):
+        writer.create(2)
+        writer.checkpoint()
+    newest = next(checkpoint.stored_checkpoints(writer.blob)).checkpoint
+    writer.blob.delete(newest.directory[-1].blob)
+    with pytest.raises(MissingBlob, match=f"by what {checkpoint_key(2)} says"):
+        Follower(writer.blob, ImpatientClock())
+    writer.create(1)
+    state, recent, _ = writer.follower.recent()
+    assert checkpoint.write_checkpoint(writer.blob, state, recent), "of the one before, and the records after it"
+    assert Follower(writer.blob, ImpatientClock()).state.seqno == 3
+
+
 def test_a_log_that_begins_later_needs_a_checkpoint() -> None:
     writer = Writer(MemoryBlob())
     assert [*checkpoint.stored_checkpoints(writer.blob)] == []
@@ -233,6 +251,15 @@ def test_a_log_that_begins_later_needs_a_checkpoint() -> None:
     with pytest.raises(MissingBlob, match=f"the log begins at {record_key(1)}") as caught:
         [*checkpoint.stored_checkpoints(writer.blob)]
     assert caught.value.key == record_key(0)
+
+
+def test_with_a_checkpoint_a_log_may_begin_later() -> None:
+    writer = Writer(MemoryBlob())
+    for _ in range(3):
+        writer.create(1)
+    writer.checkpoint()
+    writer.blob.delete(record_key(0))
+    assert [stored.checkpoint.seqno for stored in checkpoint.stored_checkpoints(writer.blob)] == [2]
 
 
 def test_a_directory_is_cut_where_the_next_entry_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

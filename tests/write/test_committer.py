@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from persist.blob import InvalidUsage, MemoryBlob, Unavailable
+from persist.blob import CorruptBlob, InvalidUsage, MemoryBlob, Unavailable
 from persist.errors import ClientClosed, UpdatesBeyondUpper, UploadExpired
 from persist.log import TokenMark, kinds, part_key, read_record
 from persist.replica import Follower
@@ -140,6 +140,24 @@ def test_who_is_refused_because_something_is_not_sealed_is_told_whose_it_is(owne
     error = owner.committer.submit([expects], {A: "a"}).exception()
     assert isinstance(error, UpdatesBeyondUpper)
     assert [(each.writer, each.updates) for each in error.writes] == [("a test", 1)]
+
+
+def test_a_damaged_collection_costs_the_operations_on_it_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 0)
+    writer = Writer(MemoryBlob())
+    writer.create(2)
+    writer.seal_in_turn(2)
+    writer.checkpoint()
+    damaged, sound = writer.ids
+    for entry in writer.blob.list(f"state/{damaged}/"):
+        writer.blob.set(entry.key, b"damaged")
+    with ThreadPoolExecutor(1) as pool:
+        follower = Follower(writer.blob, ImpatientClock())
+        making = Committer(writer.blob, follower, pool, ImpatientClock(), "a test")
+        futures = [making.submit([kinds.Seal(id_, (50,))], {id_: "c"}) for id_ in (damaged, sound)]
+        assert isinstance(futures[0].exception(), CorruptBlob)
+        assert futures[1].result() > 0
+        making.close()
 
 
 def test_what_is_asked_for_while_the_store_is_busy_shares_a_record_but_for_what_is_alone(owner: Owner) -> None:

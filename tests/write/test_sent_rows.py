@@ -82,7 +82,8 @@ def test_a_damaged_head_is_an_error_of_value_and_never_another() -> None:
     schema = schema_of(v=str)
     data = sent_rows(pa.Table.from_batches([batch_of(schema, 3)]))
     (head_bytes,) = struct.unpack_from("<i", data, 4)
-    for damaged in (b"", data[:7], data[:40], b"\0" * 400, data[8:]):
+    too_long = data[:4] + struct.pack("<i", len(data)) + data[8:]
+    for damaged in (b"", data[:7], data[:40], b"\0" * 400, data[8:], b"\0" + data[1:], too_long):
         with pytest.raises(ValueError, match="no record batch"):
             check_sent_rows(damaged)
     refused = 0
