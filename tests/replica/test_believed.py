@@ -359,6 +359,23 @@ def test_another_record_in_the_place_of_one_that_is_known_stops_the_client() -> 
         writer.follower.advance(msgspec.structs.replace(known, commit=uuid.uuid4().hex))
 
 
+def test_a_checkpoint_of_another_past_stops_the_client_that_would_go_on_from_it() -> None:
+    mine, other = Writer(MemoryBlob()), MemoryBlob()
+    for _ in range(3):
+        mine.create(1)
+    for entry in mine.blob.list(""):
+        other.set(entry.key, mine.blob.get(entry.key) or b"")
+    theirs = Writer(other)
+    theirs.create(1)
+    theirs.checkpoint()
+    for _ in range(3):
+        mine.create(1)
+    for entry in [entry for entry in other.list("") if not entry.key.startswith("log/")]:
+        mine.blob.set(entry.key, other.get(entry.key) or b"")
+    with pytest.raises(LogReplaced):
+        mine.follower.restart()
+
+
 def test_whether_the_slot_of_a_new_record_was_truncated_is_known_without_asking_while_the_client_is_fresh() -> None:
     blob = MeteredBlob(MemoryBlob())
     writer = Writer(blob)  # type: ignore[arg-type]
