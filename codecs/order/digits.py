@@ -7,6 +7,11 @@ sorts the packed integers, and looks again only at rows that tied. Rows that tie
 found by one comparison with their neighbour, so duplicates, which are what a history of updates is full of,
 end the work rather than prolong it.
 
+If the first column holds texts that come often each, all such columns are replaced by the ranks of their texts before.
+Ranks take few bits, so the digits of all columns may fit into one word. 120,000 flights with four texts and two
+numbers take 21 ms, and 66 with the texts' own digits. Where a number comes first, it tells most rows apart, and ranks
+are not worth a look at each text.
+
 The packed integers are sorted together with their row numbers where both fit into 64 bits, and else by
 numpy's stable argsort, a timsort, which is fast on what a set of parts is, a concatenation of sorted runs.
 Measured on 1M rows in 10 sorted runs either takes a tenth of the time of Acero's sort.
@@ -27,12 +32,14 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs.order.arrays import boolean_values, byte_ranges, int64_array, stored_values
+from persist.codecs.types.arrow_types import is_text
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 Bits: TypeAlias = npt.NDArray[np.uint64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 WORDS_MAX = 16  # Strings of up to 128 bytes are ordered without Acero.
+RANKED_ROWS_MIN, RANKED_TIMES = 4096, 8  # Texts are ranked in so many rows, if each comes so often.
 _DIGIT_BITS = 64
 _SAMPLE_ROWS = 1024
 _SIGN = np.uint64(1 << 63)
@@ -76,6 +83,8 @@ class RowSorter:
         if self._packed is None:
             packed = np.zeros(self._rows, dtype=np.uint64)
             if self._rows > 1:
+                if self._rows >= RANKED_ROWS_MIN and repeats(self._columns[0]):
+                    self._columns = [ranked(column) if repeats(column) else column for column in self._columns]
                 self._digits = _digits_of(self._columns)
                 packed = _pack(self._digits, None, packed)
             self._packed = packed
@@ -135,6 +144,24 @@ def dense_ranks(columns: Sequence[pa.Array]) -> Rows:
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order] = np.cumsum(starts) - 1
     return ranks
+
+
+def repeats(column: pa.Array) -> bool:
+    """Whether a column holds texts of which each comes often, as far as a sample tells."""
+    if not is_text(column.type):
+        return False
+    sample = column.take(pa.array(np.linspace(0, len(column) - 1, _SAMPLE_ROWS, dtype=np.int64)))
+    again = _SAMPLE_ROWS - int(pc.count_distinct(sample, mode="all").as_py())
+    # Of n drawn from d values, about n² / 2d repeat an earlier one. Those of a few are taken for chance.
+    return again * 2 * len(column) > _SAMPLE_ROWS * _SAMPLE_ROWS * RANKED_TIMES and again > _SAMPLE_ROWS // 32
+
+
+def ranked(column: pa.Array) -> pa.Array:
+    """Return the ranks of texts among the distinct ones, NULL for NULL: they sort and compare as the texts do."""
+    coded = column.dictionary_encode()
+    ranks = np.empty(len(coded.dictionary), np.int32)
+    ranks[pc.sort_indices(coded.dictionary).to_numpy()] = np.arange(len(ranks), dtype=np.int32)
+    return pa.array(ranks).take(coded.indices)
 
 
 def _stable_order(packed: Bits) -> Rows:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from persist.codecs import RowSorter, canonical, order_keys, row_sorter, sort_indices
+from persist.codecs.order.digits import repeats
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types, flat_types
 from tests.tiers import examples
@@ -161,6 +162,37 @@ def test_large_mixed_columns_sort_as_acero_sorts_them() -> None:
     for names in (["s", "i", "f", "u"], ["f", "s", "i"], ["i", "s"], ["u"]):
         expected = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
         assert sort_indices(table, names).to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
+def test_texts_that_come_often_sort_as_python_sorts_them(kind: pa.DataType) -> None:
+    """They are ranked, sliced or not; bytes are compared without a sign, and NULL is last."""
+    texts = [
+        None,
+        b"",
+        b"a",
+        b"a\0",
+        b"a\0b",
+        b"ab",
+        "ä".encode(),
+        "\U0010ffff".encode(),
+        b"x" * 200,
+        b"x" * 199 + b"y",
+    ]
+    chance, rows = np.random.default_rng(5), 6000
+    columns = [pa.array(texts, pa.binary()).take(pa.array(chance.integers(0, 10, rows))).cast(kind) for _ in range(3)]
+    columns[1] = pa.array(chance.integers(0, 3, rows))
+    table = pa.table([column[300:-300] for column in columns], names=["a", "n", "b"])
+    assert repeats(table["a"].chunk(0))
+    order, starts = row_sorter(table, ["a", "n", "b"]).sort()
+    assert order.tolist() == python_order(table, ["a", "n", "b"])
+    keys = sort_keys(table, ["a", "n", "b"])
+    assert starts.tolist() == [at == 0 or keys[row] != keys[order[at - 1]] for at, row in enumerate(order)]
+
+
+def test_texts_that_hardly_ever_come_again_are_not_ranked() -> None:
+    assert not repeats(pa.array([f"text {i}" for i in np.random.default_rng(5).integers(0, 20_000, 20_000)]))
+    assert not repeats(pa.array(range(10_000)))
 
 
 def test_nothing_to_sort_is_no_error() -> None:
