@@ -269,7 +269,8 @@ _EXAMPLES: tuple[tuple[Any, str], ...] = (
 
 
 def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:
-    missing = [name for name in schema.names if name not in table.column_names]
+    there = table.column_names
+    missing = [name for name in schema.names if name not in there]
     if missing:
         raise SchemaMismatch(
             f"column {', '.join(map(repr, missing))} is missing: read with all columns to get Python values"

@@ -125,7 +125,9 @@ class GroupBounds:
     def hit(self, samples: KeySamples | None, wanted: SortedKeys) -> Numbers:
         """Return, ascending, the numbers of the row groups that may hold wanted keys."""
         may = np.ones(len(self.firsts) - 1, np.bool_)
-        bounds = None if samples is None else wanted.bounds_of(samples.keys)
+        # Where the first field is the key, its limits say all that samples do, and more.
+        is_exact = self.leasts is not None and len(wanted.batch.schema) == 1
+        bounds = None if samples is None or is_exact else wanted.bounds_of(samples.keys)
         if samples is not None and bounds is not None:
             # The last sample at or before a group's first row, and the first at or after its last one.
             before = samples.at.searchsorted(self.firsts[:-1], "right") - 1
