@@ -150,7 +150,7 @@ def repeats(column: pa.Array) -> bool:
     """Whether a column holds texts of which each comes often, as far as a sample tells."""
     if not is_text(column.type):
         return False
-    sample = column.take(pa.array(np.linspace(0, len(column) - 1, _SAMPLE_ROWS, dtype=np.int64)))
+    sample = column.take(pa.array(np.arange(_SAMPLE_ROWS) * (len(column) - 1) // (_SAMPLE_ROWS - 1)))
     again = _SAMPLE_ROWS - int(pc.count_distinct(sample, mode="all").as_py())
     # Of n drawn from d values, about n² / 2d repeat an earlier one. Those of a few are taken for chance.
     return again * 2 * len(column) > _SAMPLE_ROWS * _SAMPLE_ROWS * RANKED_TIMES and again > _SAMPLE_ROWS // 32
