@@ -76,3 +76,35 @@ def test_what_json_shows_is_taken_if_no_type_is_given() -> None:
     made = plain(table((None, {"a": 1, "v": "x"}), (None, {"a": 2})), key="a").table
     assert made.column_names == ["a", "v", "_deleted"]
     assert made.to_pylist() == [{"a": 1, "v": "x", "_deleted": False}, {"a": 2, "v": None, "_deleted": False}]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("QQ==", b"A"),
+        ("QUI=", b"AB"),
+        ("QUJD", b"ABC"),
+        ("", b""),
+        *((bad, None) for bad in ("QQ===", "Q=Q=", "=QQQ", "Q")),
+    ],
+)
+def test_bytes_are_base64_with_its_padding_at_the_end(text: str, meant: bytes | None) -> None:
+    schema = {"a": pa.int64(), "x": pa.binary()}
+    made = plain(table((None, {"a": 1, "x": text}), (None, {"a": 2, "x": None})), schema=schema, on_error="collect")
+    assert made.table["x"].to_pylist() == ([None] if meant is None else [meant, None])
+    assert made.rejected.num_rows == (meant is None)
+
+
+def test_an_object_is_a_key_of_several_columns_and_a_bare_value_is_none() -> None:
+    made = plain(table(("7", None), ({"a": 1, "b": "x"}, None)), key=["a", "b"], schema=SCHEMA, on_error="collect")
+    assert made.table["a"].to_pylist() == [1]
+    assert made.rejected["message"].to_pylist() == [0]
+
+
+def test_a_value_of_another_kind_than_its_column_is_bad() -> None:
+    schema = {"d": pa.decimal128(9, 2), "s": pa.string(), "b": pa.bool_()}
+    good = {"d": 1.5, "s": "1.50", "b": True}
+    others = [good | {"d": 2.25}, good | {"s": [1]}, good | {"b": "x"}, good | {"d": [1]}]
+    made = plain(table((None, good), *((None, each) for each in others)), schema=schema, on_error="collect")
+    assert [str(each) for each in made.table["d"].to_pylist()] == ["1.50", "2.25"]
+    assert made.rejected["message"].to_pylist() == [2, 3, 4]
