@@ -126,6 +126,21 @@ def test_what_is_not_done_in_time_is_printed_and_fails_the_process(
     owner.committer.close()
 
 
+def test_what_takes_long_is_waited_for_and_said_to_be(
+    registry: unclosed._Registry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unclosed, "NOTICE_AFTER_S", 0.01)
+    owner = Owner(timeout_s=60.0)
+    owner.ask("a")
+    threading.Timer(0.1, owner.gate.open).start()
+    with pytest.warns(ResourceWarning):
+        unclosed._finish()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said == "persist: memory://x: 1 operation of 'a' was pending; finishing for 60 s at most, Ctrl-C gives up"
+    assert not registry.has_failed
+    owner.committer.close()
+
+
 def test_each_error_that_nobody_looked_at_is_printed_once_when_the_process_ends(
     registry: unclosed._Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:

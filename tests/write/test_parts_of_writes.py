@@ -273,6 +273,23 @@ def test_pieces_are_gathered_until_they_are_large_enough() -> None:
     assert [len(each) for each in gathered_pieces([table(1)] * 8, 73)] == [4, 4], "three rows have 72 bytes"
 
 
+def test_uploads_that_are_joined_have_all_parts_or_the_first_error(steps: WriteSteps, blob: MemoryBlob) -> None:
+    def upload(number: int, error: Exception | None = None) -> Any:
+        made = msgspec.structs.replace(part(number, 0), blob=f"part/{number}")
+        blob.set(made.blob, b"x")
+        write_, future = uploading(A) if error is not None else uploading(A, made)
+        if error is not None:
+            future.set_exception(error)
+        return write_.data
+
+    whole = steps._joined([upload(1), upload(2)])
+    assert [each.blob for each in whole.result()] == stored(blob) == ["part/1", "part/2"]
+    first, second = Unavailable("first"), Unavailable("second")
+    failed = steps._joined([upload(1), upload(3, first), upload(2), upload(4, second)])
+    assert failed.exception() is first
+    assert stored(blob) == ["part/3", "part/4"], "what failed is nobody's to delete"
+
+
 def test_of_a_stream_that_breaks_off_what_was_uploaded_is_deleted(steps: WriteSteps, blob: MemoryBlob) -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         for _ in range(2):
