@@ -41,8 +41,7 @@ export function drawPicture(box, picture, marks, textOf, choose) {
     svg.append(line);
   }
   const first = Math.round(low + pad), last = Math.round(high - pad);
-  svg.append(element("text", { x: left, y: height - 10 }, shortened(String(first), textOf, width)));
-  svg.append(element("text", { x: width - right, y: height - 10, "text-anchor": "end" }, shortened(String(last), textOf, width)));
+  svg.append(...endsOfAxis(textOf(String(first)), textOf(String(last)), left, width - right, height));
   svg.addEventListener("click", (event) => {
     const place = svg.getBoundingClientRect();
     const at = ((event.clientX - place.left) / place.width) * width;
@@ -51,9 +50,10 @@ export function drawPicture(box, picture, marks, textOf, choose) {
   box.replaceChildren(svg);
 }
 
-function shortened(time, textOf, width) {
-  const text = textOf(time);
-  return width < 560 && text.length > 22 ? time : text;
+// What stands at both ends of an axis: one below the other where both have no room side by side.
+function endsOfAxis(first, last, left, right, height) {
+  const apart = (first.length + last.length + 2) * 6.8 > right - left ? 7 : 0;
+  return [element("text", { x: left, y: height - 10 - apart }, first), element("text", { x: right, y: height - 10 + apart, "text-anchor": "end" }, last)];
 }
 
 function rectangle(part, from, to, y, kind, least) {
@@ -139,8 +139,7 @@ export function drawLines(box, points, { label, textOf }) {
   for (const { name, y: at, i } of ends) svg.append(element("text", { class: `name s${i}`, x: width - right + 8, y: at + 4 }, name.length > chars ? `${name.slice(0, chars - 1)}…` : name));
   const sorted = shown.slice().sort((a, b) => numberOf(a.x) - numberOf(b.x));
   if (sorted.length) {
-    svg.append(element("text", { x: left, y: height - 10 }, textOf(sorted[0].x)));
-    svg.append(element("text", { x: width - right, y: height - 10, "text-anchor": "end" }, textOf(sorted[sorted.length - 1].x)));
+    svg.append(...endsOfAxis(textOf(sorted[0].x), textOf(sorted[sorted.length - 1].x), left, width - right, height));
   }
   box.replaceChildren(svg);
   return Math.max(0, all.size - lines.length);

@@ -34,6 +34,7 @@ ROWS_SORTED_MAX = 5_000_000
 POINTS_MAX = 48
 LIMITS = QueryLimits(memory_bytes=512 << 20, timeout_s=60.0, rows_max=50_000_000)
 QUERIES_AT_ONCE = 2
+PATIENCE_S = 5.0  # How long one waits for another to end, such as that of a view that somebody has left.
 QUERY_CHARS_MAX = 6000  # As much as an address takes.
 DOWNLOADS = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
@@ -187,7 +188,7 @@ class Results:
             raise persist.InvalidUsage(
                 "the page only reads. Change collections with client.sql() or `persist sql`, where the location is"
             )
-        if not self._running.acquire(blocking=False):
+        if not self._running.acquire(timeout=PATIENCE_S):
             raise persist.Unavailable(f"{QUERIES_AT_ONCE} queries run already: ask again when one has ended")
         try:
             text = sql.rstrip().removesuffix(";") if sort else sql

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -524,14 +525,20 @@ def test_a_query_reads_collections_and_nothing_else(ask: Ask, sql: str, says: st
     assert says in json.load(refused.value)["error"]
 
 
-def test_too_many_queries_at_once_are_refused_and_told_so(folder: Path) -> None:
+def test_too_many_queries_at_once_wait_and_are_refused_and_told_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with persist.open(folder, mode="read") as client:
         results = Explorer(client).results
         waiting = [results.download("csv", sql="SELECT * FROM orders a, orders b") for _ in range(QUERIES_AT_ONCE)]
-        with pytest.raises(persist.Unavailable, match="run already"):
+        with pytest.raises(persist.Unavailable, match="run already"), monkeypatch.context() as patched:
+            patched.setattr("persist.web.results.PATIENCE_S", 0.01)
             results.query("SELECT 1", None)
-        for each in waiting:
-            each.content.close()  # type: ignore[attr-defined]
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(results.query, "SELECT 2 AS two", None)
+            for each in waiting:
+                each.content.close()  # type: ignore[attr-defined]
+            assert asked.result()["rows"] == [["2"]]
         assert results.query("SELECT 1 AS one", None)["rows"] == [["1"]]
 
 
