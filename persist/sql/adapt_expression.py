@@ -9,7 +9,7 @@ import pyarrow as pa
 from persist.errors import InvalidUsage
 from persist.expression import Call, Lit, Place, PythonFunction, Term, all_of, calls, is_cast, python_function, sql_call
 from persist.sql.algebra import Aggregation, Frame, Order, WindowCall
-from persist.sql.by_duckdb import Text, bare, is_another, is_nested, name_of, shown_type
+from persist.sql.by_duckdb import Text, bare, is_another, is_nested, is_within, name_of, shown_type
 from persist.sql.duck import place
 from persist.sql.types import constant, has_interval, of_duckdb, to_arrow
 
@@ -198,6 +198,8 @@ class Expressions:
         if _of_python(node) is not None:
             return False
         kind, given = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
+        if any(map(is_within, [node.get("return_type") or {}, *given])):
+            return True
         if kind == "OPERATOR_CAST":
             both = (node["return_type"], node["arguments"][0])
             if both[1].get("id") in ("NULL", "SQLNULL"):

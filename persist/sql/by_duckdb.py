@@ -23,7 +23,9 @@ _NOT_DEFINITE = frozenset(
         *("now", "today", "transaction_timestamp", "get_current_timestamp", "get_current_time", "current_date"),
     )
 )
-_OF_OTHER_TYPES = ("collate_", "icu_collate_", "__", "enum_", "st_", "union_", "uuid_extract", "variant_")
+_OF_OTHER_TYPES = ("collate_", "icu_collate_", "__", "st_", "uuid_extract", "variant_")
+# Types that no column has: values of them stand within what DuckDB computes, and nowhere else.
+_WITHIN = {"BIT": "BIT", "UHUGEINT": "UHUGEINT", "BIGNUM": "BIGNUM"}
 # What date_part() of a constant is called in plans.
 _PARTS = (
     *("dayofyear", "dayofweek", "isodow", "decade", "century", "millennium", "week", "isoyear", "yearweek", "era"),
@@ -76,6 +78,11 @@ def is_nested(kind: Json) -> bool:
     return kind.get("id") in ("LIST", "ARRAY", "STRUCT", "TUPLE", "MAP")
 
 
+def is_within(kind: Json) -> bool:
+    """Return whether values of a type of a plan stand within what DuckDB computes only, also inside of others."""
+    return kind.get("id") in (*_WITHIN, "ENUM", "UNION") or any(map(is_within, _parts_of(kind)))
+
+
 def is_json(kind: Json) -> bool:
     """Return whether a type of a plan is JSON, which is a text that has another meaning in casts."""
     return bool((kind.get("type_info") or {}).get("alias") == "JSON")
@@ -84,6 +91,11 @@ def is_json(kind: Json) -> bool:
 def casts(given: Json, kind: Json) -> bool:
     """Return whether DuckDB casts values of a type of a plan to another one, which it tells only when it has some."""
     names = given.get("id"), kind.get("id")
+    others = [name for name in names if name in (*_WITHIN, "ENUM", "UNION")]
+    if others and not {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
+        is_number = all(str(name).endswith("INT") or name in ("INTEGER", *others) for name in names)
+        is_number = is_number and ({*others} == {"BIT"} or {*others} <= {"UHUGEINT", "BIGNUM"})
+        return is_number or (kind.get("id") == "UNION" and not is_nested(given))
     if {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
         return True
     if all(str(name).startswith(("TIMESTAMP", "DATE")) for name in names):
@@ -115,6 +127,13 @@ def shown_type(kind: Json, *, is_named: bool = False) -> str:
     form, parts = kind.get("id"), _parts_of(kind)
     if form == "UUID" and not is_named:
         return "UUID"
+    if form in _WITHIN and not is_named:
+        return _WITHIN[form]
+    if form == "ENUM" and not is_named:
+        return f"ENUM({', '.join(map(_literal, kind['type_info']['values']))})"
+    if form == "UNION" and not is_named:
+        members = ((quoted(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
+        return f"UNION({', '.join(f'{name} {shown_type(part)}' for name, part in members)})"
     if not is_nested(kind):
         return to_duckdb(of_duckdb(kind))
     shown = [shown_type(part, is_named=is_named) for part in (_parts_of(parts[0]) if form == "MAP" else parts)]
@@ -128,7 +147,12 @@ def shown_type(kind: Json, *, is_named: bool = False) -> str:
 
 def is_another(kind: Json) -> bool:
     """Return whether values of a type of a plan are of another one in Arrow, also inside of others."""
-    return is_json(kind) or kind.get("id") in ("TUPLE", "ARRAY", "UUID") or any(map(is_another, _parts_of(kind)))
+    return (
+        is_json(kind)
+        or is_within(kind)
+        or kind.get("id") in ("TUPLE", "ARRAY", "UUID")
+        or any(map(is_another, _parts_of(kind)))
+    )
 
 
 class Text:
@@ -204,7 +228,7 @@ class Text:
             whole = (literal["upper"] << 64) + literal["lower"] if isinstance(literal, dict) else int(literal)
             digits = str(abs(whole)).rjust(scale + 1, "0")
             literal = "-" * (whole < 0) + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits)
-        elif kind["id"] == "HUGEINT":
+        elif kind["id"] in ("HUGEINT", "UHUGEINT"):
             literal = (literal["upper"] << 64) + literal["lower"]
         elif not (kind["id"].endswith("INT") or kind["id"] in _AS_TEXT):
             return self._column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})

@@ -788,3 +788,9 @@ SELECT a, lag(x, a) OVER (ORDER BY a, x) AS y FROM (SELECT a, lag(b, b) OVER (PA
 SELECT * FROM t WHERE b = (SELECT max(z) FROM (SELECT lag(u.b, t.a) OVER (PARTITION BY u.a ORDER BY u.b, u.s) AS z FROM u));
 WITH q AS (SELECT a, lag(b, a) OVER (ORDER BY a, b, s, d, m, f) AS x FROM t) SELECT q.a, r.x FROM q JOIN q r ON q.x = r.a;
 SELECT a, product(b) OVER (PARTITION BY a ORDER BY b) AS p, lead(b, a) OVER (ORDER BY a, b, s, d, m, f) AS l FROM t;
+SELECT a::UHUGEINT::VARCHAR AS x, (a::UHUGEINT + 1::UHUGEINT)::INTEGER AS y, a::UHUGEINT::BIGNUM::VARCHAR AS z FROM t;
+SELECT a::BIT::VARCHAR AS x, bit_count(a::BIT & b::BIT) AS y, bitstring(a::BIT, 64)::VARCHAR AS z, count(DISTINCT b::BIT) OVER () AS n FROM t;
+SELECT union_tag(union_value(k := a))::VARCHAR AS x, union_value(n := a).n AS y, a::UNION(n INTEGER, m VARCHAR)::VARCHAR AS z FROM t;
+SELECT a, s FROM t WHERE s::ENUM('x', 'xy', 'abc', '', 'a%', 'é_', 'X') < 'abc'::ENUM('x', 'xy', 'abc', '', 'a%', 'é_', 'X');
+SELECT enum_code(s::ENUM('x', 'xy', 'abc', '', 'a%', 'é_', 'X')) AS x, count(*), enum_range(NULL::ENUM('a', 'b')) AS y FROM t GROUP BY x;
+SELECT coalesce(a::UHUGEINT, 3::UHUGEINT)::BIGINT AS x, [a::BIT]::VARCHAR AS y, TRY_CAST(s AS ENUM('x', 'xy'))::VARCHAR AS z FROM t WHERE a::UHUGEINT BETWEEN 1::UHUGEINT AND 3::UHUGEINT;
