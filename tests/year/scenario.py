@@ -436,12 +436,12 @@ class Year:
         """Back the location up, go on for a while, lose it, and begin again with the backup."""
         kept = DatedFiles(self._folder / "backup", self.clock)
         backup(self.store, kept, settings=QUIET, clock=self.clock)
-        self._write(self._drawn(1))
+        self._write(self._drawn(1), "commit alone")
         backup(self.store, kept, settings=QUIET, clock=self.clock)
         as_of_then, consumed = self.books.copy(), dict(self.consumed)
         for _ in range(20):
             self._pause(30.0)
-            self._write(self._drawn(1))
+            self._write(self._drawn(1), "commit alone")
         self._close_clients()
         shutil.rmtree(self._folder / "location")
         self.clock.sleep(2 * 3600.0)
@@ -459,8 +459,13 @@ class Year:
         return sum(part.rows for each in facts for part in each.contents.stored_parts)
 
     def _create_bag(self, name: str) -> None:
+        """Create a plain collection with all its keys: one that is seldom written would grow for months."""
         self._create(name, {"id": int}, {"reading": int, "note": str}, None)
         self._plain.append(name)
+        time = self.now()
+        change: Change = [(key, (key, f"note {self.chance.randrange(10**9)}"), 1) for key in range(KEYS)]
+        self._handles[name].write([((key, row), time, diff) for key, row, diff in change], seal=time + 1).result()
+        self._book(name, change)
 
     def _create(self, name: str, key: dict[str, type], value: dict[str, type], keyed: persist.Keyed | None) -> None:
         made = self.writer.create_or_load(name, key=key, value=value, timeline="ms", retention=WEEK, keyed=keyed)
