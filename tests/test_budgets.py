@@ -18,7 +18,7 @@ BOUNDS = {
     "follow several": 380,
     "write a dataset": 290,
     "ingest files": 210,
-    "upsert everything": 1020,
+    "upsert everything": 340,
     "read sealed unresolved events": 165,
     "put back": 155,
     "merge runs": 200,

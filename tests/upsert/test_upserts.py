@@ -1,5 +1,6 @@
 """Upserts as users see them: what events become, in any order of arrival, and what is refused."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.read.keyed import resolving
 from tests.reads import rows_with
 from tests.resolving import resolve_events
 
@@ -145,3 +147,27 @@ def test_maintenance_leaves_resolving_to_whoever_has_the_location_for_itself(tmp
             assert alone.load("users").handle.contents().pending
             alone.maintain()
             assert not alone.load("users").handle.contents().pending
+
+
+@pytest.mark.parametrize("order_by", [[], ["mark"]])
+def test_events_that_are_more_than_the_budget_come_to_the_same_as_at_once(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch, order_by: list[str]
+) -> None:
+    """They are cut: each of the parts has a few events, which arrived before those of the next one."""
+    chance = random.Random(7)
+    rows = [(chance.randrange(60), (chance.randrange(3), str(n), n % 5 == 0)) for n in range(200)]
+    events = [(*row, time) for time in (1, 2) for row in rows[100 * (time - 1) : 100 * time]]
+    key, value = {"id": pa.int64()}, {"mark": pa.int64(), "name": pa.string(), "gone": pa.bool_()}
+    form = persist.Keyed(order_by=order_by, tombstone="gone")
+    made: list[list[Any]] = []
+    for cuts in (False, True):
+        if cuts:
+            monkeypatch.setattr(resolving, "OWN_SHARE", 1 << 40)
+            monkeypatch.setattr(resolving, "SLICE_SHARE", 1 << 17)
+            monkeypatch.setattr(resolving, "OWN_PART_SHARE", 1 << 20)
+        users = client.create_or_load(f"users {cuts}", key=key, value=value, keyed=form)
+        users.upsert([(id_, (0, "old", False), 0) for id_ in range(0, 80, 2)], seal=1).result()
+        users.upsert(events, seal=3).result()
+        made.append(updates(users))
+    assert made[0] == made[1]
+    assert len(made[0]) > 100

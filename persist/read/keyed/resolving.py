@@ -57,6 +57,11 @@ from persist.upsert import (
 
 SLICE_SHARE = 16  # Of the memory budget one slice of events takes this fraction: what they touch is read besides.
 LEFTOVER_SHARE = 2  # And this one what has been decoded of waiting parts for the slices that come after it.
+# Own events up to this fraction are resolved at once, which takes seven times their memory. More are cut as pending
+# ones are, of parts in memory. This takes a third of that, and half as much time again; with the least budget, four
+# times as much, because slices are small then.
+OWN_SHARE = 2
+OWN_PART_SHARE = 1  # Each of these parts is made of this fraction of the budget.
 
 
 def resolved_updates(
@@ -90,8 +95,9 @@ def resolved_updates(
     events = events_schema(schema, event_fields(schema, form))
     parts = [contents.pending[number] for number in due(contents, end.elements)]
     bytes_max = reader.memory_budget // SLICE_SHARE
-    if own is not None and len(own) and sum(part.memory for part in parts) > bytes_max:
-        parts += (msgspec.structs.replace(part, inline=data) for data, part in encode_parts(own, events))
+    waiting_bytes = sum(part.memory for part in parts)
+    if own is not None and len(own) and (waiting_bytes > bytes_max or OWN_SHARE * own.nbytes > reader.memory_budget):
+        parts += _as_parts(own, events, reader.memory_budget // OWN_PART_SHARE)
         own = None
     scan = Scan(events, tuple(parts), lower, upper, events.names).pruned()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
@@ -175,6 +181,14 @@ def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) ->
             "events are to be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
         )
     return machine
+
+
+def _as_parts(own: pa.Table, events: CollectionSchema, bytes_max: int) -> list[Part]:
+    """Return events, in their order, as parts that hold their own bytes. Memory: these, and a copy of one."""
+    rows_max = max(1, bytes_max * len(own) // own.nbytes)
+    pieces = (own.slice(at, rows_max) for at in range(0, len(own), rows_max))
+    encoded = (data_and_part for piece in pieces for data_and_part in encode_parts(piece, events))
+    return [msgspec.structs.replace(part, inline=data) for data, part in encoded]
 
 
 def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own: pa.Table | None) -> pa.Table:
