@@ -27,7 +27,8 @@ listed long ago, so each of these is safe because it can never come to be needed
   checkpoint N that has been read. By `write_checkpoint`, one at v or later is made of N, or of one at v or later, and
   what it does not take over has its own seqno in the name. By induction, all checkpoints from v on name nothing but
   what N names and objects that are made for v or later. As soon as a checkpoint at v or later has been read, no newest
-  one is ever before v. From then on, what N does not name and what has a seqno up to that of N is unused for good. Late
+  one is ever before v. From then on, what N does not name and what has a seqno up to that of N is unused for good. What
+  a checkpoint before v names that is there by then stays as long as it does: it may be kept for what the log was. Late
   checkpoints before v may still come to be, and name what is gone: nobody opens them, and they are deleted.
 - *Part lists*: they are named by the record whose slot they were made for, and by checkpoints that keep its mutation,
   which they take over as they do with objects. So they need both a floor beyond their seqno, and the above.
@@ -73,6 +74,7 @@ from persist.log import (
     is_shown,
     is_upload,
     kinds,
+    listed_checkpoints,
     listed_records,
     table_root,
     uploaded_seqno,
@@ -521,6 +523,7 @@ class _Round:
         if not any(unused.values()):
             return
         end, named = self._declared(newest)
+        named |= self._named_since(present)
         for what, entries in unused.items():
             dead = (e for e in entries if e.key not in named and (object_seqno(e.key) or 0) < end)
             self._delete(what, dead, check=self._names.check_unnamed)
@@ -540,6 +543,21 @@ class _Round:
         # And without a grace period, what this client makes for an older one is not to go, either.
         end = basis.seqno + 1 if self._being_made is None else min(basis.seqno + 1, self._being_made)
         return end, self._names.named_by(basis) | self._names.named_by(after.checkpoint)
+
+    def _named_since(self, present: set[str]) -> set[str]:
+        """Return what of present the checkpoints name that came after the others were listed, until the declaration.
+
+        Others may have kept one of them, while this client slept, for what the log was then. The last one declared is
+        beyond them all, and later ones before it are made when there are newer ones, and cannot be used.
+        """
+        taken = self._follower.state.control.taken_over
+        if self._is_dry or taken is None:
+            return set()
+        since = {seqno for seqno, _ in listed_checkpoints(self._blob) if seqno < taken.seqno}
+        newest = self._names.newest()
+        if newest is None or since <= {mark.seqno for mark in self._ages.checkpoints}:
+            return set()
+        return self._names.named_by_others(since, newest, present)[0]
 
     def _take_over(self, newest: StoredCheckpoint) -> None:
         """Declare that checkpoints are made of this one, unless this client has slept and knows no record after it."""

@@ -15,7 +15,7 @@ import pytest
 
 import persist
 from persist.blob import Blob, BlobEntry
-from persist.log import commits
+from persist.log import checkpoint_key, commits
 from persist.replica import write_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.invariants import Guarded, check_named
@@ -202,6 +202,55 @@ def test_rule_24_a_collector_that_is_late_anywhere_deletes_nothing_that_the_newe
 
 def test_the_pauses_are_at_every_request_of_a_round() -> None:
     assert 50 < late(None).calls < CALLS
+
+
+def late_while_a_checkpoint_comes_and_is_kept(at: int | None) -> tuple[list[str], bool]:
+    """Let others keep a checkpoint as the last one of its hour while a collector is late at its call of number `at`.
+
+    Returns:
+        The calls of the collector, and whether the checkpoint is there at the end.
+    """
+
+    def change() -> None:
+        for n in range(world.made):
+            client.load(f"quiet {n}").write([((-1, None), 2, 1)]).result()
+        make_checkpoint()
+
+    def make_checkpoint() -> None:
+        client.collections()
+        write_checkpoint(world.store, *client.engine.follower.recent())
+
+    def meanwhile() -> None:
+        world.commit(1)
+        make_checkpoint()
+        kept.append(client.seqno)
+        world.clock.sleep(1.1 * HOUR)
+        change()
+        make_checkpoint()
+        client.gc()
+
+    kept: list[int] = []
+    with ExitStack() as stack:
+        world = World(stack, 2)
+        client = world.clients[1]
+        world.prepare()
+        change()
+        world.clock.sleep(HOUR / 2)
+        world.commit(1)
+        make_checkpoint()
+        world.paths[0].pause(at, meanwhile)
+        world.clients[0].gc()
+        report = client.fsck()
+        assert report.is_clean, report
+        return world.paths[0].log, bool(kept) and world.store.get(checkpoint_key(kept[0])) is not None
+
+
+def test_a_late_collector_keeps_what_a_checkpoint_names_that_others_made_and_kept_meanwhile() -> None:
+    calls, _ = late_while_a_checkpoint_comes_and_is_kept(None)
+    objects = next(n for n, call in enumerate(calls) if call.startswith("list directory/"))
+    newest = max(n for n, call in enumerate(calls[:objects]) if call.startswith("list checkpoint/"))
+    _, is_kept = late_while_a_checkpoint_comes_and_is_kept(newest)
+    assert is_kept
 
 
 class Actor:
