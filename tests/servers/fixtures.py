@@ -157,7 +157,7 @@ def _needs_s3(item: pytest.Item) -> bool:
     if {"spark", "gate"} & set(names) or item.get_closest_marker("spark") is not None:
         return False
     kinds = getattr(item, "callspec", None)
-    params = set(kinds.params.values()) if kinds is not None and {"place", "crowded"} & set(names) else set()
+    params = set(kinds.params.values()) if kinds is not None and {"place", "crowded", "store"} & set(names) else set()
     return bool({"s3_options", "rgw"} & set(names)) or bool({"s3", "fsspec"} & params)
 
 
