@@ -120,6 +120,28 @@ def test_a_step_that_is_overtaken_at_every_try_says_so_and_leaves_nothing(bank: 
     check_all(bank, blob)
 
 
+def test_a_step_holds_what_it_reads_of_an_input_that_is_compacted_meanwhile(bank: Bank, blob: MemoryBlob) -> None:
+    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
+    with persist.open(blob, settings=settings) as other:
+        moves, store = other.load("moves"), Stepped(blob)
+        bank.transfer(1500)  # In a part of its own.
+        bank.transfer()
+
+        def compact() -> None:
+            moves.allow_compaction(bank.time - 1).result()
+            parts = {entry.key for entry in blob.list("part/")}
+            moves.compact()
+            other.maintain()
+            other.gc()
+            assert parts <= {entry.key for entry in blob.list("part/")}
+
+        store.before("get", "part/", compact)
+        assert refreshed(store, ABOVE) == persist.Antichain(bank.time)
+        assert store.is_done
+        assert moves.since == persist.Antichain(0)  # Where the views were before.
+    check_all(bank, blob)
+
+
 def check_all(bank: Bank, blob: MemoryBlob) -> None:
     """Bring all views up to date; raise AssertionError unless they are right, and nothing is left over."""
     assert refreshed(blob, ABOVE) == persist.Antichain(bank.time)
