@@ -387,22 +387,27 @@ class StepPlan:
         return self._tasks(self.stages, partitions, known, written)[0]
 
     def needed_bytes(self, known: Known) -> tuple[int, int]:
-        """Return about what a step reads, decoded, if these touched keys are known; and what of that it needs whole."""
-        needs = self._needs
-        whole = [
-            self._readings[stage.number].contents_bytes
-            for stage in self.stages
-            if stage.source is not None
-            and self._is_whole(known_only(needs.get(stage.source.number, NOTHING), known.keys()), known)
-        ]
-        return self._tasks(self.stages, 1, known, {})[1], sum(whole)
+        """Return about what a step reads, decoded, if these keys are known, and what it passes on whole of that.
 
-    def _is_whole(self, need: Need, known: Known) -> bool:
+        Few keys that are looked up pass on no more than is read for them, whatever the source holds besides.
+        """
+        whole = 0
+        for stage in self.stages:
+            if stage.source is not None:
+                reading = self._readings[stage.number]
+                need = known_only(self._needs.get(stage.source.number, NOTHING), known.keys())
+                if self._is_whole(reading, need, known):
+                    whole += self._sliced(reading, need, known)[1] - reading.changes_bytes
+        return self._tasks(self.stages, 1, known, {})[1], whole
+
+    def _is_whole(self, reading: Reading, need: Need, known: Known) -> bool:
         """Return whether about all is needed: also where few keys come of much that changed, so most records have one
-        of them."""
+        of them, unless the source is known to have many keys: then a filter has passed few of the changes."""
         if need is None:
             return True
         for term in need:
+            if reading.has_many(term.columns):
+                continue
             keys = sum(map(len, known[term.keys].tables))
             changed = sum(self._readings[source].changed for source in self._sources[term.keys.exchange] or ())
             if term.columns and not term.keys.of and 0 < FEW_KEYS * keys < changed:

@@ -96,6 +96,18 @@ class Reading:
                 lines.append(f"an index would save about {size - least:,} bytes: {self.handle.name}.index({by})")
         return lines
 
+    def has_many(self, columns: Keys) -> bool:
+        """Return whether it can be told that a few values of these columns are those of a small part of the contents.
+
+        It is, by the keys that are known of the parts that are in the order of these columns: most of them differ.
+        """
+        path = self._path(columns)
+        if path is None:
+            return bool(columns) and {*self.contents.schema.key_names} <= {*columns}
+        width = len(path.columns)
+        known = [str(bound[:width]) for part in path.contents.all_parts for bound in part.keys or ()]
+        return 2 * len({*known}) > len(known) > 0
+
     def _wanted_keys(self, need: Need, known: Known) -> list[tuple[Keys, pa.Table]]:
         """Return the keys of which records are needed, by the columns that have them; none if these do not say it."""
         need = None if need is None else frozenset(term for term in need if len(known[term.keys].hashes))
