@@ -713,3 +713,10 @@ def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
             kept = [len(hashes) for hashes in known.hashes.values()]
             assert sum(kept) <= remembered
             assert len(kept) == len(others) or sum(kept) + 20 > remembered, "as many as there is room for"
+        gone = others.pop(1)
+        blob.delete(gone.checkpoint.directory[-1].blob)
+        reader = names.Names(blob)
+        present.discard(gone.checkpoint.directory[-1].blob)
+        named, useless = reader.named_by_others([gone.checkpoint.seqno, *seqnos], newest, present)
+        assert useless == {gone.pointer.blob}
+        assert named == set[str]().union(*(reader.named_by(each.checkpoint) for each in others))

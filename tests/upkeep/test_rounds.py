@@ -388,6 +388,21 @@ def test_what_a_collection_and_its_clone_share_goes_with_the_last_of_them(first:
                 client.maintain()  # Nobody reads it any more.
 
 
+def test_while_a_destroyed_collection_waits_uploads_of_others_go() -> None:
+    blob = Dated()
+    with opened(blob, orphan_grace_s=100.0, grace_s=5000.0) as client:
+        made = sorted((client.create_or_load(f"c{n}", key=KEY) for n in range(3)), key=lambda each: each.id)
+        made[1].write(LARGE, time=0, seal=1).result()
+        (waits,) = keys(blob, "part/")
+        for each in (made[0], made[2]):
+            list(PartWriter(blob, client.engine.follower.next_seqno).upload(each.id, each.schema, UPLOADED))
+        made[1].drop().result()
+        for _ in range(3):
+            client.gc()
+            blob.now_s += 200
+        assert keys(blob, "part/") == [waits]
+
+
 def test_an_upload_stays_while_there_is_no_room_to_declare_it_void() -> None:
     """Also one of before the first record, which lies below every floor that is ever declared."""
     blob = Dated()
