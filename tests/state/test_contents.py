@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from persist.errors import Locked, Superseded, WriterFenced
 from persist.log import Keyframe, TableFile, kinds, part_key
 from persist.state import with_replaced
 from persist.state.contents import CollectionState, check_runs
+from persist.state.location import ExclusiveWriter, check_writer
 from persist.state.publications import check_published, published
 from tests.state.test_refusals import ID, contents_after, part
 
@@ -68,6 +70,22 @@ def test_contents_after_a_compaction_keep_what_always_holds() -> None:
 def test_what_breaks_an_invariant_of_runs_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check_runs(msgspec.structs.replace(compacted(), **changed))
+
+
+@pytest.mark.parametrize("gone", [{"removed_runs": (4, 99)}, {"removed_keyframes": (3, 9)}])
+def test_a_compaction_of_what_another_one_has_replaced_loses(gone: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(Superseded, match="another one came first"):
+        with_replaced(compacted(), msgspec.structs.replace(kinds.Replace(ID), **gone))
+
+
+def test_whoever_opened_exclusively_after_another_is_named_by_its_epoch() -> None:
+    seal = kinds.Seal(ID, (5,))
+    check_writer(None, 5, None, [seal])
+    with pytest.raises(WriterFenced, match="another one did at seqno 5"):
+        check_writer(None, 5, 3, [seal])
+    with pytest.raises(Locked):
+        check_writer(ExclusiveWriter("1", "somebody"), 5, None, [seal])
+    check_writer(ExclusiveWriter("1", "somebody"), 5, 5, [seal])
 
 
 def test_what_breaks_an_invariant_of_published_tables_is_refused() -> None:
