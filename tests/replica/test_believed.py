@@ -22,7 +22,7 @@ from persist.log.envelope import put_framed
 from persist.replica import Follower, StateObject, checkpoint, directory
 from persist.replica.directory import EMPTY, DirectoryEntry, DirectoryObject, KnownLevels, check_leases
 from persist.replica.past import fate_of
-from persist.state import Dropped, TakenOver
+from persist.state import Dropped, LocationState, TakenOver
 from persist.state.contents import CollectionState
 from persist.state.state import CollectionEntry
 from tests.clocks import ImpatientClock
@@ -260,6 +260,20 @@ def test_with_a_checkpoint_a_log_may_begin_later() -> None:
     writer.checkpoint()
     writer.blob.delete(record_key(0))
     assert [stored.checkpoint.seqno for stored in checkpoint.stored_checkpoints(writer.blob)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("log_floor", "erased_at", "is_taken"),
+    [(0, (), True), (7, (), True), (8, (), False), (0, (2, 5, 7), True), (0, (2, 5, 8), False), (0, (2, 8), False)],
+)
+def test_no_level_is_taken_over_from_before_the_log_or_the_last_erasure(
+    log_floor: int, erased_at: tuple[int, ...], is_taken: bool
+) -> None:
+    levels = tuple(
+        directory.Level(BlobRef(f"directory/{seqno:020d}-{'0' * 32}.json", 1, "x"), EMPTY) for seqno in (7, 9)
+    )
+    control = LocationState(log_floor=log_floor, erasures=tuple((seqno, ID) for seqno in erased_at))
+    assert directory.taken_over(levels, control) == (levels if is_taken else ())
 
 
 def test_a_directory_is_cut_where_the_next_entry_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

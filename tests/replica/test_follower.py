@@ -59,6 +59,18 @@ def test_who_is_told_of_a_record_reads_that_one_and_asks_for_no_other(blob: Memo
         assert metered.counts()["get"].requests - gets[0] == 1
 
 
+def test_while_what_was_hinted_at_is_not_there_another_hint_counts_after_a_second(blob: MemoryBlob) -> None:
+    clock = ImpatientClock()
+    following = Follower(blob, clock)
+    taken = []
+    for after_s in (0, 0.5, 0.4, 0.2, 0.9):
+        clock.sleep(after_s)
+        before = following._hints
+        following.hint(100)
+        taken.append(following._hints != before)
+    assert taken == [True, False, False, True, False]
+
+
 def test_a_hint_of_what_is_not_there_changes_no_answer(blob: MemoryBlob) -> None:
     with persist.open(blob, settings=persist.Settings(background=False)) as writer:
         c = writer.create_or_load("c", key={"k": pa.int64()})

@@ -123,6 +123,16 @@ def test_an_upload_that_is_not_committed_is_deleted_only_where_it_is_known_that_
         making.close()
 
 
+def test_upkeep_is_told_of_each_commit_that_adds_updates(owner: Owner) -> None:
+    told: list[str] = []
+    owner.committer.groups.appended = told.append
+    owner.committer.submit([kinds.Seal(A, (1,))], {A: "a"}).result()
+    assert told == []
+    for _ in range(2):
+        owner.committer.submit([write(size=1)], {A: "a"}).result()
+    assert told == [A, A]
+
+
 def test_an_upload_that_comes_too_late_costs_its_own_operation_only(owner: Owner) -> None:
     owner.committer.submit([kinds.VoidUploads(1)], {}).result()
     held(owner, 1)
