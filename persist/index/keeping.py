@@ -102,13 +102,16 @@ def _make(
     wanted: Sequence[int],
     erasures: int,
 ) -> None:
+    # The hold of an old index is given up last, or since could go on between the two, beyond what the new one keeps.
+    late = [step for step in steps if isinstance(step, kinds.ReleaseHold)]
     with Commit(handle.engine) as commit:
         commit.add(handle, [ExpectErasures(handle.id, erasures)])
-        commit.add(index.handle, steps)
+        commit.add(index.handle, [step for step in steps if step not in late])
         if held is not None:
             commit.add(index.handle, _written(index, _contents(held, as_of), index.names_in(held.scan.given)))
             commit.add(index.handle, _sealed(index, as_of))
-        commit.add(handle, [kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))])
+        hold = kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))
+        commit.add(handle, [hold, *late])
 
 
 def _written(index: Index, tables: Iterable[pa.Table], names: dict[str, str]) -> list[Step]:

@@ -434,3 +434,15 @@ def test_an_index_that_is_not_made_leaves_nothing(facts: persist.Collection, mon
     assert facts.indexes() == []
     assert all(hold.name is None for hold in facts.holds())
     assert facts.index("d").rows == ROWS
+
+
+def test_an_index_is_made_anew_though_it_alone_keeps_history_readable(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"c": int})
+    orders.write([((1, 5), 3, 1)]).result()
+    orders.index("c")
+    orders.allow_compaction(2).result()
+    orders.evolve(add={"note": pa.string()})
+    client.maintain()
+    client.load("orders").seal(4).result()
+    with indexes_that_always_pay():
+        assert client.load("orders").get(where="c = 5").to_pylist() == [{"id": 1, "c": 5, "note": None}]
