@@ -290,7 +290,11 @@ def ui(
     from persist.notify import is_loopback
     from persist.web import MEMORY_BUDGET, served
 
-    with at.reading(memory_budget=MEMORY_BUDGET) as client, served(client, host, port, None, allow_host or []) as page:
+    with (
+        suppress(Terminated),
+        at.reading(memory_budget=MEMORY_BUDGET) as client,
+        served(client, host, port, None, allow_host or []) as page,
+    ):
         if at.as_json:
             print_json({"url": page.url})
         else:
@@ -301,8 +305,7 @@ def ui(
             import webbrowser
 
             webbrowser.open(page.url)
-        with suppress(Terminated):
-            page.run()
+        page.run()
     return OK
 
 
