@@ -34,5 +34,6 @@ has to pass before anything can stay as it was.
 
 answers    None is wrong, and nothing fails that should not.
 
-The first bound that breaks ends the run, with the day and by how much. `plants.py` has a fault for each of them.
+The first bound that breaks ends the run, with the day and by how much; with `--go-on`, only a wrong answer does.
+`plants.py` has a fault for each of them.
 """
