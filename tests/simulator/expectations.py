@@ -23,7 +23,7 @@ BAD_WRITES = {
     "wrong columns": ("SchemaMismatch", "InvalidUpdate"),
 }
 # Calls that read, and so need the lease of their client.
-LEASED = ("read", "poll", "advance", "subscribe", "changes", "maintain", "publish", "snapshots", *DERIVING)
+LEASED = ("read", "poll", "advance", "subscribe", "changes", "maintain", "publish", "snapshots", "find", *DERIVING)
 KEYED_WRITE = "updates for a keyed collection"
 REFUSED_WRITES = {**BAD_WRITES, KEYED_WRITE: ("KeyedCollection",)}
 # Which rule demands a refusal of the model.

@@ -107,7 +107,8 @@ class Physical:
             came = [row for n in names for row in (new[n].updates if n in new else waiting[n].events)]
             if number in self.pending and not any(row[2] >= resolved for row in left):
                 left = []
-            if sorted(left, key=repr) != sorted(came, key=repr) if number in self.numbered else left != came:
+            order = _by_key if number in self.pending else _in_any_order
+            if order(left) != order(came):
                 yield f"of part {number} stays {came} instead of {left}"
         self.numbered |= new
         self.history = [run for each in self.history if (run := _exchanged(each, places))]
@@ -273,6 +274,10 @@ def _resolved(number: int, first: int) -> int:
 def _exchanged(run: Run, places: Mapping[int, Run]) -> Run:
     """Return a run with other parts in the places of some."""
     return [n for number in run for n in places.get(number, [number])]
+
+
+def _in_any_order(rows: list[list[Any]]) -> list[list[Any]]:
+    return sorted(rows, key=repr)
 
 
 def _by_key(events: list[list[Any]]) -> list[list[Any]]:
