@@ -36,7 +36,7 @@ from persist.publish import Published, keep_tables_current, publish_together
 from persist.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
 from persist.settings import Location, Settings
 from persist.shown import html_rows, html_table
-from persist.timeline import Moment, Timeline, shown_time
+from persist.timeline import Moment, Timeline, time_text
 from persist.together import ReadingTogether
 from persist.upkeep import Deleted, GarbageReport
 from persist.view import View
@@ -583,7 +583,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
                 continue
             timeline = None if contents.timeline is None else Timeline(contents.timeline)
             since, upper = (
-                "for ever" if end.time is None else shown_time(end.time, timeline)
+                "for ever" if end.time is None else time_text(end.time, timeline)
                 for end in (contents.since, contents.upper)
             )
             rows.append((name, since, upper))

@@ -20,7 +20,7 @@ from persist.names import check_free_name
 from persist.read import record_count
 from persist.shown import aligned, html_rows, plain
 from persist.state import CollectionState
-from persist.timeline import Moment, Retention, retention_times, shown_time, timeline_of
+from persist.timeline import Moment, Retention, retention_times, time_text, timeline_of
 from persist.upsert import Keyed, form_of
 from persist.write import CommitFuture, check_token
 
@@ -240,5 +240,5 @@ class Collections(list[str]):
 
 def _cells_of(contents: CollectionState) -> tuple[str, str, str]:
     rows, upper = record_count(contents), contents.upper.time
-    sealed = "for ever" if upper is None else "-" if upper == 0 else shown_time(upper, timeline_of(contents.schema))
+    sealed = "for ever" if upper is None else "-" if upper == 0 else time_text(upper, timeline_of(contents.schema))
     return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

@@ -62,8 +62,16 @@ def timeline_of(schema: CollectionSchema) -> "Timeline | None":
     return None if schema.timeline is None else Timeline(schema.timeline)
 
 
+def time_text(time: int, timeline: "Timeline | None") -> str:
+    """Return a time as tables and commands show it: the moment where it is one, else the number.
+
+    The time 0 stands for the beginning, which is no moment that anybody means.
+    """
+    return str(time) if timeline is None or not time else timeline.text_of(time)
+
+
 def shown_time(time: int, timeline: "Timeline | None") -> str:
-    """Return a time for people: the number, and the moment that it is, if there is a timeline."""
+    """Return a time as errors name it, which may have to be given again: the number, and the moment that it is."""
     return str(time) if timeline is None else f"{time} ({timeline.text_of(time)})"
 
 

@@ -20,7 +20,7 @@ from persist.publish import Published, format_of, publish, published_tables, unp
 from persist.replica import LAST
 from persist.shown import html_table
 from persist.state import Unsealed, unsealed
-from persist.timeline import Moment, Timeline
+from persist.timeline import Moment, Timeline, time_text
 from persist.upsert import Keyed
 from persist.write import CommitFuture, note_steps
 
@@ -112,8 +112,7 @@ class CollectionBase:
             contents = self.handle.known()
             hidden = unsealed(contents)
             upper = contents.upper.time
-            before = upper if self.timeline is None or upper is None else self.timeline.text_of(upper)
-            sealed = f"sealed before {before}" if upper else "nothing sealed"
+            sealed = f"sealed before {time_text(upper, self.timeline)}" if upper else "nothing sealed"
             if contents.upper.is_empty:
                 sealed = "complete for ever"
             told = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")

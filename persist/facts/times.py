@@ -40,7 +40,7 @@ def written_time_of(text: str) -> int | str:
 
 
 def times_of(collection: "persist.Collection") -> Callable[[int], str]:
-    """Return how times of a collection are told to people: the number, and the moment where it is one."""
-    from persist.timeline import shown_time  # Here for the same reason.
+    """Return how times of a collection are told to people: as moments where they are, else as numbers."""
+    from persist.timeline import time_text  # Here for the same reason.
 
-    return partial(shown_time, timeline=collection.timeline)
+    return partial(time_text, timeline=collection.timeline)
