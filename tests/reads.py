@@ -28,7 +28,7 @@ CLIENT_WRITES = {
     "write",
 }
 COLLECTION_READS = {
-    "about", "as_of_join", "changes", "columns", "comment", "diff", "erasures", "get", "head", "history",
+    "about", "as_of_join", "changes", "columns", "comment", "diff", "erasures", "get", "head", "history", "id",
     "holds", "indexes", "late_bound", "late_counts", "listen", "name", "needs", "properties", "published", "retention",
     "since", "snapshot", "subscribe", "tags", "timeline", "to_pandas", "traces", "unsealed", "upper", "upserts",
 }  # fmt: skip
@@ -72,7 +72,9 @@ def read_everything(client: persist.Client) -> None:
     assert (orders.upper, orders.since) == (persist.Antichain(4), persist.Antichain(0))
     assert [hold.name for hold in orders.holds()] == ["consumer"]
     assert orders.timeline is None
-    assert (client.about, client.comment, client.properties) == (orders.about, orders.comment, orders.properties)
+    assert (client.about.comment, client.comment, orders.about.comment, orders.comment) == ("",) * 4
+    assert {*client.properties} <= {"requests.hours"}, "clients that wrote may have told of their requests"
+    assert orders.properties == {}
     assert (orders.tags(), orders.retention) == ({}, None)
     assert client.history().num_rows >= orders.history().num_rows > 0
     assert orders.unsealed is None

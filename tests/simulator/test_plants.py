@@ -12,7 +12,7 @@ from tests.simulator.language import Step
 from tests.simulator.plants import PLANTS, planted
 from tests.simulator.shuffle import Manner, shuffled
 
-SEEDS = 12
+SEEDS = 30
 # The episode that finds each fault, and what it may say is broken.
 FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
     "a commit is acknowledged before its create is known to have happened": (Episode(13, 300), {"lost"}),

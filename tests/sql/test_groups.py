@@ -123,7 +123,7 @@ def test_groups_go_with_their_view_and_with_its_query(client: persist.Client) ->
 WIDE = "SELECT k, avg(v) AS mean, count(*) AS n FROM t GROUP BY k"
 SAME = {  # Queries that have the groups of the first one, and want no more of them than that one does.
     WIDE: "SELECT k, 2 * avg(v) AS mean, 0 + count(*) AS n FROM t GROUP BY k HAVING sum(v) > 2",
-    MEANS: "SELECT k, avg(v) - sum(v)::DOUBLE AS mean FROM t GROUP BY k ORDER BY 2 DESC LIMIT 2",
+    MEANS: "SELECT k, avg(v) - sum(v)::DOUBLE AS mean FROM t GROUP BY k ORDER BY 2 DESC, 1 LIMIT 2",
     FIRST: "SELECT k, sum(v) AS total FROM t GROUP BY k",
     SHARE: "SELECT 1 - sum(CASE WHEN k = 'a' THEN v END) / sum(v) AS share FROM t",
 }
