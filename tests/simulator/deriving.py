@@ -16,7 +16,7 @@ from tests.model import EMPTY
 from tests.simulator.effects import latest_moment
 from tests.simulator.history import Commit, Event
 from tests.simulator.judgement import Judgement
-from tests.simulator.physical import summed
+from tests.simulator.physical import in_any_order, summed
 from tests.simulator.versions import Contents, View
 
 # Calls in which the library writes to collections that nobody writes.
@@ -75,13 +75,16 @@ class Deriving(Judgement):
         keys, physical, contents = {*asked[-1].args["keys"]}, self.physical[id_], view.contents(id_)
         resolved = EMPTY if view.keyed(id_) is None else view.resolved(id_)
         left = physical.left_of(mutation, keys)
+        waits = [] if view.keyed(id_) is None else physical.events_left_of(mutation, keys, resolved)
         first = bisect_left(self.latest, asked[-1].invoked)
         for until in range(view.version, first - 1, -1):  # It was worked out in one of these versions.
             kept = [update for update in contents.without(keys, until) if update[2] < resolved]
-            if summed(u for u in kept if u[0] in keys and u[2] >= physical.history_from) == left:
+            late = [row for row in contents.after(until) if row[0] in keys and row[2] >= resolved]
+            kept_of_keys = summed(u for u in kept if u[0] in keys and u[2] >= physical.history_from)
+            if kept_of_keys == left and in_any_order(late) == waits:
                 break
         else:
-            self.blame("erase", f"it leaves {left}, and not all of that came meanwhile: {commit}")
+            self.blame("erase", f"it leaves {left} and {waits}, and not all of that came meanwhile: {commit}")
         for wrong in physical.erase(mutation, keys, kept, 0 if view.keyed(id_) is None else resolved):
             self.blame("erase", f"{wrong}: {commit}")
         view.erase(id_, keys, until)

@@ -107,7 +107,7 @@ class Physical:
             came = [row for n in names for row in (new[n].updates if n in new else waiting[n].events)]
             if number in self.pending and not any(row[2] >= resolved for row in left):
                 left = []
-            order = _by_key if number in self.pending else _in_any_order
+            order = _by_key if number in self.pending else in_any_order
             if order(left) != order(came):
                 yield f"of part {number} stays {came} instead of {left}"
         self.numbered |= new
@@ -131,6 +131,12 @@ class Physical:
         replaced = {number for number, _ in mutation["replaced"]}
         rows = (u for run in self.history for n in run if n not in replaced for u in self.numbered[n].updates)
         return summed(update for update in rows if update[0] in keys)
+
+    def events_left_of(self, mutation: dict[str, Any], keys: set[int], resolved: int) -> list[list[Any]]:
+        """Return the events of some keys that wait beyond resolved, and that an erasure leaves, in any order."""
+        replaced = {number for number, _ in mutation["replaced"]}
+        events = (event for n, part in self.pending.items() if n not in replaced for event in part.events)
+        return in_any_order([event for event in events if event[0] in keys and event[2] >= resolved])
 
     def cloned(self, mutation: dict[str, Any], updates: list[Update], folder: str) -> Iterator[str]:
         """Become a clone's description of another collection, this one; yield what is wrong with it.
@@ -276,7 +282,7 @@ def _exchanged(run: Run, places: Mapping[int, Run]) -> Run:
     return [n for number in run for n in places.get(number, [number])]
 
 
-def _in_any_order(rows: list[list[Any]]) -> list[list[Any]]:
+def in_any_order(rows: list[list[Any]]) -> list[list[Any]]:
     return sorted(rows, key=repr)
 
 

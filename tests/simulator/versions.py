@@ -59,6 +59,10 @@ class Contents:
         """Return the updates, or of a keyed collection the events, that came until a version."""
         return [row for came, row in self._came if came <= until]
 
+    def after(self, until: int) -> list[Any]:
+        """Return the updates, or of a keyed collection the events, that came after a version."""
+        return [row for came, row in self._came if came > until]
+
     def at(self, version: int) -> "Contents":
         """Return it as it was in a version: before what was erased after that."""
         return next((before for erased, before in self._eras if version <= erased), self)
