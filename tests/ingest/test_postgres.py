@@ -270,11 +270,14 @@ def test_the_server_keeps_nothing_that_is_durable(database: Database) -> None:
     database.ingest(tables=["t"])
     database.run("INSERT INTO other SELECT generate_series(1, 10000)")
     [[end]] = database.rows("SELECT pg_current_wal_lsn()")
-    database.ingest(tables=["t"])
-    [[is_free]] = database.rows(
-        f"SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots WHERE database = current_database()"
-    )
-    assert is_free
+    for _ in range(3):  # A busy server may tell how far it is only after an ingest has ended.
+        database.ingest(tables=["t"])
+        [[is_free]] = database.rows(
+            f"SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots WHERE database = current_database()"
+        )
+        if is_free:
+            return
+    pytest.fail("the server keeps its log for an ingest that has seen all of it")
 
 
 def test_a_password_is_in_no_message(server: Server, tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ from tests.simulator.language import Step
 from tests.simulator.plants import PLANTS, planted
 from tests.simulator.shuffle import Manner, shuffled
 
-SEEDS = 30
+SEEDS = 20
 # The episode that finds each fault, and what it may say is broken.
 FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
     "a commit is acknowledged before its create is known to have happened": (Episode(13, 300), {"lost"}),
     "since passes what readers hold": (Episode(57, 120), {"compaction", "hold", "since"}),
     "a token is not remembered": (Episode(1, 150), {"phantom", "once", "token", "invariant"}),
     "a write at a sealed time is taken": (Episode(1, 150), {"late"}),
-    "a collector waits for nobody who reads": (Episode(4, 300, collects=True), {"deletion"}),
     "a collector asks no clone what it names": (Episode(19, 250, clones=True), {"deletion", "invariant"}),
     "compaction gives up what a published table needs": (Episode(1, 250, publishes=True), {"published", "deletion"}),
     "a published table shows a row that has changed": (Episode(9, 400, is_keyed=True, publishes=True), {"published"}),
@@ -41,11 +40,13 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "persist")
 
 
+# Two faults that chance rarely meets: schedules that are written down find them.
 LATE = "a late collector believes what it listed"
+HASTY = "a collector waits for nobody who reads"
 
 
 @pytest.mark.thorough(except_every=4)
-@pytest.mark.parametrize("fault", [fault for fault in PLANTS if fault != LATE])
+@pytest.mark.parametrize("fault", [fault for fault in PLANTS if fault not in (LATE, HASTY)])
 def test_a_planted_fault_is_found_by_its_seed(fault: str) -> None:
     first, rules = FOUND_BY[fault]
     # What else changes in the library may change what a seed meets, so the ones after it may find the fault, too.
@@ -135,6 +136,6 @@ def test_what_a_claim_may_read_is_missed_after_the_very_call_that_deletes_it() -
     assert run.tap.broken == []
     assert judge(history) == []
 
-    with planted("a collector waits for nobody who reads"):
+    with planted(HASTY):
         _, run = shuffled(one_reader(), 1, calm)
     assert "what c" in run.tap.broken[0]
