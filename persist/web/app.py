@@ -12,7 +12,9 @@ import ipaddress
 import json
 import logging
 import secrets
+import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -299,11 +301,20 @@ def served(
             )
         )
 
-        def stop() -> None:
+        def stop(*_: object) -> None:
             server.should_exit = True
 
+        def run() -> None:
+            is_main = threading.current_thread() is threading.main_thread()
+            before = signal.signal(signal.SIGTERM, stop) if is_main else None  # None may interrupt how a loop is made.
+            try:
+                server.run(sockets=[listener])
+            finally:
+                if is_main:
+                    signal.signal(signal.SIGTERM, before)
+
         url = f"http://{shown_host}:{listener.getsockname()[1]}/{token}/"
-        yield Served(url, lambda: server.run(sockets=[listener]), stop)
+        yield Served(url, run, stop)
 
 
 def _try(look: Callable[[], object]) -> None:
