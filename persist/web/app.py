@@ -306,7 +306,8 @@ def served(
 
         def run() -> None:
             is_main = threading.current_thread() is threading.main_thread()
-            before = signal.signal(signal.SIGTERM, stop) if is_main else None  # None may interrupt how a loop is made.
+            # A handler that raises would interrupt how the loop is made, and leave a half of one.
+            before = signal.signal(signal.SIGTERM, stop) if is_main else None
             try:
                 server.run(sockets=[listener])
             finally:

@@ -105,10 +105,10 @@ def test_no_size_of_message_raises_the_memory_of_a_server(tmp_path: Path, token:
 
 def test_who_has_no_token_is_refused_before_its_message_has_come(serving: Client) -> None:
     with serving.serve(LOCAL, token=TOKEN) as served, flight.FlightClient(served.url) as client:
-        # Nothing of the request is sent, and yet there is an answer.
-        _, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"{}"), flight.FlightCallOptions(timeout=60))
+        # Nothing of the request is sent, and yet there is an answer: to the call itself, if it comes soon.
+        command, options = flight.FlightDescriptor.for_command(b"{}"), flight.FlightCallOptions(timeout=60)
         with pytest.raises(flight.FlightUnauthenticatedError, match="token"):
-            reader.read_chunk()
+            client.do_exchange(command, options)[1].read_chunk()
 
 
 @pytest.mark.parametrize(
