@@ -20,7 +20,7 @@ from persist.codecs import DIFF, TIME, CollectionSchema, columns_like, sides_lik
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.engine.writer import OpenOptions
-from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage, SchemaMismatch
+from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
 from persist.log import FORMAT, FORMAT_MIN, KeyedForm, kinds
 from persist.names import check_free_name, check_name, groups_prefix, view_hold
 from persist.settings import Location, open_storage
@@ -109,6 +109,9 @@ def created_or_loaded(
             engine.submit("create_or_load", steps, {id_: name}).result()
         except CollectionExists:
             continue  # Another client created it in between: load that one.
+        except Locked:  # Another client may have created it before an exclusive one came: loading needs no lock.
+            if name not in engine.follower.refresh().ids:
+                raise
 
 
 def target_of_rows(

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -203,6 +204,40 @@ def test_a_fenced_client_does_not_unlock_its_successor_when_it_closes(blob: Memo
     with opened(blob) as shared, pytest.raises(persist.errors.Locked):
         shared.create_or_load("c", key=KEY)
     new.close()
+
+
+class Overtaken(MemoryBlob):
+    """Lets others commit just before the first record that is created after `overtake` was set."""
+
+    overtake: Callable[[], None] | None = None
+
+    def create(self, key: str, value: bytes) -> bool:
+        overtake, self.overtake = self.overtake, None
+        if overtake is not None:
+            overtake()
+        return super().create(key, value)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_another_one_creates_before_the_lock_is_loaded(is_there: bool) -> None:
+    """Whoever loses a race to create it, and then finds the location locked, need not write at all."""
+    blob = Overtaken()
+    exclusive: list[persist.Client] = []
+
+    def others() -> None:
+        with opened(blob) as another:
+            another.create_or_load("c" if is_there else "d", key=KEY)
+        exclusive.append(opened(blob, mode="exclusive", reentrance_id="job"))
+
+    with opened(blob) as client:
+        client.create_or_load("before", key=KEY)
+        blob.overtake = others
+        if is_there:
+            assert client.create_or_load("c", key=KEY).name == "c"
+        else:
+            with pytest.raises(persist.errors.Locked):
+                client.create_or_load("c", key=KEY)
+    exclusive[0].close()
 
 
 def test_what_was_asked_for_before_the_fence_and_not_committed_loses(tmp_path: Path) -> None:
