@@ -140,7 +140,7 @@ class Answers(Replay):
         elif event.op in ("close_snapshot", "close_feed", "release", "advance"):
             of = int(next(event.args[name] for name in ("snapshot", "feed", "hold") if name in event.args))
             is_kept = event.op == "release" and event.args["how"] == "close" and self.holds[of].name is not None
-            if not is_kept and not (event.op == "advance" and event.error is not None):
+            if not is_kept and not (event.op == "advance" and event.error not in (None, "Indeterminate")):
                 self._end_claims(event, lambda claim: claim.event.id == of)
             self._follow_end(event, of)
         elif event.op == "poll":
@@ -158,8 +158,10 @@ class Answers(Replay):
             self.feeds[of].is_closed = True
         elif event.op == "close_snapshot":
             self.closed_snapshots.add(of)
-        elif event.op == "advance" and event.ok:
-            self.holds[of].time = event.args["time"]
+        elif event.op == "advance" and event.error in (None, "Indeterminate"):
+            # It may have moved, or move by a later record of its client; either way it does not pass that time.
+            if event.ok:
+                self.holds[of].time = event.args["time"]
             self._claim(self.by_id[of], event, event.args["time"])
         elif event.op == "release" and event.error not in ("ClientClosed", "HoldMoved"):
             self.holds[of].is_released = True
