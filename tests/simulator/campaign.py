@@ -20,6 +20,7 @@ from tests.simulator.judge import judge
 from tests.simulator.judgement import Violation
 from tests.simulator.language import Step, generate
 from tests.simulator.players import Run, features
+from tests.simulator.relayed import relayed_steps
 from tests.simulator.served import ServedRun, served_steps
 from tests.simulator.shrink import TRIES, shrink
 from tests.simulator.shuffle import Manner, shuffled
@@ -33,6 +34,8 @@ KEYED = 0.3
 COLLECTORS = 0.25
 CLONES = 0.3
 PUBLISHES = 0.3
+SLEEPS = 0.25
+THROUGH = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +50,25 @@ class Episode:
     collects: bool = False
     clones: bool = False
     publishes: bool = False
+    sleeps: bool = False
+    through: bool = False
 
     def steps(self) -> list[Step]:
         kinds = {"flat_out": self.flat_out, "is_keyed": self.is_keyed, "collects": self.collects}
-        more = {"clones": self.clones, "publishes": self.publishes}
+        more = {"clones": self.clones, "publishes": self.publishes, "sleeps": self.sleeps}
         steps = generate(self.seed, self.size, features(), **kinds, **more)
-        return served_steps(steps, self.seed) if self.scheduler == "served" else steps
+        if self.scheduler == "served":
+            return served_steps(steps, self.seed)
+        return relayed_steps(steps, self.seed) if self.through and self.scheduler == "shuffled" else steps
 
     @property
     def manner(self) -> Manner:
         """Of a shuffled one: those who collect are stopped for long, and the others go on meanwhile."""
-        return Manner(patience=0.8, waits_s=5.0) if self.collects else Manner()
+        return Manner(patience=0.8, waits_s=5.0) if self.collects or self.sleeps else Manner()
 
     def __str__(self) -> str:
         more = {"flat out": self.flat_out, "keyed": self.is_keyed, "collectors": self.collects, "clones": self.clones}
-        more["published"] = self.publishes
+        more |= {"published": self.publishes, "asleep": self.sleeps, "through": self.through}
         return " ".join([f"seed={self.seed} size={self.size} {self.scheduler}", *(name for name in more if more[name])])
 
 
@@ -102,7 +109,7 @@ def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
     chance = random.Random(seed)
     while True:
         [scheduler] = chance.choices([*SCHEDULERS], [*SCHEDULERS.values()])
-        kinds = [chance.random() < share for share in (flat_out, KEYED, COLLECTORS, CLONES, PUBLISHES)]
+        kinds = [chance.random() < share for share in (flat_out, KEYED, COLLECTORS, CLONES, PUBLISHES, SLEEPS, THROUGH)]
         yield Episode(chance.randrange(10**9), chance.choice(SIZES), scheduler, *kinds)
 
 

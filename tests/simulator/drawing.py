@@ -4,12 +4,19 @@
 """
 
 import random
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 KEYS = 4
 VIEW = "w"
 VIEWED = ("snapshot", "changes", "upper", "since", "listen", "subscribe", "hold", "compact", "tags")
 TAGS = ("first", "second")
+FALLS_ASLEEP = 1 / 25
+# Where a round may be late: between what it lists and what it reads and deletes, mostly.
+ASLEEP_AT = [("list checkpoint/", 8)] * 4 + [("list ", 12), ("list log/", 3), ("get checkpoint/", 4), ("", 60)]
+ASLEEP_S = (8000, 12_000, 20_000)
+PASSES_ASLEEP_S = (40, 400, 2000, 4000)
 
 
 class Belief(Protocol):
@@ -19,11 +26,25 @@ class Belief(Protocol):
     since: int
 
 
+@dataclass
+class Asleep:
+    """Who sleeps in the middle of a collection of garbage, and the one collection that others change meanwhile.
+
+    What nobody changes stands in objects that newer checkpoints take over, and these are what one who wakes may delete.
+    """
+
+    slot: int
+    busy: str
+    left_s: float
+
+
 class Drawing:
     """Fills in steps, given what is believed of their collection."""
 
     chance: random.Random
     names: tuple[str, ...]
+    modes: dict[int, str]  # Of the clients, by slot.
+    asleep: Asleep | None
     viewing: set[int]  # The slots that have a handle of the view.
 
     def _as_of(self, belief: Any) -> int | None:
@@ -31,6 +52,28 @@ class Drawing:
 
     def _crash_in(self, step: dict[str, Any], calls: int) -> None:
         raise NotImplementedError
+
+    def _fallen_asleep(self) -> dict[str, Any] | None:
+        """Return a collection of garbage that sleeps in the middle of itself for hours, now and then."""
+        slots = [slot for slot, mode in self.modes.items() if mode != "read"]
+        if not slots or self.chance.random() >= FALLS_ASLEEP:
+            return None
+        chance = self.chance
+        request, skipped = chance.choice(ASLEEP_AT)
+        self.asleep = Asleep(chance.choice(slots), chance.choice(self.names), chance.choice(ASLEEP_S))
+        stop = {"request": request, "skipped": chance.randrange(skipped), "seconds": self.asleep.left_s}
+        return {"op": "gc", "slot": self.asleep.slot, "stop": stop}
+
+    def _awake(self, slots: Iterable[int]) -> list[int]:
+        return [slot for slot in slots if self.asleep is None or slot != self.asleep.slot]
+
+    def _sleep_on(self, step: dict[str, Any]) -> None:
+        """Let time pass while somebody sleeps, until that one wakes."""
+        assert self.asleep is not None
+        step["seconds"] = self.chance.choice(PASSES_ASLEEP_S)
+        self.asleep.left_s -= step["seconds"]
+        if self.asleep.left_s < 0:
+            self.asleep = None
 
     def _tag(self, step: dict[str, Any], belief: Belief) -> None:
         step |= {"tag": self.chance.choice(TAGS), "time": self._as_of(belief), "move": self.chance.random() < 0.5}

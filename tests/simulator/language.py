@@ -14,9 +14,10 @@ from collections.abc import Collection
 from typing import Any
 
 from tests.model import EMPTY, ORDERED, TOMBSTONE
-from tests.simulator.drawing import KEYS, TAGS, VIEW, VIEWED, Drawing
+from tests.simulator.drawing import KEYS, TAGS, VIEW, VIEWED, Asleep, Drawing
 from tests.simulator.expectations import BAD_WRITES, KEYED_WRITE
 from tests.simulator.weights import (
+    ASLEEP_WEIGHTS,
     CLONES_WEIGHTS,
     COLLECTORS_WEIGHTS,
     FEATURE_WEIGHTS,
@@ -70,6 +71,7 @@ def generate(
     collects: bool = False,
     clones: bool = False,
     publishes: bool = False,
+    sleeps: bool = False,
     slots: int = SLOTS,
 ) -> list[Step]:
     """Return size steps, of the public operations that features and their predecessors name.
@@ -80,13 +82,14 @@ def generate(
         collects: there are many records, and several who collect garbage.
         clones: collections are cloned, dropped, compacted and collected.
         publishes: collections are published as Delta tables, compacted and collected.
+        sleeps: one who collects sleeps for hours, and the others commit to one collection and collect meanwhile.
     """
     more = (FLAT_OUT_WEIGHTS if flat_out else {}) | (KEYED_WEIGHTS if is_keyed else {})
     more |= COLLECTORS_WEIGHTS if collects else {}
     more |= CLONES_WEIGHTS if clones else {}
     more |= PUBLISHES_WEIGHTS if publishes else {}
-    kind = {"flat_out": flat_out, "is_keyed": is_keyed, "collects": collects, "publishes": publishes, "slots": slots}
-    return _Generator(seed, frozenset(features), more, **kind).steps(size)  # type: ignore[arg-type]
+    kind = {"flat_out": flat_out, "is_keyed": is_keyed, "collects": collects, "publishes": publishes, "sleeps": sleeps}
+    return _Generator(seed, frozenset(features), more, slots=slots, **kind).steps(size)
 
 
 class _Generator(Drawing):
@@ -100,9 +103,12 @@ class _Generator(Drawing):
         is_keyed: bool,
         collects: bool,
         publishes: bool,
+        sleeps: bool,
         slots: int,
     ) -> None:
         self.publishes = publishes
+        self.sleeps = sleeps
+        self.asleep: Asleep | None = None
         self.slots = slots
         self.chance = random.Random(seed)
         self.flat_out = flat_out
@@ -127,6 +133,7 @@ class _Generator(Drawing):
             weights |= with_feature if feature in features else {}
         weights |= more
         self.ops, self.weights = list(weights), list(weights.values())
+        self.weights_asleep = [weight * ASLEEP_WEIGHTS.get(op, 0) for op, weight in weights.items()]
 
     def steps(self, size: int) -> list[Step]:
         steps: list[Step] = []
@@ -137,7 +144,9 @@ class _Generator(Drawing):
         while len(steps) < size:
             if self.chance.random() < 0.03:
                 self.weather = self.chance.choices(list(WEATHER), [6, 3, 1])[0]
-            op = self.chance.choices(self.ops, self.weights)[0]
+            if self.sleeps and self.asleep is None and (step := self._fallen_asleep()) is not None:
+                steps.append(step)
+            op = self.chance.choices(self.ops, self.weights_asleep if self.asleep else self.weights)[0]
             step = self.planned.pop(0) if self.planned else self._step(op)
             if step is not None:
                 steps.append(step)
@@ -150,12 +159,12 @@ class _Generator(Drawing):
     def _step(self, op: str) -> Step | None:
         chance = self.chance
         if op == "open":
-            return self._open(chance.randrange(self.slots), self._mode())
+            return self._open(chance.choice(self._awake(range(self.slots))), self._mode())
         if op in ("pass", "up", "down", "deliver"):
             return self._about_the_world(op)
-        slots = list(self.modes)
+        slots = self._awake(self.modes)
         if not slots:
-            return self._open(0, "shared")
+            return self._open(self._awake(range(self.slots))[0], "shared")
         step: Step | None = {"op": op, "slot": chance.choice(slots)}
         assert step is not None
         known = self.handles[step["slot"]]
@@ -183,6 +192,10 @@ class _Generator(Drawing):
             if not known:
                 return self._create_or_load(step["slot"], chance.choice(self.names))
             step["name"] = chance.choice(sorted(known))
+            if self.asleep is not None:
+                step["name"] = self.asleep.busy
+                if step["name"] not in known:
+                    return self._create_or_load(step["slot"], step["name"])
             if op == "resolve" and kind_of(step["name"]) not in KEYED_ONLY:
                 return None
             getattr(self, f"_{op}", lambda step, belief: None)(step, self.belief[step["name"]])
@@ -241,6 +254,8 @@ class _Generator(Drawing):
         step: Step = {"op": op, "slot": None}
         if op == "pass":
             step["seconds"] = self.chance.choice([0.1, 1, 1, 10, 10, 40, 40, 100, 200, 1000, 4000])
+            if self.asleep is not None:
+                self._sleep_on(step)
         elif op in ("down", "up"):
             step["slot"] = self.chance.choice([None, *range(self.slots)]) if op == "down" else None
         return step

@@ -14,8 +14,10 @@ from persist.blob import Blob
 from tests.simulator.baton import Baton
 from tests.simulator.history import History
 from tests.simulator.language import Step, generate
-from tests.simulator.players import Run, features
-from tests.simulator.world import Nuisance
+from tests.simulator.players import SETTINGS, Run, features
+from tests.simulator.relayed import Server, Wires
+from tests.simulator.world import ClientClock, Nuisance
+from tests.tuned import tuned
 
 BACKLOG_MAX = 3  # Steps that wait for their driver; more would make all that is believed about frontiers wrong.
 
@@ -59,6 +61,29 @@ class ShuffledRun(Run):
         self.nuisance = Nuisance(baton, manner.stalls, manner.freezes, manner.seconds)
         self._drivers: dict[int, Driver] = {}
         self._failed: list[BaseException] = []
+        self._wires = Wires(baton)
+        self._servers: dict[str, Server] = {}  # By the name of the client that commits through it.
+
+    def execute(self, steps: list[Step]) -> History:
+        with self._wires.laid():
+            return super().execute(steps)
+
+    def _more_options(self, step: Step, name: str) -> dict[str, Any]:
+        if not step.get("is_through"):
+            return {}
+        store = self.store_type(self.tap, name, self.nuisance)
+        self.stores.append(store)
+        if "server_dies" in step:
+            store.cut_at(**step["server_dies"])
+        settings = tuned(background=False, **SETTINGS)
+        self._servers[name] = server = Server(store, ClientClock(self.world, 0), settings)
+        return {"commit_through": self._wires.lead_to(server)}
+
+    def _leave(self, number: int) -> None:
+        slot = self.slots.get(number)
+        if slot is not None and slot.name in self._servers:
+            self._servers[slot.name].kill()
+        super()._leave(number)
 
     def _do(self, step: Step) -> None:
         if self._failed:

@@ -102,3 +102,20 @@ PUBLISHES_WEIGHTS = {
     "pass": 6,
     "destroy": 0.6,
 }
+# While one who collects garbage sleeps, others commit to one collection and collect: as many times what they else do.
+ASLEEP_WEIGHTS = {
+    "write": 2,
+    "seal": 2,
+    "allow_compaction": 1,
+    "compact": 1,
+    "upper": 1,
+    "poll": 0.3,
+    "snapshot": 0.3,
+    "read": 0.3,
+    "close_snapshot": 1,
+    "settle": 1,
+    "open": 0.5,
+    "gc": 4,
+    "maintain": 1,
+    "pass": 3,
+}
