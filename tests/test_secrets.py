@@ -5,8 +5,10 @@ that refuses; then every error, text, log line, output of a command and byte of 
 `tests/test_security.py` does the same for S3 that works.
 """
 
+import faulthandler
 import json
 import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -102,8 +104,8 @@ def location(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_a_planted_secret_is_in_no_error_log_or_object(
-    way: Way, location: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_planted_secret_is_in_no_error_crash_report_log_or_object(
+    way: Way, location: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     texts: list[str] = []
@@ -115,14 +117,15 @@ def test_a_planted_secret_is_in_no_error_log_or_object(
                 texts += [repr(made.metrics()), made.url, repr(made.engine.blob)]
                 made.close()
         except (persist.PersistError, ImportError, OSError) as error:
-            error_text = "".join(traceback.format_exception(error))
-            texts += [error_text, repr(error), str(error)]
+            sys.excepthook(type(error), error, error.__traceback__)  # What is printed where nobody catches it.
+            faulthandler.dump_traceback()
+            texts += ["".join(traceback.format_exception(error)), repr(error), str(error)]
     assert texts, "it was tried"
     texts += [str(each.message) for each in warned]
     texts += [
         record.getMessage() + str(record.exc_text) for record in caplog.records if record.name.startswith("persist")
     ]
-    texts.append(all_that_is_stored(location))
+    texts += [*capfd.readouterr(), all_that_is_stored(location)]
     with persist.open(location, mode="read") as client:
         texts.append(str(client.history().to_pylist()))
     for text in texts:

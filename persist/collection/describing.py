@@ -235,11 +235,14 @@ class DescribingCalls(CollectionBase, Described):
         """Remove the collection; its name becomes free for a new one at once.
 
         Its blobs are deleted by garbage collection, when nobody can be reading them any more. A view lets go of what it
-        reads in the same commit, and indexes of the collection go with it.
+        reads in the same commit, and indexes of the collection go with it. If there is any of these, this client looks
+        first whether others have made it anew.
 
         Raises (the future):
             CollectionNeeded: views read it.
         """
+        if indexes_of(self.handle) or self.handle.known().view:
+            self.handle.engine.follower.refresh()
         return drop(self.handle, steps_to_drop(self.handle, indexes_of(self.handle)))
 
 

@@ -314,6 +314,18 @@ def test_an_index_follows_columns_that_change(facts: persist.Collection) -> None
         facts.evolve(drop=["dim"])
 
 
+def test_a_collection_can_be_dropped_whose_index_others_made_anew(
+    client: persist.Client, facts: persist.Collection
+) -> None:
+    facts.index("d")
+    with persist.open(client.engine.blob, settings=QUIET) as other:
+        theirs = other.load("facts")
+        theirs.drop_index("d").result()
+        theirs.index("d")
+        facts.drop().result()
+    assert list(client.collections()) == []
+
+
 def test_dropping_an_index_changes_no_answer_and_dropping_the_collection_drops_its_indexes(
     client: persist.Client, facts: persist.Collection
 ) -> None:

@@ -13,8 +13,13 @@ VIEW = "w"
 VIEWED = ("snapshot", "changes", "upper", "since", "listen", "subscribe", "hold", "compact", "tags")
 TAGS = ("first", "second")
 FALLS_ASLEEP = 1 / 25
-# Where a round may be late: between what it lists and what it reads and deletes, mostly.
-ASLEEP_AT = [("list checkpoint/", 8)] * 4 + [("list ", 12), ("list log/", 3), ("get checkpoint/", 4), ("", 60)]
+# Where a round may be late, after how many of these requests: mostly between what it lists and what it reads.
+ASLEEP_AT = [("list checkpoint/", 2, 6)] * 4 + [
+    ("list ", 0, 12),
+    ("list log/", 0, 3),
+    ("get checkpoint/", 0, 4),
+    ("", 0, 60),
+]
 ASLEEP_S = (8000, 12_000, 20_000)
 PASSES_ASLEEP_S = (40, 400, 2000, 4000)
 
@@ -59,9 +64,9 @@ class Drawing:
         if not slots or self.chance.random() >= FALLS_ASLEEP:
             return None
         chance = self.chance
-        request, skipped = chance.choice(ASLEEP_AT)
+        request, fewest, most = chance.choice(ASLEEP_AT)
         self.asleep = Asleep(chance.choice(slots), chance.choice(self.names), chance.choice(ASLEEP_S))
-        stop = {"request": request, "skipped": chance.randrange(skipped), "seconds": self.asleep.left_s}
+        stop = {"request": request, "skipped": chance.randint(fewest, most), "seconds": self.asleep.left_s}
         return {"op": "gc", "slot": self.asleep.slot, "stop": stop}
 
     def _awake(self, slots: Iterable[int]) -> list[int]:

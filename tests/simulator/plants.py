@@ -122,6 +122,11 @@ def what_a_listing_said(self: Any) -> None:
         self._delete(what, [entry for entry in old if self._is_unnamed(entry, named)])
 
 
+def nothing_settled(self: Any, operations: list[Any], state: State, unreadable: Any) -> list[Any]:
+    """What a server gave no answer about is committed again, without a look at the log."""
+    return operations
+
+
 def a_row_left_in(found: Callable[..., Any]) -> Callable[..., Any]:
     """Of the rows that a table is to leave out of a file, the last one stays."""
 
@@ -176,6 +181,9 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.upkeep.garbage._Round, "_collect_objects", what_a_listing_said),
         # It would notice, if the log was truncated meanwhile beyond what it knows.
         (Follower, "prove_known", lambda follower: None),
+    ],
+    "what a server did not answer is not looked up": lambda: [
+        (persist.write.group_commit.GroupCommit, "_unsettled", nothing_settled),
     ],
     "a resolution loses an update": lambda: [
         (module, "resolved", an_update_lost(persist.upsert.events.resolved))

@@ -65,6 +65,20 @@ def test_what_checkpoints_name_is_there_though_collectors_are_stopped_in_the_mid
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(10))
+def test_what_is_named_is_there_though_a_collector_sleeps_for_hours_while_others_collect(seed: int) -> None:
+    report = innocent(Episode(5000 + seed, 400, sleeps=True))
+    assert report.virtual_s > 8000
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(10))
+def test_a_call_happens_once_whatever_becomes_of_the_server_that_is_asked_to_commit_it(seed: int) -> None:
+    report = innocent(Episode(6000 + seed, 300, is_keyed=seed % 3 == 2, through=True))
+    assert report.retries["commits: relayed"] + report.retries["commits: in_doubt"] > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(10))
 def test_clones_hold_what_their_sources_held_and_keep_what_they_share(seed: int) -> None:
     report = innocent(Episode(3000 + seed, 300, is_keyed=seed % 3 == 2, clones=True))
     assert report.operations["clone"] > 0

@@ -65,7 +65,7 @@ def test_credentials_that_expire_are_named_and_nothing_is_lost_when_they_are_goo
     assert seen in ([1, 3], [1, 2, 3]), "what was refused may be there once, and what was acknowledged is"
 
 
-def test_a_write_waits_through_minutes_of_503(server: HostileS3) -> None:
+def test_a_write_waits_through_seconds_of_503(server: HostileS3) -> None:
     clock = ImpatientClock()
     with closing(way(server.lying_url)) as blob, opened(blob, clock) as client:
         orders = client.create_or_load("orders", key=KEY)
@@ -87,6 +87,38 @@ def test_a_write_waits_through_minutes_of_503(server: HostileS3) -> None:
         until_s = 0.0
         orders.write([((3, None), 0, 1)]).result()
     assert set(rows_seen(server)) - {2} == {1, 3}
+
+
+def test_what_is_tried_by_its_token_through_twenty_minutes_of_503_is_written_once(server: HostileS3) -> None:
+    """A throttled call waits for five minutes, and then fails and says why."""
+    clock = ImpatientClock()
+    with closing(way(server.lying_url)) as blob, opened(blob, clock) as client:
+        orders = client.create_or_load("orders", key=KEY)
+        orders.write([((1, None), 0, 1)], seal=1).result()
+        began_s = clock.monotonic_s()
+
+        def between(request: str, path: str, apply: Apply) -> Answer:
+            if clock.monotonic_s() >= began_s + 1200:
+                return apply(None)
+            if request == "PUT" and len(refusals) == 1:
+                apply(None)  # It is done all the same.
+            return refused(503, "SlowDown")
+
+        server.between = between
+        refusals: list[str] = []
+        while True:
+            try:
+                orders.write([((2, None), 1, 1)], token="load 2").result()
+                break
+            except persist.PersistError as error:
+                refusals.append(str(error))
+        assert 2 <= len(refusals) <= 20
+        assert all("SlowDown" in text or "throttl" in text for text in refusals)
+        assert orders.snapshot(0).count() == 1
+    with closing(way(server.honest_url)) as blob, opened(blob) as client:
+        orders = client.load("orders")
+        orders.seal(2).result()
+        assert sorted(orders.snapshot(1).to_arrow()["k"].to_pylist()) == [1, 2]
 
 
 def test_a_value_that_drips_is_asked_for_once_more_and_the_first_whole_answer_counts(server: HostileS3) -> None:
