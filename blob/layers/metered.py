@@ -120,10 +120,6 @@ class MeteredBlob(BlobLayer):
         """Return the counts so far, by the name of the operation."""
         return {name: tally.count() for name, tally in self._tallies.items()}
 
-    def histograms(self) -> dict[str, LatencyHistogram]:
-        """Return copies of the latencies so far, by the name of the operation, to be merged with those of others."""
-        return {name: tally.latencies() for name, tally in self._tallies.items()}
-
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         return self._counted("get", lambda: self._inner.get(key, range), lambda value: len(value or b""))
 
@@ -181,10 +177,6 @@ class _Tally:
             self._bytes += moved
             self._seconds += seconds
             self._histogram.record(seconds)
-
-    def latencies(self) -> LatencyHistogram:
-        with self._lock:
-            return self._histogram.copy()
 
     def count(self) -> Count:
         with self._lock:

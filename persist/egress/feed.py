@@ -432,8 +432,3 @@ def _closed(shares: Shares) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the first share, and close the file."""
     with closing(shares):
         yield from shares.rows(0)
-
-
-def schema_change(before: CollectionSchema, after: CollectionSchema) -> bool:
-    """Return whether the columns of two versions differ in what a target sees of them."""
-    return (before.names, before.ids, before.arrow) != (after.names, after.ids, after.arrow)

@@ -27,6 +27,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,7 +40,7 @@ from persist.engine import CollectionHandle, difference
 from persist.errors import AsOfCompacted, InvalidUsage
 from persist.log import Deletes, Table, is_shown, kinds, part_key, table_root, vectors_key
 from persist.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, framed, unframed
-from persist.publish.planning import PlannedFile, check_columns, rows_left_out
+from persist.publish.planning import COMMON_NAMES, PlannedFile, check_columns, rows_left_out
 from persist.read import CHANGE, OLD
 from persist.state import CollectionState, Publication, PublishedFile, version_of
 
@@ -51,21 +52,7 @@ FEED_COLUMNS = (CHANGE_TYPE, "_commit_version", "_commit_timestamp", CHANGE)
 HEAD_BYTES = 1024  # Of a version: who wrote it stands first.
 GUARD = "persistPublication"
 KEPT = {"delta.deletedFileRetentionDuration": "interval 36500 days", "delta.enableExpiredLogCleanup": "false"}
-NAMES = {
-    pa.bool_(): "boolean",
-    pa.int8(): "byte",
-    pa.int16(): "short",
-    pa.int32(): "integer",
-    pa.int64(): "long",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.large_string(): "string",
-    pa.binary(): "binary",
-    pa.large_binary(): "binary",
-    pa.date32(): "date",
-    pa.date64(): "date",
-}
+NAMES = COMMON_NAMES | {pa.int8(): "byte", pa.int16(): "short", pa.int32(): "integer", pa.int64(): "long"}
 HAS = (
     "Delta has bool, int8 to int64, float32, float64, decimal128, strings, binary, dates, timestamps in microseconds, "
     "and lists, maps and structs of those"
@@ -296,7 +283,7 @@ def _header(contents: CollectionState, known: Publication, now_ms: int) -> list[
     if features:
         protocol |= {"minReaderVersion": 3, "readerFeatures": features}
     metadata = {
-        "id": str(_uuid(known.id)),
+        "id": str(UUID(known.id)),
         "name": contents.name,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps({"type": "struct", "fields": fields}),
@@ -309,11 +296,6 @@ def _header(contents: CollectionState, known: Publication, now_ms: int) -> list[
 
 def _field(name: str, written: Any) -> dict[str, Any]:
     return {"name": name, "type": written, "nullable": True, "metadata": {}}
-
-
-def _uuid(hexadecimal: str) -> str:
-    h = hexadecimal
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
 def _added(contents: CollectionState, schema: int, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:

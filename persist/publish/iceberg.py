@@ -25,6 +25,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,7 @@ from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage, Unavailable
 from persist.log import Deletes, Table, kinds, manifest_key, part_key, table_root
 from persist.publish.bitmaps import Rows
-from persist.publish.planning import REPLACES, PlannedFile, check_columns, rows_left_out
+from persist.publish.planning import COMMON_NAMES, REPLACES, PlannedFile, check_columns, rows_left_out
 from persist.read import required
 from persist.state import CollectionState, Publication, PublishedFile, resolved_numbers, version_of
 
@@ -47,20 +48,11 @@ HAS = (
 )
 FILE_PATH, POSITION = 2147483546, 2147483545  # Reserved field ids of position deletes.
 FIELD_ID = b"PARQUET:field_id"
-NAMES = {
-    pa.bool_(): "boolean",
+NAMES = COMMON_NAMES | {
     pa.int8(): "int",
     pa.int16(): "int",
     pa.int32(): "int",
     pa.int64(): "long",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.large_string(): "string",
-    pa.binary(): "binary",
-    pa.large_binary(): "binary",
-    pa.date32(): "date",
-    pa.date64(): "date",
     pa.time64("us"): "time",
     pa.timestamp("us"): "timestamp",
 }
@@ -182,7 +174,7 @@ class IcebergTable:
         snapshot = snapshot_json(contents, known, self._url_of, now_ms)
         table = {
             "format-version": 2,
-            "table-uuid": _uuid(known.id),
+            "table-uuid": str(UUID(known.id)),
             "location": self._url_of(table_root(contents.id).rstrip("/")),
             "last-sequence-number": known.version + 1,
             "last-updated-ms": now_ms,
@@ -433,16 +425,10 @@ def _all_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
     return below(field for field in file_schema(schema) if field.name in schema.names)
 
 
-def _uuid(hexadecimal: str) -> str:
-    h = hexadecimal
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
-
-
 class _Metadata:
     """The manifests of a version that is about to be recorded."""
 
     def __init__(self, handle: CollectionHandle, contents: CollectionState, step: kinds.Publish, url_of: Any) -> None:
-        from pyiceberg.io.pyarrow import PyArrowFileIO
         from pyiceberg.partitioning import PartitionSpec
         from pyiceberg.schema import Schema
 
@@ -452,7 +438,6 @@ class _Metadata:
         self._columns = version_of(contents, step.schema)
         self._schema = Schema.model_validate(schema_json(self._columns))
         self._spec = PartitionSpec()
-        self._io = PyArrowFileIO
         known = contents.published.get("iceberg")
         files = {} if known is None else {n: file for n, file in known.files.items() if n not in step.removed}
         numbers = resolved_numbers(tuple(file.number for file in step.files), contents.next_number)

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -41,6 +40,7 @@ from persist.codecs import (
 from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage, Superseded
 from persist.log import Table, table_root
+from persist.publish.bitmaps import Rows
 from persist.read import (
     Lookup,
     PartReader,
@@ -56,12 +56,23 @@ from persist.read import (
 from persist.state import CollectionState, Publication, erasure_number, form_in
 from persist.upsert import dead_filter
 
-Rows = npt.NDArray[np.int64]
 NONE: Rows = np.zeros(0, np.int64)
 REPLACES = "replaces"  # An option: the ids of tables that erasures gave up, of which a catalog may have one.
 LEFT_OUT_SHARE = 0.5  # Of the rows of a part: where more of them are left out, the others are written anew.
 SMALL_FILES_MAX = 16  # Beyond so many that only the table has, all is planned anew.
 CHANGED_SHARE = 0.1  # Of the rows of a table: where more of them changed, all is planned anew.
+# What the formats call types alike.
+COMMON_NAMES = {
+    pa.bool_(): "boolean",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.large_string(): "string",
+    pa.binary(): "binary",
+    pa.large_binary(): "binary",
+    pa.date32(): "date",
+    pa.date64(): "date",
+}
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,6 @@ def test_a_metered_store_tells_quantiles_of_each_operation() -> None:
     assert [count.p50_s, count.p90_s, count.p99_s] == pytest.approx([0.05, 0.09, 0.099], rel=ERROR_MAX)
     assert count.max_s == pytest.approx(0.1)
     assert blob.counts()["set"].max_s == 0.0
-    assert blob.histograms()["get"].total == 100
 
 
 def test_a_failed_call_is_timed_and_counted_as_an_error() -> None:
