@@ -272,6 +272,10 @@ def _limits() -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
         ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
         ("grpc.max_concurrent_streams", CALLS_A_CONNECTION_MAX),
+        # gRPC would count calls that have ended until it has cleaned up behind them. A client that is told of the limit
+        # keeps to it, counts only what goes on, and would find calls refused. A connection that begins and resets
+        # calls as fast as it can costs no more memory without it: 10 MiB for millions of calls, measured both ways.
+        ("grpc.http.overload_protection", 0),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", HEADER_BYTES_MAX),

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import persist
 from persist.blob import Indeterminate, MemoryBlob, ReadOnlyStore, ServedBlob, StoreMisconfigured, Unavailable
 from persist.client import Client
 from persist.errors import InvalidUsage
+from persist.notify.flight_calls import CALLS_A_CONNECTION_MAX
 from tests.notify.line import Line
 from tests.stepped import wait_until
 
@@ -199,6 +201,13 @@ def test_an_answer_that_comes_while_a_client_still_writes_is_seen(url: str) -> N
             assert writing.get(f"key-{number}") == value
     reading.close()
     writing.close()
+
+
+def test_more_calls_than_a_connection_has_at_a_time_wait_and_none_is_refused(url: str) -> None:
+    served = ServedBlob(url, token=WRITES)
+    with ThreadPoolExecutor(2 * CALLS_A_CONNECTION_MAX) as pool:
+        assert all(pool.map(lambda n: served.create(f"key-{n}", b"x"), range(300)))
+    served.close()
 
 
 def test_values_that_nobody_takes_are_dropped_and_make_room(blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch) -> None:
