@@ -1,7 +1,8 @@
 """Runs in real processes on one location, of which some are killed and some are stopped for a while.
 
 Each slot's steps are done by a process of its own, all at once. A step that says that its client dies at a request
-kills the process there, with SIGKILL; others are killed or stopped at moments that nobody chose. Another process goes
+kills the process there, with SIGKILL. One process is killed when it has changed the store so many times, and others are
+killed or stopped at moments that nobody chose. Another process goes
 on with the steps that are left, until there are none; what belongs to the whole world is left out. Every process
 writes down each call before it makes it, and each answer, so that a kill loses neither; the moments are those of the
 machine's monotonic clock. Of a record it is known that it came into being after its request was sent, and before it
@@ -34,6 +35,7 @@ from tests.simulator.world import BEGAN_MS, ClientStore, World
 
 TIMEOUT_S = 120.0
 LIVES_MAX = 60
+CHANGES_MAX = 8  # Of the store; opening a client and creating collections are some of them.
 EVENT_IDS = 10**6  # Of one process.
 
 
@@ -44,6 +46,7 @@ class Plan:
     Attributes:
         number: of all processes of a run, from 0.
         began_ns: when the clock of the world began.
+        changes_max: of the store, after which the process is killed; None if it is not.
     """
 
     url: str
@@ -52,6 +55,7 @@ class Plan:
     number: int
     began_ns: int
     steps: list[Step] = field(repr=False)
+    changes_max: int | None = None
 
 
 class Journal:
@@ -83,12 +87,17 @@ class RealWorld(World):
 
 
 class WitnessedStore:
-    """Passes requests on to a location, and writes down when records were about to be created and were."""
+    """Passes requests on to a location, and writes down when records were about to be created and were.
 
-    def __init__(self, inner: Blob, world: RealWorld, write: Callable[..., None]) -> None:
+    Args:
+        changes_max: kill the process when it has changed the location so many times, by whichever of its clients.
+    """
+
+    def __init__(self, inner: Blob, world: RealWorld, write: Callable[..., None], changes_max: int | None) -> None:
         self.inner = inner
         self._world = world
         self._tell = write
+        self._changes_left = changes_max
         self.stored: Counter[str] = Counter()
 
     @property
@@ -103,18 +112,28 @@ class WitnessedStore:
 
     def set(self, client: str, key: str, value: bytes) -> None:
         self.inner.set(key, value)
+        self._changed()
 
     def create(self, client: str, key: str, value: bytes) -> bool:
         if not key.startswith(LOG):
-            return self.inner.create(key, value)
-        commit = json.loads(value)["commit"]
-        self._tell(creates=commit, client=client, at=self._world.next())
-        created = self.inner.create(key, value)
-        self._tell(created=commit, client=client, at=self._world.next(), is_new=created)
+            created = self.inner.create(key, value)
+        else:
+            commit = json.loads(value)["commit"]
+            self._tell(creates=commit, client=client, at=self._world.next())
+            created = self.inner.create(key, value)
+            self._tell(created=commit, client=client, at=self._world.next(), is_new=created)
+        self._changed()
         return created
 
     def delete(self, client: str, key: str) -> None:
         self.inner.delete(key)
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._changes_left is not None:
+            self._changes_left -= 1
+            if self._changes_left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MortalStore(ClientStore):
@@ -148,7 +167,8 @@ class ProcessRun(Run):
         self._plan = plan
         self._tell = write or Journal(plan.journal).write
         self.world = self.moments = RealWorld(plan.began_ns)  # type: ignore[assignment]
-        self.tap = WitnessedStore(open_blob(plan.url, plan.options), self.world, self._tell)  # type: ignore[assignment]
+        store = open_blob(plan.url, plan.options)
+        self.tap = WitnessedStore(store, self.world, self._tell, plan.changes_max)  # type: ignore[assignment]
         self.name = f"p{plan.number}."
         self._numbers = iter(range(plan.number * EVENT_IDS, (plan.number + 1) * EVENT_IDS))  # type: ignore[assignment]
 
@@ -197,8 +217,8 @@ def live(plan: Plan) -> None:
 class Fate:
     """What befalls processes: how many are killed, and how many stopped for a while.
 
-    One is killed at a request that is chosen, so that it is, however busy the machine. All else is at moments that
-    nobody chose, and processes may be done before.
+    The process of the first slot is killed after `CHANGES_MAX` changes of the store, so that one is, however busy the
+    machine and whoever is ahead. All else is at moments that nobody chose, and processes may be done before.
     """
 
     kills: int = 0
@@ -209,13 +229,14 @@ class Fate:
 class _Life:
     """The processes, one after the other, that do the steps of one slot."""
 
-    def __init__(self, race: "Race", steps: list[Step]) -> None:
+    def __init__(self, race: "Race", steps: list[Step], changes_max: int | None) -> None:
         self._race = race
         self._steps = steps
         first = [step for step in steps if step["op"] in ("open", "create_or_load")][:5]
         self._beginning = [{**step, "id": -1 - n} for n, step in enumerate(first)]
         self.process: Any = None
         self._plan: Plan | None = None
+        self._changes_max = changes_max
         self.is_over = not steps
 
     def go_on(self) -> None:
@@ -228,7 +249,7 @@ class _Life:
             self.is_over = True
             return
         first = self._steps if self.process is None else [*self._beginning, *self._steps]
-        self._plan = self._race.new_plan(first)
+        self._plan, self._changes_max = self._race.new_plan(first, self._changes_max), None
         self.process = self._race.context.Process(target=live, args=(self._plan,), daemon=True)
         self.process.start()
 
@@ -262,9 +283,14 @@ class Race:
         """Do size steps, in as many processes at once as there are slots."""
         chance = random.Random(seed)
         steps = [_by_process(s) for s in generate(seed, size, features(), is_keyed=is_keyed, slots=slots)]
-        if fate.kills:
-            _let_die(steps)
-        lives = [_Life(self, [s for s in steps if s["slot"] == n and s["op"] != "down"]) for n in range(slots)]
+        lives = [
+            _Life(
+                self,
+                [step for step in steps if step["slot"] == slot and step["op"] != "down"],
+                CHANGES_MAX if fate.kills and slot == 0 else None,
+            )
+            for slot in range(slots)
+        ]
         strokes = ["kill"] * (fate.kills - 1) + ["stop"] * fate.stops
         chance.shuffle(strokes)
         ends_s = time.monotonic() + TIMEOUT_S
@@ -281,10 +307,10 @@ class Race:
         ProcessRun(last).read_everything()
         return self._history()
 
-    def new_plan(self, steps: list[Step]) -> Plan:
+    def new_plan(self, steps: list[Step], changes_max: int | None = None) -> Plan:
         number = len(self.plans)
         journal = str(self._folder / f"{number:03d}.jsonl")
-        self.plans.append(Plan(self._url, self._options, journal, number, self._began_ns, steps))
+        self.plans.append(Plan(self._url, self._options, journal, number, self._began_ns, steps, changes_max))
         return self.plans[-1]
 
     def _strike(self, strokes: list[str], lives: list[_Life], fate: Fate, chance: random.Random) -> None:
@@ -354,13 +380,6 @@ class _Blobs(dict[str, bytes]):
         assert found is not None, key
         self[key] = found
         return found
-
-
-def _let_die(steps: list[Step]) -> None:
-    """Have the process of slot 0 killed, at the fourth change of the store after it has opened its collections."""
-    of_slot = [n for n, step in enumerate(steps) if step["slot"] == 0]
-    at = next(n for n in of_slot if steps[n]["op"] not in ("open", "create_or_load", "down"))
-    steps[at] = {**steps[at], "doom": {"calls": 3, "how": "after"}}
 
 
 def _by_process(step: Step) -> Step:
