@@ -2,28 +2,30 @@
 
 import pytest
 
-from benchmarks.requests import operations
+from benchmarks.requests import LOOK, operations
 
-# What they take now; the figure that is to be reached stands beside each in the benchmark.
-MOST = {
-    "open 1,000 collections": 10,
-    "catch up 40 commits": 60,  # With slots that are free yet.
-    "first write of a client": 2,
-    "first get, tail of 450 small parts": 8,
-    "snapshot of the same": 500,  # With slots of the log that are free yet, as above.
-    "compaction of 450 small parts": 500,
-    "snapshots of 100 collections": 10,
-    "the same, one after the other": 480,  # With the checkpoints that are made meanwhile.
-    "create_view and first refresh": 7,  # With the proof of the store, if that comes late.
-    "refresh by an open handle, 10 rows changed": 2,
-    "the same, nothing changed": 1,
-    "open, refresh a view, end: 10 rows changed": 14,
-    "open, refresh a view, end: nothing changed": 12,
+# What they take now, and looks at slots of the log that are free yet; the figure to be reached is in the benchmark.
+MOST: dict[str, tuple[int, int | None]] = {
+    "open 1,000 collections": (10, 0),
+    "catch up 40 commits": (42, None),  # A busy machine makes more looks: they are made ahead of what is read.
+    "first write of a client": (2, 0),
+    "first get, tail of 450 small parts": (6, 2),
+    "snapshot of the same": (480, None),
+    "compaction of 450 small parts": (480, None),
+    "snapshots of 100 collections": (9, 2),
+    "the same, one after the other": (260, 200),  # With the checkpoints that are made meanwhile.
+    "create_view and first refresh": (6, 1),  # With the proof of the store, if that comes late.
+    "refresh by an open handle, 10 rows changed": (2, 0),
+    "the same, nothing changed": (0, 1),
+    "open, refresh a view, end: 10 rows changed": (12, 2),
+    "open, refresh a view, end: nothing changed": (10, 2),
 }
 
 
 @pytest.mark.costly("a thousand collections and a thousand commits are made for them")
 def test_operations_on_a_remote_store_take_no_more_requests_than_they_did() -> None:
-    taken = {done.name: done.requests.total for done in operations()}
+    taken = {done.name: done.requests for done in operations()}
     assert taken.keys() == MOST.keys()
-    assert {name: count for name, count in taken.items() if count > MOST[name]} == {}
+    for name, (steady, looks) in MOST.items():
+        assert taken[name].steady <= steady, name
+        assert looks is None or taken[name].kinds[LOOK] <= looks, name
