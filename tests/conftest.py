@@ -15,7 +15,7 @@ import persist
 from persist.blob import MemoryBlob
 from persist.write.unclosed import forget
 
-pytest_plugins = ["tests.tiers", "tests.costs", "tests.servers.fixtures"]
+pytest_plugins = ["tests.tiers", "tests.costs", "tests.queue", "tests.servers.fixtures"]
 
 ROOT = Path(__file__).parent.parent
 

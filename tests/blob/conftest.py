@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import persist
 from persist.blob import Blob, MemoryBlob
 from tests.blob.places import WRAPPERS, Place
 from tests.servers.fixtures import make_bucket
+from tests.servers.moto_s3 import PAGE_KEYS
 
 # Numbers without leading zeros, so that byte order is not the order in which they are made; and names around.
 PAGES = [f"page/{number}" for number in range(1050)]
-CROWD = [*PAGES, "page.", "pag/e", "page0", "pages/1"]
+AROUND = ["page.", "pag/e", "page0", "pages/1"]
 # Both kinds that need a server speak to the same one: s3 stands for them in a sample.
 FSSPEC = pytest.param("fsspec", marks=pytest.mark.thorough)
 # Stores behind fsspec that have servers of their own, where these are installed.
@@ -31,12 +32,21 @@ def bucket(s3_options: dict[str, Any]) -> str:
     return make_bucket(s3_options)
 
 
+@dataclass(frozen=True)
+class Crowd:
+    """A store that holds `AROUND`, and `pages`, which are more than a page of a listing has."""
+
+    blob: Blob
+    pages: list[str]
+
+
 @pytest.fixture(scope="session")
-def crowd_in_bucket(s3_options: dict[str, Any], bucket: str) -> str:
-    """The prefix of a store with `CROWD` in the bucket, for whatever kind reads it."""
+def crowd_in_bucket(request: pytest.FixtureRequest, s3_options: dict[str, Any], bucket: str) -> tuple[str, list[str]]:
+    """The prefix of a crowded store in the bucket, for whatever kind reads it, and its pages."""
+    pages = PAGES if request.config.getoption("--rgw") else PAGES[: PAGE_KEYS + 50]
     with closing(Place(f"s3://{bucket}/crowd", s3_options).open()) as blob:
-        fill(blob, CROWD)
-    return "crowd"
+        fill(blob, [*pages, *AROUND])
+    return "crowd", pages
 
 
 def fill(blob: Blob, keys: list[str]) -> None:
@@ -93,26 +103,27 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.fixture(params=KINDS)
-def crowded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blob]:
-    """A store of each kind that holds `CROWD`."""
+def crowded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Crowd]:
+    """A crowded store of each kind."""
+    pages, keys = PAGES, [*PAGES, *AROUND]
     if request.param in CLOUDS:
         blob = cloud_place(request, request.param, "crowd").open()
-        if blob.get(CROWD[-1]) is None:
-            fill(blob, CROWD)
+        if blob.get(keys[-1]) is None:
+            fill(blob, keys)
     elif request.param == "served":
         blob = served_place(request).open()
-        fill(blob, CROWD)
+        fill(blob, keys)
     elif request.param in ("s3", "fsspec"):
-        prefix = request.getfixturevalue("crowd_in_bucket")
+        prefix, pages = request.getfixturevalue("crowd_in_bucket")
         options, bucket = request.getfixturevalue("s3_options"), request.getfixturevalue("bucket")
         blob = place_of(request.param, tmp_path, options, bucket, prefix).open()
     else:
         place = place_of(request.param, tmp_path, {}, "", "crowd")
         # Listings are what is tested; a thousand fsyncs would take longer than all the rest.
         with closing(replace(place, options={"fsync": False} if request.param == "file" else {}).open()) as filler:
-            fill(filler, CROWD)
+            fill(filler, keys)
         blob = place.open()
-    yield blob
+    yield Crowd(blob, pages)
     blob.close()
 
 

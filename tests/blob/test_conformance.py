@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 import pytest
 
 from persist.blob import Blob, CorruptBlob, InvalidUsage
-from tests.blob.conftest import CROWD, PAGES
+from tests.blob.conftest import AROUND, Crowd
 from tests.blob.places import Place
 
 ODD_KEYS = [
@@ -164,24 +164,24 @@ def test_a_key_that_could_not_be_stored_everywhere_is_refused(blob: Blob, key: s
     assert keys_of(blob) == []
 
 
-def test_a_listing_goes_on_past_one_page(crowded: Blob) -> None:
-    in_order = sorted(PAGES, key=str.encode)
-    assert keys_of(crowded, "page/") == in_order
-    assert keys_of(crowded) == sorted(CROWD, key=str.encode)
-    assert keys_of(crowded, "page/10") == [key for key in in_order if key.startswith("page/10")]
-    assert keys_of(crowded, "nothing/") == []
-    assert [entry.key for entry in islice(crowded.list("page/"), 2)] == in_order[:2]
+def test_a_listing_goes_on_past_one_page(crowded: Crowd) -> None:
+    blob, in_order = crowded.blob, sorted(crowded.pages, key=str.encode)
+    assert keys_of(blob, "page/") == in_order
+    assert keys_of(blob) == sorted([*crowded.pages, *AROUND], key=str.encode)
+    assert keys_of(blob, "page/10") == [key for key in in_order if key.startswith("page/10")]
+    assert keys_of(blob, "nothing/") == []
+    assert [entry.key for entry in islice(blob.list("page/"), 2)] == in_order[:2]
 
 
-def test_a_listing_starts_after_any_key(crowded: Blob) -> None:
-    in_order = sorted(PAGES, key=str.encode)
-    for index in (3, 998, 1048):
-        assert keys_of(crowded, "page/", in_order[index]) == in_order[index + 1 :]
-    assert keys_of(crowded, "page/", "page/5!absent") == [key for key in in_order if key > "page/5!"]
-    assert keys_of(crowded, "page/10", "page/105") == [key for key in in_order if "page/105" < key < "page/11"]
-    assert keys_of(crowded, "page/", "before") == in_order
-    assert keys_of(crowded, "page/", "page/999") == []
-    assert keys_of(crowded, "page/", "z") == []
+def test_a_listing_starts_after_any_key(crowded: Crowd) -> None:
+    blob, in_order = crowded.blob, sorted(crowded.pages, key=str.encode)
+    for index in (3, len(in_order) - 52, len(in_order) - 2):
+        assert keys_of(blob, "page/", in_order[index]) == in_order[index + 1 :]
+    assert keys_of(blob, "page/", "page/5!absent") == [key for key in in_order if key > "page/5!"]
+    assert keys_of(blob, "page/10", "page/105") == [key for key in in_order if "page/105" < key < "page/11"]
+    assert keys_of(blob, "page/", "before") == in_order
+    assert keys_of(blob, "page/", "page/999") == []
+    assert keys_of(blob, "page/", "z") == []
 
 
 def test_an_entry_tells_size_and_time_of_the_last_change(blob: Blob) -> None:

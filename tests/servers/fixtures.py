@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.servers.starting import KINDS
+from tests.stepped import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 ACCESS_KEY_ID = "AKIDFORTESTSONLY"
@@ -88,7 +89,12 @@ def served_or_skipped(name: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
-    """The endpoint of a moto server, such as `http://127.0.0.1:40001`."""
+    """The endpoint of a moto server, such as `http://127.0.0.1:40001`; `scripts/test` runs one for all processes."""
+    said = os.environ.get("PERSIST_TEST_MOTO")
+    if said is not None:
+        wait_until(lambda: Path(said).read_text().endswith("\n"))
+        yield json.loads(Path(said).read_text())["storage_options"]["endpoint_url"]
+        return
     with running_moto() as url:
         yield url
 

@@ -4,15 +4,18 @@
 
 moto checks `If-None-Match` and stores in two steps, so that two writers can both win; and it closes the buffer of a
 value that is overwritten while somebody reads it, who then gets a 500. One lock around all that writes objects or reads
-one makes it keep the promises that S3 makes.
+one makes it keep the promises that S3 makes. A page of a listing has `PAGE_KEYS` keys, a tenth of S3's, so that tests
+need not store a thousand.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+PAGE_KEYS = 100
 _OF_OBJECTS = (
     "put_object",
     "copy_object",
@@ -54,6 +57,7 @@ def running() -> Iterator[str]:
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = str(PAGE_KEYS)
     _make_atomic()
     server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()

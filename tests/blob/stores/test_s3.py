@@ -284,9 +284,11 @@ def test_boto3_that_is_not_installed_is_named_with_the_command(monkeypatch: pyte
 
 
 def test_a_listing_asks_for_a_page_when_it_gets_there(
-    s3_options: dict[str, Any], bucket: str, crowd_in_bucket: str
+    s3_options: dict[str, Any], bucket: str, crowd_in_bucket: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blob = S3Blob(bucket, crowd_in_bucket, s3_options)
+    prefix, pages = crowd_in_bucket
+    monkeypatch.setattr("persist.blob.stores.objects.LIST_PAGE_ENTRIES", len(pages) * 2 // 3)
+    blob = S3Blob(bucket, prefix, s3_options)
     listing = blob.list("")
     first = next(listing)
     blob.set("zz/later", b"")
