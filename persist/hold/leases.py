@@ -62,6 +62,7 @@ class OwnLease:
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
         self.is_granted = False
+        self.granted_at = -1  # In which record, which this client may not have read yet, if a server made it.
         self.is_doubtful = False  # Whether it may be in the log though no answer said so.
         self.is_lost = False
         self.expires_ms = 0
@@ -250,7 +251,7 @@ class Leases:
         def settled(future: Future[int]) -> None:
             try:
                 error = future.exception()
-                self._take_in_grant(held.lease, begins, error)
+                self._take_in_grant(held.lease, begins, future)
                 self._settled(collection, held, steps, error)
             finally:
                 held.moving.release()
@@ -314,7 +315,7 @@ class Leases:
     def _check(self, lease: OwnLease) -> None:
         if self._is_closed:
             raise ClientClosed("reading")
-        if lease.is_lost or lease.id not in self._follower.state.control.leases:
+        if lease.is_lost or self._has_ended(lease):
             self._lose(lease)
             name = self._consumer.partition("/")[2]
             why = f"another one follows as {name!r} now, or its lease ran out" if name else "its lease has ended"
@@ -352,11 +353,14 @@ class Leases:
         return True
 
     def _live_lease(self) -> OwnLease:
-        if self._lease.is_lost or (
-            self._lease.is_granted and self._lease.id not in self._follower.state.control.leases
-        ):
+        if self._lease.is_lost or (self._lease.is_granted and self._has_ended(self._lease)):
             self._forget(self._lease)
         return self._lease
+
+    def _has_ended(self, lease: OwnLease) -> bool:
+        """Whether the log says so, as far as this client has read it."""
+        state = self._follower.state
+        return state.seqno >= lease.granted_at and lease.id not in state.control.leases
 
     def _lose(self, lease: OwnLease) -> None:
         with self._lock:
@@ -415,7 +419,7 @@ class Leases:
             steps = [*(begins if alone is None else []), *(step for each in group for step in planned[each])]
             futures.append(self._commit(steps, {each: holds[each].name for each in group}))
         outcomes = [future.exception() for future in futures]
-        self._take_in_grant(lease, begins, outcomes[0] if alone is None else alone.exception())
+        self._take_in_grant(lease, begins, futures[0] if alone is None else alone)
         return outcomes
 
     def _steps(self, collection: str, held: _SharedHold, *, eager: bool) -> list[Step]:
@@ -458,12 +462,13 @@ class Leases:
             kinds.EndLease(id_) for id_, each in leases.items() if each.consumer == self._consumer and id_ != lease.id
         ]
 
-    def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], error: BaseException | None) -> None:
+    def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], asked: Future[int]) -> None:
         """Take in what became of a lease that was to begin with steps, if it was."""
+        error = asked.exception()
         with self._lock:
             for step in steps:
                 if isinstance(step, kinds.GrantLease) and error is None:
-                    lease.is_granted = True
+                    lease.is_granted, lease.granted_at = True, asked.result()
                     lease.expires_ms, lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True

@@ -18,7 +18,8 @@ class Looks:
         self._tickets = itertools.count(1)
         self._issued = 0
         self._served = 0
-        self._here = threading.local()  # Of a thread in `once`: has_looked.
+        self._elsewhere = 0
+        self._here = threading.local()  # Of a thread in `once`: has_looked, and what elsewhere was then.
 
     @contextmanager
     def once(self) -> Iterator[None]:
@@ -37,12 +38,16 @@ class Looks:
     @property
     def is_enough(self) -> bool:
         """Whether this thread is in `once`, and has looked."""
-        return getattr(self._here, "has_looked", False)
+        return getattr(self._here, "has_looked", False) and self._here.elsewhere == self._elsewhere
 
     def noted(self) -> None:
         """Note that this thread has looked."""
         if hasattr(self._here, "has_looked"):
-            self._here.has_looked = True
+            self._here.has_looked, self._here.elsewhere = True, self._elsewhere
+
+    def committed_elsewhere(self) -> None:
+        """Let every thread look again: somebody else has made a commit of this client, which has not read it."""
+        self._elsewhere += 1
 
     def put_off(self) -> bool:
         """In `once`, do as if this thread had looked, until `again`; return whether it had not."""

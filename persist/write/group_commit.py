@@ -158,6 +158,7 @@ class GroupCommit:
         if not all(map(is_plain, asked)):
             with suppress(PersistError):  # They are committed; whoever reads what they did hears of it.
                 self._follower.refresh()
+        self._follower.looks.committed_elsewhere()
         for operation, answer in zip(asked, answers, strict=True):
             if isinstance(answer, PersistError):
                 self._reject(operation, answer)

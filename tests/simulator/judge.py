@@ -47,7 +47,7 @@ class Answers(Replay):
 
     def check_answers(self) -> None:
         for event in self.events:
-            if event.error in DOUBTS and not event.faults:
+            if event.error in DOUBTS and not event.faults and not self._may_doubt_its_server(event):
                 self.blame("outage", f"storage was up all the time: {event}")
             elif event.error not in DOUBTS and event.outcome[0] != "crashed":
                 self._check_answer(event)
@@ -77,6 +77,17 @@ class Answers(Replay):
         if event.op == "poll" and self.feeds[event.args["feed"]].first is not None:
             return self.by_id[event.args["feed"]]
         return event
+
+    def _may_doubt_its_server(self, event: Event) -> bool:
+        """Whether the records are truncated in which a client would look for what its server gave no answer about."""
+        opened = (e for e in self.of_client[event.client] if e.op == "open" and e.args.get("through"))
+        return event.error == "Indeterminate" and any(
+            mutation["kind"] == "truncate" and commit.at < event.returned
+            for since in opened
+            for commit in self.commits
+            if commit.at > since.invoked and event.returned is not None
+            for mutation in commit.mutations
+        )
 
     def _views(self, event: Event) -> Iterator[View]:
         first, last = self._window(self._taken(event))

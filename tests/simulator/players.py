@@ -223,7 +223,8 @@ class Run(Acting):
             also = self._more_options(step, name)
             slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, settings=settings, **options, **also)
 
-        event = self._call(slot, "open", {"mode": step["mode"], **options}, opened)
+        through = {"through": True} if step.get("is_through") else {}
+        event = self._call(slot, "open", {"mode": step["mode"], **options, **through}, opened)
         if event.ok:
             self.slots[number] = slot
         else:
