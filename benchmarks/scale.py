@@ -3,10 +3,10 @@
     python -m benchmarks.scale [--parts N …] [--collections N …] [--plot FILE]
 
 Collections of very many parts are made up: descriptors without blobs, of one keyframe whose parts follow each other in
-key, and 50 parts of history. Locations of very many collections are made by commits. Each line has the CPU seconds of
-an operation at each size and the exponent: the slope of the line through the logarithms of both. An operation that
-a user waits for should have one of 0.2 at most in the size of what it does not touch; those that look at all parts,
-such as making slices of all, are marked, and should have 1.
+key, and 50 parts of history. Locations of very many collections are made up, too: pages of a directory, whose entries
+differ in ids and names alone. Each line has the CPU seconds of an operation at each size and the exponent: the slope of
+the line through the logarithms of both. An operation that a user waits for should have one of 0.2 at most in the size
+of what it does not touch; those that look at all parts, such as making slices of all, are marked, and should have 1.
 """
 
 import argparse
@@ -14,8 +14,10 @@ import gc
 import hashlib
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -23,22 +25,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
-from benchmarks.directory import CountingBlob, location_of, measured, seal_each_in_turn
+from benchmarks.directory import CountingBlob
 from benchmarks.harness import duration
-from persist.blob import MemoryBlob
+from persist.blob import Blob, MemoryBlob
 from persist.codecs import Part
-from persist.log import FORMAT, Keyframe, kinds, pointer_to, state_prefix
-from persist.log.envelope import decode_framed, encode_framed
+from persist.log import FORMAT, Keyframe, as_stored, checkpoint_key, directory_prefix, kinds, pointer_to, state_prefix
+from persist.log.envelope import decode_framed, encode_framed, put_framed
 from persist.read import Lookup, snapshot_scan
 from persist.read.scanning.merging import snapshot_slices
-from persist.replica import StateObject
+from persist.replica import StateObject, checkpoint_of, directory
 from persist.replica.checkpoint import STORED_PENDING_MAX
+from persist.replica.pages import Writing
 from persist.replica.state_objects import StateLevel, new_levels
 from persist.state import CollectionState
 from persist.state.collection_rules import after_step
 
 PARTS = (100, 1_000, 10_000)
-COLLECTIONS = (10, 1_000, 10_000)
+COLLECTIONS = (10, 1_000, 100_000)
 TAIL = 50  # Parts of the history.
 ROWS = 600_000  # Of each part.
 ROUNDS = 5
@@ -171,36 +174,102 @@ def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, 
     }
 
 
+def made_up_location(blob: Blob, count: int) -> None:
+    """Make a location of that many collections, each with two rows that are still in the log, by a single checkpoint.
+
+    Memory: that of what is stored, and of the names.
+    """
+    with persist.open(blob, settings=QUIET) as client:
+        like = client.create_or_load("like", key={"k": pa.int64()}, value={"v": pa.int64()})
+        like.write([(1, 1), (2, 2)], time=0, seal=1).result()
+        state = client.engine.follower.state
+    assert state.location is not None
+    entry = state.entries[like.handle.id]
+    pending = tuple(map(as_stored, entry.pending))
+    raw = msgspec.json.encode(directory.DirectoryEntry(entry.id, entry.name, pending=pending))
+    ids = {f"rows{n:07}": hashlib.md5(b"%d" % n, usedforsecurity=False).hexdigest() for n in range(count - 1)}
+    entries, names = Writing(state.seqno, blob.set), Writing(state.seqno, blob.set)
+    for id_, name in sorted((id_, name) for name, id_ in {**ids, "like": entry.id}.items()):
+        entries.add(id_, raw.replace(entry.id.encode(), id_.encode()).replace(b'"like"', f'"{name}"'.encode()))
+    for name, id_ in sorted({**ids, "like": entry.id}.items()):
+        names.add(name, msgspec.json.encode(id_))
+    objects = directory.DirectoryObject(
+        location=state.location,
+        seqno=state.seqno,
+        collections=(),
+        entries=entries.objects(),
+        names=names.objects(),
+    )
+    pointer = put_framed(blob, directory_prefix(state.seqno), objects)
+    levels = directory.KnownLevels().read(blob, state.location, [pointer])
+    made = checkpoint_of(state, directory.NewDirectory(levels, freed=()))
+    assert blob.create(checkpoint_key(state.seqno), encode_framed(made))
+
+
 def of_collections(sizes: Sequence[int]) -> Iterator[Curve]:
     """Yield what operations cost in a location of so many collections."""
     curves: dict[str, Curve] = {}
+
+    def add(name: str, cost: float, size: int, *, are_bytes: bool = False) -> None:
+        curves.setdefault(name, Curve(name, are_bytes=are_bytes)).costs[size] = cost
+
     for size in sizes:
-        blob = MemoryBlob()
-        with persist.open(blob, settings=QUIET) as client:
-            for number in range(size):
-                client.create_or_load(f"rows{number:07}", key={"k": pa.int64()}, value={"v": pa.int64()})
-            client["rows0000001"].write([(1, 1)], time=0, seal=1).result()
-        with persist.open(blob, settings=QUIET) as client:
-            for name, (call, touches_all) in _on_collections(blob, client["rows0000001"]).items():
-                curves.setdefault(name, Curve(name, touches_all)).costs[size] = cpu_s(call)
-        name, many = "bytes of checkpoints for a seal", CountingBlob()
-        location_of(many, size)
-        cost = measured("one", many, SEALS, lambda client: seal_each_in_turn(client, SEALS))
-        spent = sum(cost.stored[kind] for kind in ("checkpoint", "directory", "state")) / SEALS
-        curves.setdefault(name, Curve(name, are_bytes=True)).costs[size] = spent
+        blob = CountingBlob()
+        made_up_location(blob, size)
+        opened = partial(persist.open, blob, settings=QUIET)
+        add("open", cpu_s(lambda: opened(mode="read").close()), size)  # noqa: B023
+        add("memory of opening", memory_of(opened), size, are_bytes=True)
+        add("open and read one", cpu_s(lambda: _read_one(opened)), size)  # noqa: B023
+        add("open and ask for a name that is not there", cpu_s(lambda: _ask_in_vain(opened)), size)  # noqa: B023
+        with opened() as client:
+            one = client["like"]
+            add("seal one 100 times", cpu_s(lambda: _seal(one, 100)), size)  # noqa: B023
+            add("read one", cpu_s(lambda: one.snapshot().to_arrow()), size)  # noqa: B023
+            add("create and drop one", cpu_s(lambda: client.create_or_load("new", key=None).drop().result()), size)
+        blob.stored.clear()
+        with opened() as client:
+            _seal(client["like"], SEALS)
+            client.engine.pool.submit(int).result()
+        spent = sum(blob.stored[kind] for kind in ("checkpoint", "directory", "state")) / SEALS
+        add("bytes of checkpoints for a seal of one", spent, size, are_bytes=True)
+        names = [f"rows{n * 7919 % (size - 1):07}" for n in range(SEALS)]
+        blob.stored.clear()
+        with opened() as client:
+            began = time.process_time()
+            for n, name in enumerate(names):
+                client[name].seal(2 + n).result()
+            client.engine.pool.submit(int).result()
+            add("load and seal one, another each time", (time.process_time() - began) / SEALS, size)
+        spent = sum(blob.stored[kind] for kind in ("checkpoint", "directory", "state")) / SEALS
+        add("bytes of checkpoints for a seal of another", spent, size, are_bytes=True)
     yield from curves.values()
 
 
-def _on_collections(blob: MemoryBlob, one: persist.Collection) -> dict[str, tuple[Callable[[], object], bool]]:
-    def write() -> None:
-        for number in range(100):
-            one.write([(number, 1)]).result()
+def memory_of(opened: Callable[[], persist.Client]) -> float:
+    """Return the greatest number of bytes that opening a client takes, as Python counts them."""
+    opened().close()  # What is made once is made now.
+    tracemalloc.start()
+    try:
+        opened().close()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
-    return {
-        "open": (lambda: persist.open(blob, mode="read", settings=QUIET).close(), True),
-        "write 100 times to one": (write, False),
-        "read one": (lambda: one.snapshot().to_arrow(), False),
-    }
+
+def _read_one(opened: Callable[[], persist.Client]) -> None:
+    with opened() as client:
+        client["like"].snapshot().to_arrow()
+
+
+def _ask_in_vain(opened: Callable[[], persist.Client]) -> None:
+    with opened() as client:
+        assert "rows" not in client
+
+
+def _seal(one: persist.Collection, times: int) -> None:
+    upper = one.upper.time or 0
+    for n in range(times):
+        one.seal(upper + 1 + n).result()
 
 
 def drawn(curves: Sequence[Curve], file: str) -> None:

@@ -27,7 +27,11 @@ ROOT = Path(__file__).parents[1]
 LOAD_S = float(os.environ.get("PERSIST_TWO_VERSIONS_S", "12"))
 ENOUGH = 10  # Writes of each worker before the upgrade.
 # The last commit that wrote each format.
-LAST = {6: "a548100e980a22a2ba061d97ce612c34fbdfc009", 7: "3c41ea99587586e215076f4dc65f316a1c8cf57e"}
+LAST = {
+    6: "a548100e980a22a2ba061d97ce612c34fbdfc009",
+    7: "3c41ea99587586e215076f4dc65f316a1c8cf57e",
+    8: "39a3cb1df39115190ac86a3fa593ec47a2ca254e",
+}
 
 WORKER = """
 import json, os, sys

@@ -65,6 +65,8 @@ from persist.log import (
     is_upload,
     listed_checkpoints,
     listed_records,
+    pages_key,
+    pages_seqno,
     record_key,
     state_collection,
 )
@@ -482,5 +484,7 @@ def _check_part(key: str, checksum: str, data: bytes) -> None:
 
 
 def _check_framed(key: str, data: bytes) -> None:
-    if intact_kind(data) is None:
+    seqno = pages_seqno(key)
+    is_intact = intact_kind(data) is not None if seqno is None else pages_key(seqno, data) == key
+    if not is_intact:
         raise CorruptBlob(key, "it is no undamaged object of a log")

@@ -108,9 +108,10 @@ class Engine:
         Cost: one GET.
         """
         self.check_open("collections")
-        names = self.follower.refresh().names()
+        self.follower.refresh()
+        names = self.follower.over_all(lambda state: [name for name, _ in state.ids.starting_with(prefix)])
         is_own = prefix.startswith(OWN_PREFIX)
-        return [name for name in names if name.startswith(prefix) and (is_own or not name.startswith(OWN_PREFIX))]
+        return [name for name in names if is_own or not name.startswith(OWN_PREFIX)]
 
     @property
     def is_closed(self) -> bool:

@@ -90,8 +90,8 @@ def created_or_loaded(
     Raises: as `Client.create_or_load`.
     """
     while True:
-        state = engine.follower.refresh()
-        id_ = state.ids.get(name)
+        engine.follower.refresh()
+        id_ = engine.follower.find(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
             if retention not in (None, contents.retention):
@@ -132,7 +132,8 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
-    if name not in engine.follower.refresh().ids:
+    engine.follower.refresh()
+    if engine.follower.find(name) is None:
         columns = columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]
@@ -178,14 +179,15 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     """
     engine.check_open("load")
     check_name(name)
-    known = engine.follower.state.ids.get(name)
+    known = engine.follower.find(name)
     state = engine.follower.refresh_and_load([] if known is None else [known], engine.pool)
-    if name not in state.ids:
-        error = CollectionNotFound(name, engine.url, state.names())
+    id_ = engine.follower.find(name)
+    if id_ is None:
+        error = CollectionNotFound(name, engine.url, state.names_in_memory())
         if engine.mode == "read":
             error.remedy = "This client only reads: load one that is there."
         raise error
-    contents = engine.follower.known(state.ids[name], name)
+    contents = engine.follower.known(id_, name)
     return handle_on(engine, contents, contents.schema)
 
 
@@ -197,8 +199,7 @@ def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) ->
     """
     with engine.follower.looks.once():
         for _ in range(2):  # In the second round there are those that came with the look of the first one.
-            ids = engine.follower.state.ids
-            known = [ids.get(each) if isinstance(each, str) else each.id for each in wanted]
+            known = [engine.follower.find(each) if isinstance(each, str) else each.id for each in wanted]
             engine.follower.refresh_and_load({id_ for id_ in known if id_ is not None}, engine.pool)
         return [loaded(engine, each) if isinstance(each, str) else each.newest() for each in wanted]
 
@@ -247,6 +248,7 @@ def drop(handle: CollectionHandle, also: Sequence[Step] = ()) -> CommitFuture:
 CAME_WITH = {
     7: "checkpoints store what changed in a collection with many parts, and no longer all of it",
     8: "the record of an upgrade itself",
+    9: "the directory of very many collections is in pages, which are read when they are needed",
 }
 
 

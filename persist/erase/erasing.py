@@ -337,11 +337,12 @@ class _Erasing:
 def related(handle: CollectionHandle) -> list[CollectionHandle]:
     """Return a collection, and all that were cloned from it, or that it was cloned from, by way of others, too."""
     engine = handle.engine
-    entries = dict(engine.follower.refresh().entries.each())
+    engine.follower.refresh()
+    shares = engine.follower.over_all(lambda state: {id_: e.folders for id_, e in state.entries.each() if e.folders})
     ids, new = {handle.id}, {handle.id}
     while new:
-        folders = {folder for id_ in new if id_ in entries for folder in (id_, *entries[id_].folders)}
-        new = {id_ for id_, entry in entries.items() if not folders.isdisjoint((id_, *entry.folders))} - ids
+        folders = {folder for id_ in new for folder in (id_, *shares.get(id_, ()))}
+        new = (folders | {id_ for id_, shared in shares.items() if not folders.isdisjoint((id_, *shared))}) - ids
         ids |= new
     others = sorted(ids - {handle.id})
     found = [handle.newest()]

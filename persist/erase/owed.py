@@ -77,10 +77,10 @@ def steps_to_owe(owed: Owed) -> tuple[list[Step], dict[str, str]]:
 def settle_all(engine: Engine) -> None:
     """Do all that erasures of a location still owe; if some of it fails, raise the first error after all the rest."""
     with first_of() as attempt:
-        for name, id_ in [*engine.follower.refresh().ids.items()]:
-            if name.startswith(OWED_PREFIX):
-                with attempt(), suppress(CollectionNotFound):  # Another one has done it.
-                    settle(engine, engine.follower.known(id_, name))
+        engine.follower.refresh()
+        for name, id_ in engine.follower.over_all(lambda state: [*state.ids.starting_with(OWED_PREFIX)]):
+            with attempt(), suppress(CollectionNotFound):  # Another one has done it.
+                settle(engine, engine.follower.known(id_, name))
 
 
 @contextmanager

@@ -48,12 +48,13 @@ from persist.log import (
     collection_part,
     directory_seqno,
     is_shown,
+    pages_seqno,
     record_seqno,
     state_collection,
     state_seqno,
     uploaded_seqno,
 )
-from persist.replica import STALE_AFTER_S
+from persist.replica import STALE_AFTER_S, directory_blobs, stored_checkpoints
 from persist.shown import Shown, aligned, counted, moment_text, plain
 from persist.state import CollectionState, Dropped, Erasure, State, erasure_number, is_waited_for
 from persist.upsert import DELETED
@@ -174,6 +175,10 @@ class _Search:
         self._gone = {dropped.collection: dropped for dropped in self._state.control.dropped if dropped.is_destroyed}
         self._named = {key for contents in self._family.values() for key in contents.named_blobs}
         self._marks: list[tuple[int, float]] = []
+        # Those that the newest checkpoint names hold nothing that is gone, however old they are.
+        newest = next(stored_checkpoints(self._blob), None)
+        named = set() if newest is None else directory_blobs(self._blob, newest.checkpoint)
+        self._pages = {key for key in named if pages_seqno(key) is not None}
 
     def run(self) -> Traces:
         found: list[Trace] = []
@@ -223,7 +228,8 @@ class _Search:
         if key.startswith("lost/"):
             return Trace(key, "it was put aside when the log was repaired, and nobody deletes it: look, and delete it")
         seqno, collection = _place(key)
-        if seqno is not None and seqno < self._erased_at and not self._is_state_since(key, collection):
+        is_since = self._is_state_since(key, collection) or key in self._pages
+        if seqno is not None and seqno < self._erased_at and not is_since:
             is_ours = collection is None or collection in self._family or collection not in self._state.entries
             if is_ours:
                 grace_s = max(self._engine.settings.grace_s, 2 * STALE_AFTER_S)
@@ -324,7 +330,8 @@ def _place(key: str) -> tuple[int | None, str | None]:
     if key.startswith(CHECKPOINTS):
         return checkpoint_seqno(key), None
     if key.startswith(DIRECTORIES):
-        return directory_seqno(key), None
+        pages = pages_seqno(key)
+        return directory_seqno(key) if pages is None else pages, None
     if key.startswith(STATES):
         return state_seqno(key), state_collection(key)
     return (uploaded_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
@@ -374,10 +381,11 @@ class _Inline:
 
 def _inline(data: bytes) -> Iterator[_Inline]:
     """Yield the parts inside of an object of JSON."""
-    try:
-        walked: Any = msgspec.json.decode(data) if data.startswith(b'{"persist"') else None
+    try:  # Pages of a directory are one line each.
+        walked: Any = msgspec.json.Decoder().decode_lines(data) if data.startswith(b'{"') else None
     except msgspec.DecodeError:
         return
+    walked = walked[0] if walked and "persist" in walked[0] else walked
     is_list = isinstance(walked, dict) and walked["persist"] == "parts"
     waiting: list[tuple[str | None, bool | None, Any]] = [(None, None if is_list else False, walked)]
     while waiting:

@@ -34,6 +34,7 @@ from persist.log import (
     encode_framed,
     encoded_object,
     kinds,
+    pointer_to,
     read_record,
     record_key,
     state_prefix,
@@ -44,6 +45,7 @@ from persist.replica import (
     StateObject,
     checkpoint_of,
     checkpoint_state,
+    directory_blobs,
     load_contents,
     new_directory,
     read_checkpoint,
@@ -130,7 +132,11 @@ class Renewal:
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
         made: list[tuple[BlobRef, bytes]] = []
-        self._directory = new_directory(state, directory, (), lambda *each: made.append(each))
+
+        def store(key: str, data: bytes) -> None:
+            made.append((pointer_to(key, data), data))
+
+        self._directory = new_directory(self._blob, state, directory, (), (), store)
         yield from made
 
     def _made(self, key: str, is_there: bool) -> Repair:
@@ -224,7 +230,7 @@ def _named_by_checkpoint(blob: Blob, seqno: int) -> Iterator[str]:
         checkpoint = read_checkpoint(blob, checkpoint_key(seqno))
         if checkpoint is None:
             return
-        yield from (pointer.blob for pointer in checkpoint.directory)
+        yield from directory_blobs(blob, checkpoint)
         for entry in checkpoint_state(blob, checkpoint).entries.values():
             yield from (pointer.blob for pointer in entry.stored)
             for mutation in entry.pending:

@@ -63,7 +63,7 @@ REMADE = ("missing", "damaged", "exchanged", "overdue")
 OVERDUE_AGE_S = 60.0
 
 _KINDS: Mapping[str, UnreferencedKind] = {"part": "part", "list": "list", "state": "state", "directory": "directory"}
-_UNNAMED = re.compile(r"((part|list|state)/[0-9a-f]{32}|directory)/[0-9]{20}-[0-9a-f]{32}\.(parquet|json)")
+_UNNAMED = re.compile(r"((part|list|state)/[0-9a-f]{32}|directory)/[0-9]{20}-[0-9a-f]{32}\.(parquet|json|pages)")
 
 Collect = Callable[[Iterable[str]], Deleted]
 

@@ -39,7 +39,15 @@ from persist.log import (
     read_record,
     record_key,
 )
-from persist.replica import Checkpoint, KnownLevels, beyond_the_log, checkpoint_state, load_base, read_checkpoint
+from persist.replica import (
+    Checkpoint,
+    KnownLevels,
+    beyond_the_log,
+    checkpoint_state,
+    directory_blobs,
+    load_base,
+    read_checkpoint,
+)
 from persist.state import (
     CollectionEntry,
     CollectionState,
@@ -279,12 +287,16 @@ class LogExamination:
         self.named.update(pointer.blob for pointer in checkpoint.directory)
         try:
             checkpointed = checkpoint_state(self._blob, checkpoint, self._levels)
+            self.named |= directory_blobs(self._blob, checkpoint, self._levels)
         except Corruption as error:
             # Perhaps the checkpoint was collected meanwhile, and its directory after it.
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
                 self.bad_checkpoints.add(key)
                 self._findings.corruption(error)
             return
+        if {entry.name: id_ for id_, entry in checkpointed.entries.each()} != dict(checkpointed.ids.each()):
+            self._findings.add("rule", key, "its collections have other names than those by which they are found")
+            self.bad_checkpoints.add(key)
         for _, entry in checkpointed.entries.each():
             self._note(entry.pending)
             self.named.update(pointer.blob for pointer in entry.stored)

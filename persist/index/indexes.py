@@ -112,16 +112,16 @@ class IndexInfo:
 
 def indexes_of(handle: CollectionHandle) -> list[Index]:
     """Return the indexes of a collection, as far as this client knows."""
-    known = indexes_by_collection(handle.engine)
-    return [index for id_ in known.get(handle.id, ()) if (index := index_at(handle.engine, id_)) is not None]
+    prefix = f"{INDEX_PREFIX}{handle.id}."
+    ids = handle.engine.follower.over_all(lambda state: [*state.ids.starting_with(prefix)])
+    return [index for _, id_ in ids if (index := index_at(handle.engine, id_)) is not None]
 
 
 def indexes_by_collection(engine: Engine) -> dict[str, list[str]]:
     """Return the ids of all indexes that this client knows of, by the ids of their collections."""
     known: dict[str, list[str]] = {}
-    for name, id_ in engine.follower.state.ids.items():
-        if name.startswith(INDEX_PREFIX):
-            known.setdefault(name.removeprefix(INDEX_PREFIX).partition(".")[0], []).append(id_)
+    for name, id_ in engine.follower.over_all(lambda state: [*state.ids.starting_with(INDEX_PREFIX)]):
+        known.setdefault(name.removeprefix(INDEX_PREFIX).partition(".")[0], []).append(id_)
     return known
 
 

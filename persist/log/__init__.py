@@ -77,6 +77,8 @@ from persist.log.keys import (
     listed_checkpoints,
     listed_records,
     manifest_key,
+    pages_key,
+    pages_seqno,
     part_key,
     record_key,
     record_seqno,

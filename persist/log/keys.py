@@ -3,6 +3,7 @@
     log/<seqno>                                          a record
     checkpoint/<10**20 - 1 - seqno>-<seqno>.json         a checkpoint after that record; the newest is listed first
     directory/<seqno>-<checksum>.json                    entries of many collections, made for a checkpoint
+    directory/<seqno>-<checksum>.pages                   the same of very many, in pages that such an object lists
     state/<collection>/<seqno>-<checksum>.json           the contents of a collection, made for a checkpoint
     part/<collection>/<seqno>-<uuid>.parquet             updates; an upload
     list/<collection>/<seqno>-<checksum>.json            descriptors of parts, too many for a record; an upload
@@ -22,6 +23,8 @@ the directory of the location names with it (`persist.state.state.CollectionEntr
 import re
 import uuid
 from collections.abc import Iterable, Iterator
+
+import xxhash
 
 from persist.blob import Blob, BlobEntry
 from persist.codecs import Part
@@ -43,6 +46,7 @@ _SHOWN = re.compile(
 
 _STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
 _DIRECTORY = re.compile(r"directory/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
+_PAGES = re.compile(r"directory/(?P<seqno>[0-9]{20})-(?P<checksum>[0-9a-f]{32})\.pages")
 _SEQNO_LAST = 10**20 - 1
 
 
@@ -212,6 +216,17 @@ def directory_prefix(seqno: int) -> str:
 def directory_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint that the directory object at key was made for; None if it is no such key."""
     found = _DIRECTORY.fullmatch(key)
+    return None if found is None else int(found["seqno"])
+
+
+def pages_key(seqno: int, data: bytes) -> str:
+    """Return the key of pages of a directory that are data, made for the checkpoint at seqno."""
+    return f"{directory_prefix(seqno)}{xxhash.xxh3_128_hexdigest(data)}.pages"
+
+
+def pages_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the pages at key were made for; None if it is no such key."""
+    found = _PAGES.fullmatch(key)
     return None if found is None else int(found["seqno"])
 
 

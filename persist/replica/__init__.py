@@ -12,6 +12,7 @@ from persist.replica.checkpoint import (
     checkpoint_due,
     checkpoint_of,
     checkpoint_state,
+    directory_blobs,
     load_base,
     load_contents,
     read_checkpoint,

@@ -27,6 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from msgspec import UNSET, UnsetType
+
 from persist.antichain import Antichain, as_time
 from persist.blob import (
     Blob,
@@ -67,6 +69,7 @@ from persist.log import (
 from persist.names import is_id
 from persist.replica.directory import (
     EMPTY,
+    OBJECT_BYTES_MAX,
     Directory,
     DirectoryEntry,
     KnownLevels,
@@ -90,7 +93,7 @@ from persist.state import (
 )
 
 INTERVAL = 16
-CHECKPOINT_BYTES_MAX = 1 << 30  # Or a directory object. Of those larger none is made, and none is read.
+CHECKPOINT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
 STORED_PENDING_MAX = 32  # Mutations, and bytes of parts inside them, that a checkpoint keeps beside a base.
 STORED_PENDING_BYTES_MAX = 64 * 1024
 
@@ -110,6 +113,7 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     directory: tuple[BlobRef, ...] = ()
     collections: tuple[DirectoryEntry, ...]
     gone: tuple[str, ...] = ()
+    freed: tuple[str, ...] | UnsetType = UNSET
 
 
 def checkpoint_due(seqno: int) -> bool:
@@ -137,7 +141,6 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
         return False
     is_new = replayed.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
     replayed = _vouched_for(blob, state) if is_new else _replayed(blob, replayed, state, recent)
-    levels = taken_over(levels, replayed.control)
     before = levels[-1].directory if levels else EMPTY
     rebased: dict[str, CollectionEntry | None] = {}
     for id_, entry in replayed.entries.changes_since(before.entries).items():
@@ -145,7 +148,8 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
             entry = replace(entry, contents=state.entries[id_].contents)
             rebased[id_] = _with_new_base(blob, replayed, entry, known, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
-    new = new_directory(replayed, directory, levels, lambda pointer, data: blob.set(pointer.blob, data))
+    kept = taken_over(levels, replayed.control)
+    new = new_directory(blob, replayed, directory, levels, kept, blob.set)
     data = encode_framed(checkpoint_of(replayed, new))
     if len(data) > CHECKPOINT_BYTES_MAX:
         raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
@@ -213,6 +217,7 @@ def checkpoint_of(state: State, directory: NewDirectory) -> Checkpoint:
         directory=tuple(level.pointer for level in directory.levels),
         collections=directory.collections,
         gone=directory.gone,
+        freed=directory.freed,
     )
 
 
@@ -380,7 +385,7 @@ def _check(checkpoint: Checkpoint) -> None:
     if not is_id(checkpoint.commit):
         raise ValueError(f"the commit {checkpoint.commit[:200]!r} is not 32 hex digits")
     check_pointers(checkpoint.directory, seqno)
-    if any(pointer.bytes > CHECKPOINT_BYTES_MAX for pointer in checkpoint.directory):
+    if any(pointer.bytes > OBJECT_BYTES_MAX for pointer in checkpoint.directory):
         raise ValueError("a directory object of it is larger than any writer makes it")
     for dropped in control.dropped:
         if not is_id(dropped.collection) or dropped.seqno > seqno:
@@ -406,14 +411,20 @@ def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | No
     return _with_levels(blob, checkpoint, known)[0]
 
 
+def directory_blobs(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> set[str]:
+    """Return the keys of all objects of a checkpoint's directory; costs and raises what `checkpoint_state` does."""
+    levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
+    return {key for level in levels for key in level.blobs}
+
+
 def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) -> tuple[State, tuple[Level, ...]]:
     levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
     before = levels[-1].directory if levels else EMPTY
     control = checkpoint.control
     try:
-        directory = before.with_changes(checkpoint.collections, checkpoint.gone)
+        directory = before.with_changes(checkpoint.collections, checkpoint.gone, checkpoint.freed)
         check_leases(directory, control.leases)
-        for dropped in control.dropped:
+        for dropped in control.dropped if directory.entries.is_all_in_memory else ():
             if dropped.is_destroyed and dropped.collection in directory.entries:
                 raise ValueError(f"the destroyed collection {dropped.collection} exists")
     except ValueError as error:

@@ -1,7 +1,7 @@
 """The directory of a location on storage: what a checkpoint says of each collection, written once for each change.
 
     checkpoint  =  [directory object, directory object, …]  +  the changes since the last of them, in the checkpoint
-                    oldest, whole    changes to it                 at most INLINE_BYTES_MAX
+                    oldest           changes to it                 at most INLINE_BYTES_MAX
 
     directory/<seqno, 20 digits>-<xxh3_128 of the object>.json         frame "directory"
 
@@ -12,12 +12,18 @@ are merged with. So each object is at least `RATIO` times as large as the next: 
 `log2(n / INLINE_BYTES_MAX)` objects at most, and what changes is written again about as often, however large the
 directory is. All of a small location is in its checkpoint, one object.
 
-No object is made larger than `OBJECT_BYTES_MAX`: those of a very large location are not merged any more. When there are
-almost `LEVELS_MAX` of them, all is written anew, in pieces of that size, of which none speaks of what another says.
+An object of up to `WHOLE_BYTES_MAX` holds its entries, and is read when the location is opened. A larger one lists
+pages (`persist.replica.pages`), which are read when a collection is touched. So opening costs as much as what changed
+lately and a list of pages, and a client holds in memory what it touched. Two things follow:
+- a change to what lies in pages must say which names it frees, because nobody looks up what a collection was called;
+- what a reader checks of all entries at once, it checks of those in memory. `persist fsck` checks the others.
 
 A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
-since. Nothing is taken over that is older than the log that is kept (`log_floor`), so it lives no longer than there.
-Nothing is taken over either that is older than the last erasure, because nothing else would ever replace it.
+since. Nothing stays as it is that is older than the log that is kept (`log_floor`), so it lives no longer than there.
+Nothing stays either that is older than the last erasure, because nothing else would ever replace it. All is merged
+into one object then, which lists again those pages of which nothing was replaced.
+
+A location of a format before `PAGES` has no pages. Its objects are whole, of at most `OBJECT_BYTES_MAX`.
 
 Rejected: pages by ranges of ids, each rewritten when something in it changed. Sixteen records that touch sixteen of ten
 thousand collections would rewrite sixteen pages, hundreds of times as much as they changed.
@@ -26,8 +32,10 @@ thousand collections would rewrite sixteen pages, hundreds of times as much as t
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from persist.blob import Blob, CorruptBlob, InvalidUsage
 from persist.log import (
@@ -40,6 +48,7 @@ from persist.log import (
     as_stored,
     check_keys,
     check_unused,
+    decoder_of,
     directory_prefix,
     directory_seqno,
     encoded_object,
@@ -49,14 +58,19 @@ from persist.log import (
     state_collection,
 )
 from persist.names import check_name, is_id
+from persist.replica.pages import Pages, Table, Writing, check_objects, rewritten
 from persist.replica.state_objects import KnownContents
-from persist.state import CollectionEntry, CollectionState, FrozenMap, LocationState, State
+from persist.state import CollectionEntry, CollectionState, FrozenMap, LocationState, State, merged
 
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
 LEVELS_MAX = 64
 SPARE_LEVELS = 8  # Fewer than these are left before all is written anew.
-OBJECT_BYTES_MAX = 256 << 20  # No more is written into one object, so the directory may have some 14 GiB.
+WHOLE_BYTES_MAX = 4 << 20  # What is larger is written as pages.
+PAGES = 9  # The number of a location from which on it may have pages,
+OBJECT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
+
+_key = itemgetter(0)
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -72,12 +86,19 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
-    """The collections that changed up to the record at seqno, since the objects before it, and ids of those gone."""
+    """The collections that changed up to the record at seqno, since the objects before it, and ids of those gone.
+
+    They are in collections and gone, or in pages: entries by id, and ids by name; null for what is gone. If there are
+    pages in an object before it, freed are the names that collections had before and none has now.
+    """
 
     location: str
     seqno: Seqno
     collections: tuple[DirectoryEntry, ...]
     gone: tuple[str, ...] = ()
+    freed: tuple[str, ...] | UnsetType = UNSET
+    entries: tuple[Pages, ...] | UnsetType = UNSET
+    names: tuple[Pages, ...] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +108,69 @@ class Directory:
     entries: FrozenMap[CollectionEntry]
     ids: FrozenMap[str]
 
-    def with_changes(self, collections: Iterable[DirectoryEntry], gone: Iterable[str]) -> "Directory":
+    def with_changes(
+        self, collections: Iterable[DirectoryEntry], gone: Iterable[str], freed: Iterable[str] | UnsetType = UNSET
+    ) -> "Directory":
         """Return the directory after changes that have been read; raise ValueError if no writer would make them."""
+        is_paged = not self.entries.is_all_in_memory
         entries: dict[str, CollectionEntry | None] = {}
         for each in collections:
-            _check_entry(each)
             if each.id in entries:
                 raise ValueError(f"it speaks twice of collection {each.id}")
-            entries[each.id] = CollectionEntry(
-                each.id, each.name, each.base, each.pending, None, each.leased, each.folders, each.levels
-            )
+            entries[each.id] = _read_entry(each)
         for id_ in gone:
-            if id_ in entries or id_ not in self.entries:
+            if id_ in entries or not (is_paged or id_ in self.entries):
                 raise ValueError(f"the collection {id_[:200]!r} is gone, and is there, or never was")
             entries[id_] = None
-        ids: dict[str, str | None] = {self.entries[id_].name: None for id_ in entries if id_ in self.entries}
+        if is_paged is isinstance(freed, UnsetType):
+            raise ValueError("it must say which names are free if there are pages before it, and only then")
+        if isinstance(freed, UnsetType):
+            freed = [self.entries[id_].name for id_ in entries if id_ in self.entries]
+        ids: dict[str, str | None] = dict.fromkeys(freed)
         for entry in entries.values():
             if entry is not None:
-                if (ids.get(entry.name) if entry.name in ids else self.ids.get(entry.name)) is not None:
+                is_known = entry.name not in ids and not is_paged
+                if (self.ids.get(entry.name) if is_known else ids.get(entry.name)) is not None:
                     raise ValueError("two collections have the same id or name")
                 ids[entry.name] = entry.id
         return Directory(self.entries.with_changes(entries), self.ids.with_changes(ids))
+
+    def changes_since(self, before: "Directory") -> "Changes":
+        """Return what makes this directory of another one."""
+        return Changes(self.entries.changes_since(before.entries), self.ids.changes_since(before.ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What differs between two directories: entries by id and ids by name, None for those that are gone."""
+
+    entries: dict[str, CollectionEntry | None]
+    ids: dict[str, str | None]
+
+    @property
+    def collections(self) -> tuple[DirectoryEntry, ...]:
+        """The entries that come, as they are stored."""
+        return tuple(_stored(entry) for entry in self.entries.values() if entry is not None)
+
+    @property
+    def gone(self) -> tuple[str, ...]:
+        """The ids of collections that are gone."""
+        return tuple(id_ for id_, entry in self.entries.items() if entry is None)
+
+    def freed_over(self, levels: "Sequence[Level]") -> tuple[str, ...] | UnsetType:
+        """The names that are free now, if these changes are written over levels of which some have pages."""
+        is_read = not levels or levels[-1].directory.entries.is_all_in_memory
+        return UNSET if is_read else tuple(name for name, id_ in self.ids.items() if id_ is None)
+
+    def encoded_entries(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the ids, ascending, and the JSON of the entries."""
+        for id_, entry in sorted(self.entries.items(), key=_key):
+            yield id_, msgspec.json.encode(None if entry is None else _stored(entry))
+
+    def encoded_names(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the names, ascending, and the JSON of the ids."""
+        for name, id_ in sorted(self.ids.items(), key=_key):
+            yield name, msgspec.json.encode(id_)
 
 
 EMPTY = Directory(FrozenMap(), FrozenMap())
@@ -115,10 +178,22 @@ EMPTY = Directory(FrozenMap(), FrozenMap())
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One directory object, and the directory that it makes with those before it."""
+    """One directory object, and the directory that it makes with those before it; its pages, if it has any."""
 
     pointer: BlobRef
     directory: Directory
+    tables: tuple[Table[CollectionEntry], Table[str]] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How much it says of entries."""
+        return self.pointer.bytes if self.tables is None else sum(pages.bytes for pages in self.tables[0].objects)
+
+    @property
+    def blobs(self) -> Iterator[str]:
+        """The keys of the object and of those with its pages."""
+        yield self.pointer.blob
+        yield from (pages.blob for table in self.tables or () for pages in table.objects)
 
     @property
     def seqno(self) -> int:
@@ -153,8 +228,7 @@ class KnownLevels:
                 break
             levels.append(known)
         for pointer, stored in fetched(blob, pointers[len(levels) :], DirectoryObject):
-            before = levels[-1].directory if levels else EMPTY
-            levels.append(Level(pointer, _directory(stored, location, pointer, before)))
+            levels.append(_level(blob, stored, location, pointer, levels))
         return self.keep(levels)
 
     def keep(self, levels: Iterable[Level]) -> tuple[Level, ...]:
@@ -165,7 +239,7 @@ class KnownLevels:
 
 
 def taken_over(levels: tuple[Level, ...], control: LocationState) -> tuple[Level, ...]:
-    """Return the levels that a new checkpoint may name again.
+    """Return the levels that a new checkpoint may name again as they are.
 
     These are none if the oldest is older than the log that is kept, or than the last erasure.
     """
@@ -185,65 +259,86 @@ class NewDirectory:
     levels: tuple[Level, ...]
     collections: tuple[DirectoryEntry, ...] = ()
     gone: tuple[str, ...] = ()
+    freed: tuple[str, ...] | UnsetType = UNSET
 
 
 def new_directory(
+    blob: Blob,
     state: State,
     directory: Directory,
     levels: tuple[Level, ...],
-    store: Callable[[BlobRef, bytes], object],
+    kept: tuple[Level, ...],
+    store: Callable[[str, bytes], object],
 ) -> NewDirectory:
-    """Return how a checkpoint of state says that its directory is this one, given the levels that it takes over.
+    """Return how a checkpoint of state says that its directory is this one, which was made of the last of levels.
 
     All bases of entries that differ from the levels are stored. What it points to beyond the levels is given to store
-    first, one object at a time. Cost: O(what differs), and that is encoded.
+    first, one object at a time. Cost: O(what differs), and what of the levels is merged with that.
+
+    Args:
+        levels: those of the checkpoint that it is made of.
+        kept: those of them that may stay as they are, all or none.
 
     Raises:
-        InvalidUsage: the collections are so many that no checkpoint can point to all of what is to be said of them.
+        InvalidUsage: the location has a format without pages, and too many collections for that.
     """
     assert state.location is not None
-    collections, gone = _since(levels, directory)
-    if (size := _size(collections)) <= INLINE_BYTES_MAX:
-        return NewDirectory(levels, collections, gone)
-    while levels and levels[-1].pointer.bytes < RATIO * size and size + levels[-1].pointer.bytes <= OBJECT_BYTES_MAX:
-        size += levels[-1].pointer.bytes
-        levels = levels[:-1]
-    if size > OBJECT_BYTES_MAX or len(levels) + SPARE_LEVELS >= LEVELS_MAX:
-        levels = ()  # Only what is whole is cut: names that two collections exchange belong into one object.
-    collections, gone = _since(levels, directory)
-    if not levels and _size(collections) <= INLINE_BYTES_MAX:
-        return NewDirectory((), collections, gone)
-    for some in [collections] if levels else _cut(collections):
-        stored = DirectoryObject(
-            format=state.format, location=state.location, seqno=state.seqno, collections=some, gone=gone
+    changes = directory.changes_since(levels[-1].directory if levels else EMPTY)
+    size = _size(changes.collections)
+    if size <= INLINE_BYTES_MAX and len(kept) == len(levels):
+        return NewDirectory(kept, changes.collections, changes.gone, changes.freed_over(kept))
+    while kept and kept[-1].bytes < RATIO * size:
+        size += kept[-1].bytes
+        kept = kept[:-1]
+    if len(kept) + SPARE_LEVELS >= LEVELS_MAX:
+        kept = ()
+    is_paged = any(level.tables for level in levels[len(kept) :])
+    if not is_paged:
+        changes = directory.changes_since(kept[-1].directory if kept else EMPTY)
+        size = _size(changes.collections)
+        if not kept and size <= INLINE_BYTES_MAX:
+            return NewDirectory((), changes.collections, changes.gone)
+        is_paged, levels = size > WHOLE_BYTES_MAX and state.format >= PAGES, kept
+    stored = DirectoryObject(format=state.format, location=state.location, seqno=state.seqno, collections=())
+    if is_paged:
+        stored = _with_pages(stored, changes, levels, len(kept), store)
+    else:
+        stored = msgspec.structs.replace(
+            stored, collections=changes.collections, gone=changes.gone, freed=changes.freed_over(kept)
         )
-        pointer, data = encoded_object(directory_prefix(state.seqno), stored)
-        store(pointer, data)
-        before = levels[-1].directory if levels else EMPTY
-        levels = (*levels, Level(pointer, directory if some is collections else before.with_changes(some, gone)))
-    if len(levels) > LEVELS_MAX:
-        raise InvalidUsage(f"{len(directory.ids):,} collections take {len(levels)} objects, and {LEVELS_MAX} are read")
-    return NewDirectory(levels)
+    pointer, data = encoded_object(directory_prefix(state.seqno), stored)
+    if len(data) > OBJECT_BYTES_MAX:
+        raise InvalidUsage(
+            f"a directory of {len(changes.entries):,} collections takes {len(data):,} bytes, and in a location of "
+            f"format {state.format}, {OBJECT_BYTES_MAX:,} are read: give `persist upgrade {blob.url}`"
+        )
+    store(pointer.blob, data)
+    made = (*kept, _level(blob, stored, state.location, pointer, kept, directory))
+    return NewDirectory(made, freed=Changes({}, {}).freed_over(made))
 
 
-def _cut(collections: tuple[DirectoryEntry, ...]) -> Iterator[tuple[DirectoryEntry, ...]]:
-    """Yield the entries in pieces of at most `OBJECT_BYTES_MAX`; those of one piece are what was given."""
-    first = size = 0
-    for at, entry in enumerate(collections):
-        bytes_ = _size((entry,))
-        if size + bytes_ > OBJECT_BYTES_MAX and at > first:
-            yield collections[first:at]
-            first, size = at, 0
-        size += bytes_
-    yield collections[first:]
-
-
-def _since(levels: tuple[Level, ...], directory: Directory) -> tuple[tuple[DirectoryEntry, ...], tuple[str, ...]]:
-    before = levels[-1].directory if levels else EMPTY
-    changes = directory.entries.changes_since(before.entries)
-    return (
-        tuple(_stored(entry) for entry in changes.values() if entry is not None),
-        tuple(id_ for id_, entry in changes.items() if entry is None),
+def _with_pages(
+    stored: DirectoryObject,
+    changes: Changes,
+    levels: Sequence[Level],
+    kept: int,
+    store: Callable[[str, bytes], object],
+) -> DirectoryObject:
+    """Return a directory object with pages, which it stores, of all levels but the first kept ones, and of changes."""
+    entries, names = changes.encoded_entries(), changes.encoded_names()
+    tables = None
+    for n in range(len(levels) - 1, kept - 1, -1):
+        tables = levels[n].tables
+        if tables is None:
+            older = levels[n].directory.changes_since(levels[n - 1].directory if n else EMPTY)
+            entries, names = merged(entries, older.encoded_entries()), merged(names, older.encoded_names())
+        elif n > kept:
+            entries, names = merged(entries, tables[0].raw()), merged(names, tables[1].raw())
+    oldest = tables or (None, None)
+    return msgspec.structs.replace(
+        stored,
+        entries=rewritten(Writing(stored.seqno, store), entries, oldest[0], keeps_gone=kept > 0),
+        names=rewritten(Writing(stored.seqno, store), names, oldest[1], keeps_gone=kept > 0),
     )
 
 
@@ -257,13 +352,47 @@ def _size(collections: tuple[DirectoryEntry, ...]) -> int:
     return len(msgspec.json.encode(collections))
 
 
-def _directory(stored: DirectoryObject, location: str, pointer: BlobRef, before: Directory) -> Directory:
+def _level(
+    blob: Blob,
+    stored: DirectoryObject,
+    location: str,
+    pointer: BlobRef,
+    levels: Sequence[Level],
+    known: Directory | None = None,
+) -> Level:
+    """Return what a directory object makes of the levels before it; known is the directory if that is known."""
     if (stored.location, stored.seqno) != (location, directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
+    before = levels[-1].directory if levels else EMPTY
     try:
-        return before.with_changes(stored.collections, stored.gone)
+        if isinstance(stored.entries, UnsetType) or isinstance(stored.names, UnsetType):
+            if known is None or not known.entries.is_over_the_same_as(before.entries):
+                known = before.with_changes(stored.collections, stored.gone, stored.freed)
+            return Level(pointer, known)
+        if stored.collections or stored.gone or not isinstance(stored.freed, UnsetType):
+            raise ValueError("it has pages, and something else")
+        for objects in (stored.entries, stored.names):
+            check_objects(objects, stored.seqno)
     except ValueError as error:
         raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
+    entries = Table(blob, stored.entries, _entry_of, before.entries)
+    names = Table(blob, stored.names, _id_of, before.ids)
+    return Level(pointer, Directory(FrozenMap(below=entries), FrozenMap(below=names)), (entries, names))
+
+
+def _entry_of(id_: str, data: bytes) -> CollectionEntry:
+    entry = _read_entry(decoder_of(DirectoryEntry).decode(data))
+    if entry.id != id_:
+        raise ValueError(f"what it says of collection {id_[:200]} is of {entry.id}")
+    return entry
+
+
+def _id_of(name: str, data: bytes) -> str:
+    check_name(name)
+    id_ = decoder_of(str).decode(data)
+    if not is_id(id_):
+        raise ValueError(f"{id_[:200]!r} is not the id of a collection: 32 hex digits")
+    return id_
 
 
 def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
@@ -271,6 +400,12 @@ def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
     seqnos = [directory_seqno(pointer.blob) for pointer in pointers]
     if len(seqnos) > LEVELS_MAX or any(each is None or each > seqno for each in seqnos):
         raise ValueError("it points to too many directory objects, or to what is none of an earlier checkpoint")
+
+
+def _read_entry(each: DirectoryEntry) -> CollectionEntry:
+    """Return an entry that was read; raise ValueError if no writer would make it."""
+    _check_entry(each)
+    return CollectionEntry(each.id, each.name, each.base, each.pending, None, each.leased, each.folders, each.levels)
 
 
 def _check_entry(each: DirectoryEntry) -> None:
@@ -309,7 +444,7 @@ def _check_entry(each: DirectoryEntry) -> None:
 
 
 def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:
-    """Raise ValueError if a hold lives by a lease that is not there."""
-    for _, entry in directory.entries.each():
+    """Raise ValueError if a hold of a collection in memory lives by a lease that is not there."""
+    for _, entry in directory.entries.in_memory():
         if entry.leased and not all(lease in leases for _, lease in entry.leased):
             raise ValueError(f"a hold of collection {entry.id} lives by a lease that does not exist")

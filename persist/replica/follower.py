@@ -58,6 +58,7 @@ FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
 FAR = 100  # Records that are not read one by one where a checkpoint will do.
 HINT_S = 1.0
+OVER_ALL_MAX = 10
 POLL_FIRST_S = 0.005
 TOLD_FIRST_S = 0.25  # A GET that is under way when a hint comes would only delay the one that finds the record.
 POLL_MAX_S = 1.0  # Where a request costs money and takes a while; elsewhere the first pause stays.
@@ -416,6 +417,14 @@ class Follower:
             try:
                 is_known = applied is not None and applied[0] is self._state
                 after = applied[1] if applied is not None and is_known else apply(self._state, record)
+            except MissingBlob:
+                # Pages of a directory that newer checkpoints do not refer to are collected after a while.
+                before = self._state
+                self._restart(self._newest_checkpoint())
+                if self._state.entries.is_over_the_same_as(before.entries):
+                    raise
+                self.advance(record)
+                return
             except DoesNotFollow as error:
                 raise self._does_not_follow(record) from error
             except (ValueError, Conflict) as error:
@@ -500,6 +509,31 @@ class Follower:
                 self._restart(self._newest_checkpoint())
                 return self._load(id_)
 
+    def find(self, name: str) -> str | None:
+        """Return the id of the collection of a name in the newest known state; None if there is none."""
+        with self._lock:
+            try:
+                return self._state.ids.get(name)
+            except MissingBlob:  # As in `advance`.
+                self.restart()
+                return self._state.ids.get(name)
+
+    def over_all(self, look: Callable[[State], T]) -> T:
+        """Return what look says of the newest known state, at all of whose collections it may look.
+
+        Cost: what look reads; in a directory that is not all in memory, each page. If pages were collected meanwhile,
+        look is called again, on a newer state.
+        """
+        state = self._state
+        for _ in range(OVER_ALL_MAX):
+            try:
+                return look(state)
+            except MissingBlob:
+                before, state = state, self.restart()
+                if state.entries.is_over_the_same_as(before.entries):
+                    raise
+        return look(state)
+
     def _load(self, id_: str) -> CollectionState | None:
         entry = self._state.entries.get(id_)
         if entry is None or self._state.location is None:
@@ -546,7 +580,7 @@ class Follower:
         """Like `current`, without a refresh."""
         contents = self.load(id_)
         if contents is None:
-            raise CollectionNotFound(name, self._blob.url, self._state.names())
+            raise CollectionNotFound(name, self._blob.url, self._state.names_in_memory())
         return contents
 
     def known_at_once(self, wanted: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:

@@ -64,20 +64,19 @@ def log_table(blob: Blob, state: State, last: int | None, collection: str | None
     if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
         raise InvalidUsage(f"last={last!r:.100} is not a number of records: give 1 or more, or None for all")
     first = state.control.log_floor if last is None else max(state.control.log_floor, state.seqno + 1 - last)
-    names = {id_: entry.name for id_, entry in state.entries.items()}
 
     def row(seqno: int) -> dict[str, Any] | None:
         record = read_record(blob, seqno)
         # One that is gone was truncated meanwhile.
         if record is None or (collection is not None and all(m.collection != collection for m in record.mutations)):
             return None
-        return _row(record, names, collection)
+        return _row(record, state, collection)
 
     rows = [cells for cells in map_all(row, range(first, state.seqno + 1)) if cells is not None]
     return pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
-def _row(record: Record, names: dict[str, str], collection: str | None) -> dict[str, Any]:
+def _row(record: Record, state: State, collection: str | None) -> dict[str, Any]:
     mutations = [each for each in record.mutations if collection in (None, each.collection)]
     parts = [part for each in mutations if isinstance(each, kinds.Append | kinds.Pend) for part in each.parts]
     # A commit to several collections says the same with each of them.
@@ -88,7 +87,7 @@ def _row(record: Record, names: dict[str, str], collection: str | None) -> dict[
         "moment": datetime.fromtimestamp(record.written_ms / 1000, UTC),
         "writer": record.writer,
         "operations": [each.__struct_config__.tag for each in mutations if not isinstance(each, kinds.Note)],
-        "collections": [names.get(id_, id_) for id_ in ids],
+        "collections": [id_ if (entry := state.entries.get(id_)) is None else entry.name for id_ in ids],
         "updates": sum(part.rows for part in parts),
         "bytes": sum(part.bytes for part in parts),
         "message": "\n".join(note.message for note in notes if note.message) or None,

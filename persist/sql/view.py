@@ -264,7 +264,7 @@ class LiveView:
         new = loaded(self.engine, name) if name in state.ids else None
         definition = None if new is None else definition_of(new)
         if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
-            raise CollectionNotFound(name, self.engine.url, state.names())
+            raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
         self._stop()
         self.handle, self.definition, self._numbers = new, definition, {}
         return True
@@ -508,7 +508,8 @@ def made_view(
     """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
     check_free_name(name)
     while True:
-        if name in engine.names():
+        engine.follower.refresh()
+        if engine.follower.find(name) is not None:
             return _existing(engine, name, sql, key, start, options)
         try:
             return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)

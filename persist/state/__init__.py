@@ -1,6 +1,6 @@
 """The pure rules: what a record does to the state of a location, and which records are refused.
 
-Promises: the state is a function of the log alone. Nothing here does I/O, reads a clock or draws a random number;
+Promises: the state is a function of the log alone. Nothing here writes, reads a clock or draws a random number;
 every rule about what may be committed is checked here and nowhere else.
 """
 
@@ -34,6 +34,7 @@ from persist.state.contents import (
 )
 from persist.state.draft import Draft, DraftStep
 from persist.state.erasures import check_reason, erasure_number, left_by_erasure
+from persist.state.frozen import FrozenMap, merged
 from persist.state.keyed_rules import (
     RESERVED,
     WATERMARK_OF_NULL,
@@ -57,4 +58,4 @@ from persist.state.schemas import (
     reconciled,
     version_of,
 )
-from persist.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, FrozenMap, State, apply, format_after
+from persist.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, State, apply, format_after

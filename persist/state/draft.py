@@ -17,9 +17,10 @@ from persist.state.collection_rules import (
     gathered,
 )
 from persist.state.contents import CollectionState
+from persist.state.frozen import MapChanges
 from persist.state.location import check_writer
 from persist.state.remembered import Remembered, Used, is_repeated, were_used
-from persist.state.state import Changing, CollectionEntry, MapChanges, State
+from persist.state.state import Changing, CollectionEntry, State
 
 DraftStep = Mutation | Planned | Condition
 

@@ -22,7 +22,7 @@ from persist.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.hold import ConsumerLeases, Leases
 from persist.replica import Follower
 from persist.settings import Settings
-from persist.state import CollectionEntry, CollectionState
+from persist.state import CollectionState, State
 
 COMMITS_MAX = 16  # Of one collection, before it is looked at without waiting for the interval.
 
@@ -70,9 +70,8 @@ class CompactionSchedule:
         sweeps = now_s >= self._sweep_at_s
         if sweeps:
             self._sweep_at_s = now_s + self._sweep_interval_s
-        self._look_after(
-            [entry for entry in state.entries.values() if sweeps or entry.contents is not None], self._is_overdue
-        )
+        known = [(id_, entry.name) for id_, entry in state.entries.in_memory() if entry.contents is not None]
+        self._look_after(self._follower.over_all(_all_in) if sweeps else known, self._is_overdue)
 
     def sweep(self, *, destroys: bool) -> int:
         """Do what is due now in all collections; return in how many something was.
@@ -85,34 +84,36 @@ class CompactionSchedule:
         Raises:
             PersistError: as `tick`.
         """
-        entries = self._follower.refresh().entries.values()
+        self._follower.refresh()
         if self._follower.interrupted is not None:
             return 0
-        return self._look_after(entries, (lambda contents: True) if destroys else self._is_overdue)
+        return self._look_after(
+            self._follower.over_all(_all_in), (lambda contents: True) if destroys else self._is_overdue
+        )
 
-    def _look_after(self, entries: Iterable[CollectionEntry], is_overdue: Callable[[CollectionState], bool]) -> int:
+    def _look_after(self, collections: Iterable[tuple[str, str]], is_overdue: Callable[[CollectionState], bool]) -> int:
+        """Look after collections, by (id, name); return in how many something was done."""
         worked = 0
         failed: PersistError | None = None
-        for entry in [*entries]:
-            id_ = entry.id
+        for id_, name in collections:
             try:
                 # As of the last look: a location of many idle collections must not cost requests for each.
-                self._resolve(self._follower.known(id_, entry.name))
-                contents = self._follower.known(id_, entry.name)
+                self._resolve(self._follower.known(id_, name))
+                contents = self._follower.known(id_, name)
                 destroys = is_overdue(contents)
                 if self._compactor.is_due(contents, destroy=destroys):
-                    self._compactor.compact(id_, entry.name, destroy=destroys)
+                    self._compactor.compact(id_, name, destroy=destroys)
                     worked += 1
                     if destroys:  # What is retracted from now on waits anew.
                         self._undestroyed.pop(id_, None)
                 for look_after in self.also:
-                    look_after(self._follower.known(id_, entry.name))
+                    look_after(self._follower.known(id_, name))
             except CollectionNotFound:
                 self._undestroyed.pop(id_, None)
             except ClientClosed:
                 raise
             except PersistError as error:
-                logger.warning("upkeep of %r failed and will be tried again: %s", entry.name, error)
+                logger.warning("upkeep of %r failed and will be tried again: %s", name, error)
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -292,3 +293,7 @@ class RepeatingThread:
                 logger.warning("upkeep of the location failed and will be tried again: %s", error)
             except Exception:  # Whatever it is: without this thread, a lease would run out under those who read.
                 logger.exception("upkeep of the location failed in a way nobody thought of; it will be tried again")
+
+
+def _all_in(state: State) -> list[tuple[str, str]]:
+    return [(id_, entry.name) for id_, entry in state.entries.each()]

@@ -371,7 +371,7 @@ class _Round:
         kept = {folder for dropped in waiting for folder in whole_folders(dropped)}
         replaced = {key for dropped in waiting for key in dropped.blobs}
         due = [dropped for dropped in due if dropped.collection not in kept]
-        shares = sharers(state)
+        shares = sharers(state) if due else {}
         shared: dict[str, set[str]] = {}
 
         def shared_in(folder: str) -> set[str]:

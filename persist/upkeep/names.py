@@ -25,6 +25,7 @@ from persist.log import (
     checkpoint_key,
     collection_part,
     directory_seqno,
+    pages_seqno,
     state_seqno,
     uploaded_seqno,
 )
@@ -33,6 +34,7 @@ from persist.replica import (
     KnownLevels,
     StoredCheckpoint,
     checkpoint_state,
+    directory_blobs,
     load_contents,
     read_checkpoint,
     stored_checkpoint,
@@ -68,8 +70,8 @@ class Names:
 
     def named_by(self, checkpoint: Checkpoint) -> set[str]:
         """Return the names of all directory objects, state objects and part lists that a checkpoint refers to."""
-        entries = checkpoint_state(self._blob, checkpoint, self._levels).entries.values()
-        return {pointer.blob for pointer in checkpoint.directory} | set(_named_by(entries))
+        entries = checkpoint_state(self._blob, checkpoint, self._levels).entries
+        return directory_blobs(self._blob, checkpoint, self._levels) | set(_named_by(entries))
 
     def oldest_in(self, key: str) -> int:
         """Return the least seqno of a checkpoint and the directory objects that it names; -1 if it is gone."""
@@ -108,15 +110,15 @@ class Names:
                 except MissingBlob:
                     useless.add(key)
                     continue
-                is_remembered = remembered + len(entries) <= REMEMBERED_MAX
+                is_whole = remembered < REMEMBERED_MAX
                 # What others name that were read in this round has been looked at.
-                new = entries.values() if is_remembered else entries.changes_since(before).values()
+                new = entries if is_whole else entries.changes_since(before)
                 before = entries
-                ours = {pointer.blob for pointer in stored.checkpoint.directory} | set(_named_by(new))
+                ours = directory_blobs(self._blob, stored.checkpoint, self._levels) | set(_named_by(new))
                 if any(self._blob.get(missing, range=(0, 0)) is None for missing in ours - present):
                     useless.add(key)
                 hashes = _hashes(ours)
-                if not is_remembered:
+                if not is_whole or remembered + len(hashes) > REMEMBERED_MAX:
                     named.append(hashes)
                     continue
             named.append(hashes)
@@ -184,13 +186,15 @@ def whole_folders(dropped: Dropped) -> tuple[str, ...]:
 
 
 def object_seqno(key: str) -> int | None:
-    """Return the seqno in the name of a directory object, a state object or a part list; None if it is none of them."""
-    return next((n for of in (directory_seqno, state_seqno, uploaded_seqno) if (n := of(key)) is not None), None)
+    """Return the seqno in the name of an object of a directory, a state or a part list; None if it is none of them."""
+    return next(
+        (n for of in (directory_seqno, pages_seqno, state_seqno, uploaded_seqno) if (n := of(key)) is not None), None
+    )
 
 
-def _named_by(entries: Iterable[CollectionEntry | None]) -> Iterator[str]:
+def _named_by(entries: Mapping[str, CollectionEntry | None]) -> Iterator[str]:
     """Yield the state objects and part lists that entries of a checkpoint refer to."""
-    for entry in entries:
+    for _, entry in entries.each() if isinstance(entries, FrozenMap) else entries.items():
         if entry is not None:
             lists = (m.parts_in for m in entry.pending if isinstance(m, BringsParts))
             yield from (pointer.blob for pointer in (*entry.stored, *lists) if pointer is not None)

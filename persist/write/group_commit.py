@@ -43,6 +43,7 @@ from persist.errors import (
     Corruption,
     Indeterminate,
     InvalidUsage,
+    MissingBlob,
     PersistError,
     Unavailable,
     UpdatesBeyondUpper,
@@ -194,7 +195,12 @@ class GroupCommit:
             if not self._is_store_proven(state):
                 continue
             operations = self._unsettled(operations, state, unreadable)
-            accepted, done, rejected, times = self._validate(state, operations, unreadable)
+            try:
+                accepted, done, rejected, times = self._validate(state, operations, unreadable)
+            except MissingBlob:  # Pages of a directory that newer checkpoints do not refer to have been collected.
+                if self._follower.restart().entries.is_over_the_same_as(state.entries):
+                    raise
+                continue
             mutations = self._mutations(state, accepted, appends, times)
             is_final = bool(rejected) or (bool(accepted) and not mutations)
             if is_final and self._follower.refresh().seqno != state.seqno:
@@ -474,14 +480,17 @@ class GroupCommit:
         rejected: list[tuple[Operation, PersistError]] = []
         for operation in operations:
             broken = [unreadable[id_] for step in operation.steps for id_ in _concerned(step) if id_ in unreadable]
+            if broken:
+                rejected.append((operation, broken[0]))
+                continue
             try:
-                if broken:
-                    raise broken[0]
                 for step in operation.steps:
                     # Here, where it costs its own operation only; `apply` would refuse the whole record.
                     if isinstance(step, Write) and isinstance(step.data, Future):
                         check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
                 (accepted if draft.extend(operation.plan(times)) else done).append(operation)
+            except MissingBlob:
+                raise
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
         return accepted, done, rejected, times

@@ -20,7 +20,7 @@ import persist
 from persist.blob import FileBlob
 from persist.codecs import TIME_MAX, to_updates
 from persist.log import FORMAT, Record, commits, kinds
-from persist.replica import Checkpoint, StateObject, checkpoint, directory, state_objects, write_checkpoint
+from persist.replica import Checkpoint, StateObject, checkpoint, directory, pages, state_objects, write_checkpoint
 from persist.write import PartWriter, group_commit
 from tests.golden.kinds import (
     SETTINGS,
@@ -181,21 +181,24 @@ def write_view(client: persist.Client) -> None:
 
 
 def write_directories(location: Path) -> None:
-    """Leave a directory object with all collections, one that says what is gone, and a checkpoint that says so."""
+    """Leave a directory in pages, an object that says what is gone from it, and a checkpoint that says so."""
     vars(group_commit)["checkpoint_due"] = lambda _: False  # Or else it would depend on the pace of threads.
     with persist.open(location, settings=SETTINGS) as client:
         doomed = [client.create_or_load(f"gone from {n}", key=None, value=None) for n in range(2)]
 
-        def write_one(inline_bytes_max: int) -> None:
-            directory.INLINE_BYTES_MAX = inline_bytes_max
+        def write_one(inline_bytes_max: int, whole_bytes_max: int) -> None:
+            directory.INLINE_BYTES_MAX, directory.WHOLE_BYTES_MAX = inline_bytes_max, whole_bytes_max
             assert write_checkpoint(FileBlob(location), *client.engine.follower.recent())
 
-        write_one(1)
-        doomed[0].drop().result()
-        write_one(1)
-        doomed[1].drop().result()
+        pages.PAGE_BYTES, pages.OBJECT_BYTES_MAX = 4000, 8000
         with client.load("every type").hold(5), client.load("every type").follow("a consumer"):
-            write_one(1 << 20)
+            write_one(1, 1)
+            doomed[0].drop().result()
+            client.load("every type").tag("read", 5)
+            write_one(1, 1 << 20)
+            doomed[1].drop().result()
+            client.load("every type").describe("it is read").result()
+            write_one(1 << 20, 1 << 20)
 
 
 def digest(location: Path, name: str) -> dict[str, Any]:

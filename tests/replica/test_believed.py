@@ -162,7 +162,7 @@ def test_a_checkpoint_says_nothing_of_what_comes_after_it() -> None:
         assert read(**good)
         with pytest.raises(CorruptBlob, match="it is not one that a writer would make"):
             read(**wrong)
-    largest = BlobRef(f"directory/{5:020d}-{'a' * 32}.json", checkpoint.CHECKPOINT_BYTES_MAX, "x")
+    largest = BlobRef(f"directory/{5:020d}-{'a' * 32}.json", directory.OBJECT_BYTES_MAX, "x")
     for directory_, is_good in [
         ((largest,), True),
         ((msgspec.structs.replace(largest, bytes=largest.bytes + 1),), False),
@@ -274,16 +274,6 @@ def test_no_level_is_taken_over_from_before_the_log_or_the_last_erasure(
     )
     control = LocationState(log_floor=log_floor, erasures=tuple((seqno, ID) for seqno in erased_at))
     assert directory.taken_over(levels, control) == (levels if is_taken else ())
-
-
-def test_a_directory_is_cut_where_the_next_entry_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = tuple(DirectoryEntry(f"{n:032x}", f"c{n}", pointer(f"{n:032x}")) for n in range(5))
-    [size] = {directory._size((each,)) for each in entries}
-    for bytes_max, lengths in ((2 * size, [2, 2, 1]), (2 * size - 1, [1] * 5), (5 * size, [5]), (1, [1] * 5)):
-        monkeypatch.setattr(directory, "OBJECT_BYTES_MAX", bytes_max)
-        pieces = [*directory._cut(entries)]
-        assert [len(piece) for piece in pieces] == lengths
-        assert sum(pieces, ()) == entries
 
 
 def test_checkpoints_beyond_the_log_are_named_the_newest_first() -> None:

@@ -3,14 +3,31 @@
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import msgspec
 import pytest
+from msgspec import UnsetType
 
 import persist
 from persist.blob import CorruptBlob, InvalidUsage, MemoryBlob, MissingBlob, SystemClock
-from persist.log import BlobRef, Mutation, Record, create_record, directory_seqno, encode_framed, kinds, read_record
-from persist.replica import Follower, checkpoint, directory
+from persist.log import (
+    FORMAT,
+    BlobRef,
+    Mutation,
+    Record,
+    create_record,
+    decode_framed,
+    directory_seqno,
+    encode_framed,
+    kinds,
+    pages_seqno,
+    read_record,
+)
+from persist.log.envelope import put_framed
+from persist.replica import Follower, checkpoint, directory, pages
 from persist.state import State, apply
 from tests.clocks import ImpatientClock
 
@@ -41,10 +58,12 @@ class Writer:
         self.blob = blob
         self.follower = Follower(blob, ImpatientClock())
         self.ids: list[str] = []
+        self.format = FORMAT
 
     def commit(self, *mutations: Mutation) -> None:
         state = self.follower.state
         record = Record(
+            format=self.format,
             location="f" * 32,
             seqno=state.seqno + 1,
             commit=uuid.uuid4().hex,
@@ -281,34 +300,221 @@ def test_all_is_written_anew_when_few_more_objects_could_be_added(levels: int, m
     pointer = BlobRef("directory/x", 1 << 20, "")  # Too large to be joined with what is new.
     known = tuple(directory.Level(pointer, directory.EMPTY) for _ in range(levels))
     small = directory.Level(BlobRef("directory/y", 1, ""), directory.EMPTY)
-    made = directory.new_directory(state, whole, (*known, small), lambda pointer, data: None)
+    before = (*known, small)
+    made = directory.new_directory(writer.blob, state, whole, before, before, lambda key, data: None)
     assert (made.levels[:-1] == known) is (levels < 12)
     assert (len(made.levels) == 1) is (levels >= 12)
 
 
-def test_a_directory_of_any_size_is_cut_into_objects_that_are_written_anew_when_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def tiny_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
-    monkeypatch.setattr(directory, "OBJECT_BYTES_MAX", 2500)
-    monkeypatch.setattr(directory, "LEVELS_MAX", 25)
-    blob = MemoryBlob()
+    monkeypatch.setattr(directory, "WHOLE_BYTES_MAX", 2500)
+    monkeypatch.setattr(pages, "PAGE_BYTES", 500)
+    monkeypatch.setattr(pages, "OBJECT_BYTES_MAX", 1500)
+    monkeypatch.setattr(pages, "KNOWN_PAGES", 3)
+
+
+def newest(blob: MemoryBlob) -> checkpoint.Checkpoint:
+    return next(checkpoint.stored_checkpoints(blob)).checkpoint
+
+
+def pages_named(blob: MemoryBlob) -> set[str]:
+    return {key for key in checkpoint.directory_blobs(blob, newest(blob)) if pages_seqno(key) is not None}
+
+
+@pytest.mark.usefixtures("tiny_pages")
+def test_a_directory_in_pages_opens_as_the_log_says() -> None:
+    blob, most = MemoryBlob(), 0
     writer = Writer(blob)
-    counts = []
-    for _ in range(20):
-        writer.create(3)
+    for step in range(20):
+        writer.create(6)
         one, other = writer.ids[0], writer.ids[-1]
         names = {id_: name for name, id_ in writer.follower.state.ids.items()}
         writer.commit(kinds.Rename(one, "between"), kinds.Rename(other, names[one]), kinds.Rename(one, names[other]))
+        writer.commit(kinds.Rename(writer.ids[2], f"renamed {step}"))
         writer.destroy(1)
-        writer.seal_in_turn(30)
-        found = next(checkpoint.stored_checkpoints(blob)).checkpoint.directory
-        assert max((pointer.bytes for pointer in found), default=0) < 3500
-        counts.append(len(found))
+        writer.seal_in_turn(16)
+        if step % 5 == 4:
+            writer = Writer(blob)  # Another client goes on, which has read the pages that it needs, and no others.
+            writer.ids = [*writer.follower.state.ids.values()]
+        most = max(most, len(newest(blob).directory))
         assert_opens_as_the_log_says(blob)
-    assert max(counts) <= 25
-    pieces = Counter(directory_seqno(entry.key) for entry in blob.list("directory/"))
-    assert max(pieces.values()) > 5, "all was written anew, in pieces"
-    monkeypatch.setattr(directory, "LEVELS_MAX", 5)
-    with pytest.raises(InvalidUsage, match=r"collections take .* objects, and 5 are read"):
-        writer.seal_in_turn(400)
+    assert most >= 2
+    assert len(pages_named(blob)) > 10
+    opened, whole = Follower(blob, ImpatientClock()), replayed(blob)
+    for name, id_ in whole.ids.items():
+        assert opened.find(name) == id_
+        assert opened.state.entries[id_].name == name
+    assert opened.find("between") is None
+    assert [*opened.state.ids.starting_with("c-")] == sorted((n, i) for n, i in whole.ids.items() if n[:2] == "c-")
+
+
+def test_a_million_collections_are_opened_by_what_they_are_listed_in(tiny_pages: None) -> None:
+    """By requests and bytes: they grow with the list of pages, and not with what is in them."""
+    read: dict[int, tuple[int, int]] = {}
+
+    class Counting(MemoryBlob):
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            value = super().get(key, range)
+            self.reads = (self.reads[0] + 1, self.reads[1] + len(value or b""))
+            return value
+
+        reads = (0, 0)
+
+    for count in (100, 400):
+        blob = Counting()
+        writer = Writer(blob)
+        writer.create(count)
+        writer.checkpoint()
+        writer.seal_in_turn(3)
+        blob.reads = (0, 0)
+        opened = Follower(blob, ImpatientClock())
+        at_first = blob.reads
+        name = next(iter(writer.follower.state.ids))
+        id_ = opened.find(name)
+        assert id_ is not None
+        assert opened.known(id_, name).name == name
+        assert blob.reads[0] - at_first[0] <= 3
+        assert blob.reads[1] - at_first[1] <= 2500
+        read[count] = at_first
+    assert read[400][0] <= read[100][0] + 1
+    assert read[400][1] < 400 * 120
+
+
+@pytest.mark.usefixtures("tiny_pages")
+def test_pages_that_are_idle_are_listed_again_and_nothing_that_was_destroyed_is_in_them() -> None:
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.create(60)
+    writer.checkpoint()
+    before, gone = pages_named(blob), sorted(writer.ids)[30]
+    writer.commit(kinds.Destroy(gone))
+    writer.ids.remove(gone)
+    writer.seal_in_turn(3)
+    floor = writer.follower.state.seqno
+    writer.commit(kinds.TruncateLog(floor))
+    writer.checkpoint()
+    made, named = newest(blob), pages_named(blob)
+    assert all((directory_seqno(pointer.blob) or 0) >= floor for pointer in made.directory)
+    assert len(made.directory) == 1
+    kept = named & before
+    assert len(kept) > len(before) // 2
+    assert named - before
+    keys = [*named, *(pointer.blob for pointer in made.directory)]
+    assert not any(gone.encode() in (blob.get(key) or b"") for key in keys)
+    assert_opens_as_the_log_says(blob)
+
+
+@pytest.mark.usefixtures("tiny_pages")
+def test_the_end_of_a_lease_releases_its_holds_on_collections_in_pages() -> None:
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.create(60)
+    writer.checkpoint()
+    lease, other = uuid.uuid4().hex, uuid.uuid4().hex
+    held = sorted(writer.ids)[::7]
+    grants = [kinds.GrantLease(each, "a reader", 1) for each in (lease, other)]
+    holds = [kinds.SetHold(id_, uuid.uuid4().hex, 0, each) for id_ in held for each in (lease, other)]
+    writer.commit(*grants, *holds)
+    writer.create(60)  # So that all of it is written as pages.
+    writer.checkpoint()
+    late = Writer(blob)
+    late.commit(kinds.EndLease(lease, 1))
+    late.checkpoint()
+    opened = Follower(blob, ImpatientClock())
+    assert all(opened.state.entries[id_].readers == (other,) for id_ in held)
+    assert {h.lease for id_ in held for h in opened.known(id_, "").holds.values()} == {other}
+    assert_opens_as_the_log_says(blob)
+
+
+@pytest.mark.usefixtures("tiny_pages")
+@pytest.mark.parametrize("how", ["missing", "damaged", "short"])
+def test_a_page_that_is_not_what_it_was_is_named(how: str) -> None:
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.create(60)
+    writer.checkpoint()
+    key = min(pages_named(blob))
+    data = blob.get(key) or b""
+    blob.delete(key)
+    if how != "missing":
+        blob.set(key, data.replace(b"c", b"d", 1) if how == "damaged" else data[:-5])
+    opened = Follower(blob, ImpatientClock())
+    with pytest.raises(CorruptBlob) as caught:
+        [*opened.state.entries.each(), *opened.state.ids.each()]
+    assert caught.value.key == key
+    assert isinstance(caught.value, MissingBlob) is (how == "missing")
+    with pytest.raises(CorruptBlob):
+        for name, id_ in writer.follower.state.ids.items():
+            assert opened.find(name) == id_
+            assert id_ in opened.state.entries
+
+
+@pytest.mark.usefixtures("tiny_pages")
+def test_a_client_goes_on_from_newer_pages_where_those_that_it_knows_were_collected() -> None:
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.create(60)
+    writer.checkpoint()
+    slow = [Follower(blob, ImpatientClock()) for _ in range(3)]
+    old = pages_named(blob)
+    writer.seal_in_turn(120)
+    writer.checkpoint()
+    for key in old - pages_named(blob):
+        blob.delete(key)
+    assert not old & pages_named(blob)
+    id_, other = writer.ids[5], writer.ids[6]
+    name = writer.follower.state.entries[id_].name
+    assert slow[0].find(name) == id_
+    assert slow[1].known(id_, name).upper == writer.follower.known(id_, name).upper
+    assert slow[2].refresh().seqno == writer.follower.state.seqno
+    assert slow[2].known(other, "").upper == writer.follower.known(other, "").upper
+
+
+@pytest.mark.usefixtures("tiny_pages")
+def test_an_object_of_pages_that_no_writer_would_make_is_refused() -> None:
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.create(60)
+    writer.checkpoint()
+    pointer = newest(blob).directory[-1]
+    whole = decode_framed(blob.get(pointer.blob) or b"", directory.DirectoryObject, pointer.blob)
+    assert not isinstance(whole.entries, UnsetType)
+    assert not isinstance(whole.names, UnsetType)
+    first = whole.entries[0]
+    bad: list[dict[str, Any]] = [
+        {"entries": whole.entries[::-1]},
+        {"names": whole.names[::-1]},
+        {"gone": (writer.ids[0],)},
+        {"freed": ("a",)},
+        {"entries": (msgspec.structs.replace(first, pages=()), *whole.entries[1:])},
+        {"entries": (msgspec.structs.replace(first, blob=pointer.blob), *whole.entries[1:])},
+        {"entries": (msgspec.structs.replace(first, blob=first.blob.replace("/0", "/9", 1)), *whole.entries[1:])},
+        {"entries": (msgspec.structs.replace(first, leased=(("x", writer.ids[0]),)), *whole.entries[1:])},
+    ]
+    for change in bad:
+        stored = msgspec.structs.replace(whole, **change)
+        made = put_framed(blob, f"directory/{whole.seqno:020d}-", stored)
+        with pytest.raises(CorruptBlob, match="not one that a writer would make"):
+            directory.KnownLevels().read(blob, whole.location, [made])
+
+
+def test_an_old_location_has_no_pages(tiny_pages: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.follower._state = replace(writer.follower.state, format=8)
+    writer.format = 8
+    writer.create(60)
+    writer.checkpoint()
+    assert not pages_named(blob)
+    assert newest(blob).directory
+    monkeypatch.setattr(directory, "OBJECT_BYTES_MAX", 20_000)
+    writer.create(60)
+    with pytest.raises(InvalidUsage, match="persist upgrade"):
+        writer.checkpoint()
+    writer.format = 9
+    writer.commit(kinds.Upgrade(9))
+    writer.checkpoint()
+    assert pages_named(blob)
+    assert_opens_as_the_log_says(blob)

@@ -10,10 +10,14 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from persist.blob import Blob, FileBlob, MemoryBlob
+from persist.replica import directory, pages
 from persist.sql import InputBehind
 from tests.simulator.history import History
 from tests.simulator.judge import judge
@@ -62,6 +66,11 @@ class Episode:
         return relayed_steps(steps, self.seed) if self.through and self.scheduler == "shuffled" else steps
 
     @property
+    def has_pages(self) -> bool:
+        """Whether the directory of its location is in pages."""
+        return self.seed % 3 == 0
+
+    @property
     def manner(self) -> Manner:
         """Of a shuffled one: those who collect are stopped for long, and the others go on meanwhile."""
         return Manner(patience=0.8, waits_s=5.0) if self.collects or self.sleeps else Manner()
@@ -69,6 +78,7 @@ class Episode:
     def __str__(self) -> str:
         more = {"flat out": self.flat_out, "keyed": self.is_keyed, "collectors": self.collects, "clones": self.clones}
         more |= {"published": self.publishes, "asleep": self.sleeps, "through": self.through}
+        more["pages"] = self.has_pages
         return " ".join([f"seed={self.seed} size={self.size} {self.scheduler}", *(name for name in more if more[name])])
 
 
@@ -133,7 +143,22 @@ def execute(episode: Episode, steps: list[Step], blob: Blob | None = None) -> tu
     return history, violations, report
 
 
+@contextmanager
+def _tiny_pages() -> Iterator[None]:
+    """Let directories of a few collections be written as those of a million are: in pages."""
+    sizes = [(directory, "INLINE_BYTES_MAX", 1000), (directory, "WHOLE_BYTES_MAX", 1500), (pages, "PAGE_BYTES", 600)]
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name, size in [*sizes, (pages, "OBJECT_BYTES_MAX", 1500), (pages, "KNOWN_PAGES", 3)]:
+            patch.setattr(place, name, size)
+        yield
+
+
 def _executed(episode: Episode, steps: list[Step], blob: Blob | None) -> tuple[History, Run]:
+    with _tiny_pages() if episode.has_pages else nullcontext():
+        return _run(episode, steps, blob)
+
+
+def _run(episode: Episode, steps: list[Step], blob: Blob | None) -> tuple[History, Run]:
     run: Run
     if episode.scheduler == "shuffled":
         history, run = shuffled(steps, episode.seed, episode.manner, blob)

@@ -127,9 +127,15 @@ class Standing:
         checkpoint = self._read(key, "the store lists it")
         for pointer in checkpoint["directory"]:
             self._needed.add(pointer["blob"])
-            _apply(entries, self._read(pointer["blob"], key))
+            changes = self._read(pointer["blob"], key)
+            _apply(entries, changes)
+            self._needed.update(pages["blob"] for pages in changes.get("names", ()))
+            for pages in changes.get("entries", ()):
+                self._needed.add(pages["blob"])
+                for page in self._read(pages["blob"], key):
+                    entries.update(page)
         _apply(entries, checkpoint)
-        made = {id_: self._made_of(entry, key) for id_, entry in entries.items()}
+        made = {id_: self._made_of(entry, key) for id_, entry in entries.items() if entry is not None}
         self._check_there(self._needed, key)
         wanted = self._made[self._checkpointed]
         for id_ in {*made, *wanted}:
@@ -153,11 +159,12 @@ class Standing:
         if key not in self._there:
             raise Dangling(f"{key} is missing, and {by} names it")
         if key not in self._parsed:
-            self._parsed[key] = json.loads(self._there[key])
+            lines = [json.loads(line) for line in self._there[key].splitlines()]
+            self._parsed[key] = lines if key.endswith(".pages") else lines[0]
         return self._parsed[key]
 
 
 def _apply(entries: dict[str, Any], changes: Any) -> None:
     entries.update({entry["id"]: entry for entry in changes["collections"]})
     for id_ in changes.get("gone", ()):
-        del entries[id_]
+        entries.pop(id_, None)

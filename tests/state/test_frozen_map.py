@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from persist.log import Mutation, Record, kinds
 from persist.state import Draft, FrozenMap, State, apply
-from persist.state.state import MapChanges
+from persist.state.frozen import MapChanges
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
 KEYS = st.sampled_from([str(n) for n in range(600)])
@@ -40,8 +40,8 @@ def test_changes_hide_what_is_below_them() -> None:
     upper = MapChanges(lower)
     upper.update({"changes": 5, "new": None})
     assert [upper.now(key) for key in ("stays", "goes", "changes", "new", "never")] == [1, None, 5, None, None]
-    assert dict(upper.each()) == {"stays": 1, "changes": 5}
-    assert dict(lower.each()) == {"stays": 1, "changes": 3, "new": 4}
+    assert dict(upper.in_memory()) == {"stays": 1, "changes": 5}
+    assert dict(lower.in_memory()) == {"stays": 1, "changes": 3, "new": 4}
 
 
 def record(state: State, *mutations: Mutation) -> Record:

@@ -1,0 +1,211 @@
+"""Maps that are never changed: a changed copy shares what stayed the same, so that it costs little in a large one.
+
+    keys  ->  256 shards by crc32  ->  a dict each
+    and below them, for what is too large to be held in memory: a map that is read as it is asked
+
+A copy with k changes copies the table of shards and the shards that the changes fall into: of ten thousand keys 40 for
+each change, and never all of them. Rejected: a trie, whose nodes cost more in Python than a copied dict of a few dozen
+keys; and a layer of changes over a base, which makes either reads or an occasional change cost as much as all of it.
+
+Invariants:
+- what a map holds never changes, and neither does what lies below it;
+- a shard holds None for a key that is gone only if something lies below, which may still hold it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Protocol, TypeVar
+from zlib import crc32
+
+V = TypeVar("V")
+V_co = TypeVar("V_co", covariant=True)
+
+SHARDS = 256
+
+
+class Below(Protocol[V_co]):
+    """What lies below a map. Its methods raise what reading raises, and then nothing has changed."""
+
+    def get(self, key: str) -> V_co | None:
+        """Return the value of key, or None."""
+        ...
+
+    def starting_with(self, prefix: str) -> Iterator[tuple[str, V_co]]:
+        """Yield the keys that start with prefix, ascending, with their values."""
+        ...
+
+    def marked(self, mark: str) -> Iterable[str]:
+        """Return the keys of all values that have a mark, and perhaps of others."""
+        ...
+
+
+class FrozenMap(Mapping[str, V]):
+    """Holds what it was made of, for ever. Its order is arbitrary, and the same whenever it was made the same way."""
+
+    __slots__ = ("_below", "_last", "_shards")
+
+    def __init__(self, values: Mapping[str, V] | None = None, below: Below[V] | None = None) -> None:
+        self._below = below
+        self._shards: dict[int, dict[str, V | None]] = {}
+        for key, value in (values or {}).items():
+            self._shards.setdefault(_shard(key), {})[key] = value
+        # What was found last: of many tiny writes, each asks several times for one collection. A tuple, so that it is
+        # whole whichever thread has put it there.
+        self._last: tuple[str | None, V | None] = (None, None)
+
+    @property
+    def is_all_in_memory(self) -> bool:
+        """Whether nothing lies below, so that nothing of it is ever read."""
+        return self._below is None
+
+    def is_over_the_same_as(self, other: "FrozenMap[V]") -> bool:
+        """Whether the same lies below both, so that what differs between them is in memory."""
+        return self._below is other._below
+
+    def with_changes(self, changes: Mapping[str, V | None]) -> "FrozenMap[V]":
+        """Return a copy with some values set, or taken out where the change is None."""
+        if not changes:
+            return self
+        by_shard: defaultdict[int, list[str]] = defaultdict(list)
+        for key in changes:
+            by_shard[_shard(key)].append(key)
+        after: FrozenMap[V] = FrozenMap(below=self._below)
+        after._shards = dict(self._shards)
+        for number, keys in by_shard.items():
+            shard = dict(self._shards.get(number, {}))
+            for key in keys:
+                value = changes[key]
+                if value is None and self._below is None:
+                    shard.pop(key, None)
+                else:
+                    shard[key] = value
+            after._shards[number] = shard
+        return after
+
+    def changes_since(self, before: "FrozenMap[V]") -> dict[str, V | None]:
+        """Return what makes this map of another one. A value counts as changed unless it is the same object.
+
+        Cost: O(changes) shards, if the same lies below both; otherwise all that is in either is read.
+        """
+        changes: dict[str, V | None] = {}
+        if self._below is not before._below:
+            changes.update((key, value) for key, value in self.each() if before.get(key) is not value)
+            changes.update((key, None) for key, _ in before.each() if self.get(key) is None)
+            return changes
+        for number in self._shards.keys() | before._shards.keys():
+            now, then = self._shards.get(number, {}), before._shards.get(number, {})
+            if now is not then:
+                changes.update((key, self.get(key)) for key in then if key not in now)
+                changes.update((key, value) for key, value in now.items() if key not in then or then[key] is not value)
+        return changes
+
+    def __getitem__(self, key: str) -> V:
+        value = self.get(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: str, default: V | None = None) -> V | None:  # type: ignore[override]
+        """Return the value of key, or default. As in any Mapping, without the cost of raising where it is absent."""
+        last = self._last
+        if last[0] is key:
+            return last[1]
+        shard = self._shards.get(_shard(key))
+        if shard is not None and key in shard:
+            found = shard[key]
+        elif self._below is not None:
+            found = self._below.get(key)
+        else:
+            return default
+        if found is None:
+            return default
+        self._last = key, found
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self._shards.values()) if self._below is None else (key for key, _ in self.each())
+
+    def each(self) -> Iterator[tuple[str, V]]:
+        """Yield all keys with their values, in the order of `iter`, in a fraction of the time of `items`."""
+        return self.in_memory() if self._below is None else self.starting_with("")
+
+    def in_memory(self) -> Iterator[tuple[str, V]]:
+        """Yield the keys and values that do not come from below."""
+        items = chain.from_iterable(shard.items() for shard in self._shards.values())
+        return ((key, value) for key, value in items if value is not None)
+
+    def starting_with(self, prefix: str) -> Iterator[tuple[str, V]]:
+        """Yield the keys that start with prefix, ascending, with their values. Cost: that of all in memory."""
+        items = chain.from_iterable(shard.items() for shard in self._shards.values())
+        ours = sorted((item for item in items if item[0].startswith(prefix)), key=_key)
+        below = iter(()) if self._below is None else self._below.starting_with(prefix)
+        return ((key, value) for key, value in merged(iter(ours), below) if value is not None)
+
+    def marked(self, mark: str) -> Iterator[tuple[str, V]]:
+        """Yield all keys whose values have a mark, and perhaps others: all that are in memory are among them."""
+        yield from self.in_memory()
+        for key in self._below.marked(mark) if self._below is not None else ():
+            if key not in self._shards.get(_shard(key), ()) and (value := self.get(key)) is not None:
+                yield key, value
+
+    def __len__(self) -> int:
+        """How many there are. Cost: where something lies below, all of it is read."""
+        return sum(map(len, self._shards.values())) if self._below is None else sum(1 for _ in self.each())
+
+    def __repr__(self) -> str:
+        return f"FrozenMap({dict(self)!r})"
+
+
+class MapChanges(dict[str, V | None]):
+    """What changes in a map that stays as it is: a value for a key, or None for a key that goes."""
+
+    __slots__ = ("below",)
+
+    def __init__(self, below: "FrozenMap[V] | MapChanges[V]") -> None:
+        super().__init__()
+        self.below = below
+
+    def now(self, key: str) -> V | None:
+        """Return the value of key with the changes, None if there is none."""
+        if key in self:
+            return self[key]
+        return self.below.now(key) if isinstance(self.below, MapChanges) else self.below.get(key)
+
+    def in_memory(self) -> Iterator[tuple[str, V]]:
+        """Yield what `FrozenMap.in_memory` does, with the changes."""
+        return self._over(self.below.in_memory())
+
+    def marked(self, mark: str) -> Iterator[tuple[str, V]]:
+        """Yield what `FrozenMap.marked` does, with the changes."""
+        return self._over(self.below.marked(mark))
+
+    def _over(self, below: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:
+        yield from (item for item in below if item[0] not in self)
+        yield from ((key, value) for key, value in self.items() if value is not None)
+
+
+def merged(newer: Iterator[tuple[str, V]], older: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:
+    """Yield the items of two iterators by ascending keys, of which each has none twice: of equal ones the newer."""
+    new, old = next(newer, None), next(older, None)
+    while new is not None or old is not None:
+        if old is None or (new is not None and new[0] <= old[0]):
+            assert new is not None
+            if old is not None and old[0] == new[0]:
+                old = next(older, None)
+            yield new
+            new = next(newer, None)
+        else:
+            yield old
+            old = next(older, None)
+
+
+def _key(item: tuple[str, object]) -> str:
+    return item[0]
+
+
+def _shard(key: str) -> int:
+    return crc32(key.encode(errors="surrogatepass")) % SHARDS
