@@ -16,9 +16,9 @@ The packed integers are sorted together with their row numbers where both fit in
 numpy's stable argsort, a timsort, which is fast on what a set of parts is, a concatenation of sorted runs.
 Measured on 1M rows in 10 sorted runs either takes a tenth of the time of Acero's sort.
 
-
 Where a column has no cheap digits, or more than `WORDS_MAX` of them, Acero sorts the rows that are still
-tied.
+tied. So it does if only a few tie on the first word: what a step of a view writes is a few rows, each twice, in many
+columns. Acero orders 20 such rows of 7 columns in 0.23 ms, and further digits in 0.51.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,6 +40,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 WORDS_MAX = 16  # Strings of up to 128 bytes are ordered without Acero.
 RANKED_ROWS_MIN, RANKED_TIMES = 4096, 8  # Texts are ranked in so many rows, if each comes so often.
+FEW_TIED = 1024  # Up to so many rows that tie on the first word are Acero's.
 _DIGIT_BITS = 64
 _SAMPLE_ROWS = 1024
 _SIGN = np.uint64(1 << 63)
@@ -118,6 +119,9 @@ class RowSorter:
         """Finish, in place, an order by `_packed` alone."""
         digits = list(self._digits)
         positions = np.flatnonzero(_tied(starts))
+        if digits and 0 < positions.size <= FEW_TIED:
+            self._settled_by_acero(self._columns, order, starts, positions)
+            return
         while digits:
             # A column without a digit left is equal in all rows that tie.
             left = sorted({digit.column for digit in digits})
@@ -125,17 +129,20 @@ class RowSorter:
             if positions.size == 0:
                 return
             digits = [digit for digit in digits if digit.column in varying]
-            rows, runs = order[positions], _run_numbers(starts[positions])
             if digits[0].values is None:
-                columns = [self._columns[i] for i in varying]
-                order[positions] = rows = rows[_acero_order(columns, rows, runs)]
-                starts[positions[1:]] |= np.logical_or.reduce(_differs(columns, rows))
+                self._settled_by_acero([self._columns[i] for i in varying], order, starts, positions)
                 return
+            rows, runs = order[positions], _run_numbers(starts[positions])
             packed = _pack(digits, rows, runs)
             within = _stable_order(packed)
             order[positions], packed = rows[within], packed[within]
             starts[positions[1:]] = packed[1:] != packed[:-1]
             positions = positions[_tied(starts[positions])]
+
+    def _settled_by_acero(self, columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> None:
+        rows = order[positions]
+        order[positions] = rows = rows[_acero_order(columns, rows, _run_numbers(starts[positions]))]
+        starts[positions[1:]] |= np.logical_or.reduce(_differs(columns, rows))
 
 
 def dense_ranks(columns: Sequence[pa.Array]) -> Rows:

@@ -385,33 +385,30 @@ def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
 
 
 def _held(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
-    return _with_since(_change(contents, holds={**contents.holds, step.hold: _hold_of(contents, step)}))
+    return _all_held(contents, Holds(step.collection, (step,)))
 
 
 def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
-    """Return what `_held` makes of contents for one step after the other.
+    """Return contents with holds set one after the other.
 
-    After the first one, since is as far as the holds let it. A new hold then keeps it there, and only one that moves
-    may let it follow.
+    Since never passes a hold, so one that moves on is within it wherever it stands by now: since follows once, behind
+    all of them. It follows sooner for a hold that is new, or goes back: whether that is allowed depends on it.
     """
-    first, *others = step.steps
-    contents = _held(contents, first)
-    holds = dict(contents.holds)
-    for each in others:
-        if each.hold in holds:
-            contents = _held(_change(contents, holds=holds), each)
-            holds = dict(contents.holds)
-        else:
-            holds[each.hold] = _hold_of(contents, each)
-    return _change(contents, holds=holds)
+    holds, follows = dict(contents.holds), False
+    for place, each in enumerate(step.steps):
+        before = holds.get(each.hold)
+        if follows and (before is None or each.time < before.time):
+            contents, follows = _with_since(_change(contents, holds=holds)), False
+        holds[each.hold] = _hold_of(contents, before, each)
+        follows |= before is not None or place == 0
+    return _with_since(_change(contents, holds=holds))
 
 
-def _hold_of(contents: CollectionState, step: kinds.SetHold) -> Held:
-    """Return what a step sets, after checking that it may."""
-    _check_hold(contents, step)
+def _hold_of(contents: CollectionState, before: Held | None, step: kinds.SetHold) -> Held:
+    """Return what a step sets in the place of a hold, after checking that it may."""
+    _check_hold(contents, before, step)
     if step.schema is not None and not 1 <= step.schema <= len(contents.earlier) + 1:
         raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")
-    before = contents.holds.get(step.hold)
     known = before.schema if before is not None and step.schema is None else step.schema
     columns = before.columns if before is not None and step.columns is None else step.columns or ()
     if step.columns:
@@ -428,16 +425,16 @@ def _released(contents: CollectionState, step: kinds.ReleaseHold) -> CollectionS
     return _with_since(_change(contents, holds=left))
 
 
-def _check_hold(contents: CollectionState, step: kinds.SetHold) -> None:
+def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
     as_time("hold time", step.time, most=TIME_MAX + 1)
     if not contents.since.has_beyond(step.time):
         raise AsOfCompacted(step.time, contents.since)
-    held = contents.holds.get(step.hold)
     if step.lease is not None:
         if not is_id(step.hold) or (held is not None and held.lease != step.lease):
             raise ValueError(f"{step.hold!r} is not the id of a hold, or that of another lease")
         return
-    check_hold_name(step.hold)
+    if held is None:
+        check_hold_name(step.hold)
     actual = None if held is None else held.time
     if actual != step.expected:
         raise HoldMoved(step.hold, step.expected, actual)

@@ -1,12 +1,15 @@
 """Decimals of more than 18 digits: as words, and as sums, whether they fit a word or not."""
 
+from collections import Counter
 from decimal import Context, Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persist.dataflow import Program, col
 from persist.dataflow.updates.words import NULL, Domain, ranks
 from persist.expression.sql_numbers import joined_limbs
 from tests.tiers import examples
@@ -47,6 +50,42 @@ def test_wide_decimals_that_are_gone_are_forgotten_and_others_keep_their_words()
     assert domain.decode(words[[0, 2, 3]], KIND).equals(decimals([7, 10**31, None]))
     assert domain.encode(decimals([7, 10**31])).tolist() == words[[0, 2]].tolist()
     assert domain.encode(decimals([10**33])).tolist() == [constant]
+
+
+@settings(max_examples=examples(200))
+@given(st.lists(st.tuples(numbers, st.integers(1, 3)), max_size=30), st.data())
+def test_sums_of_wide_decimals_are_exact_and_forget_what_goes(updates: list[tuple[int | None, int]], data: Any) -> None:
+    program = Program("sums", dimensions=1)
+    given = program.input("a", key={"n": pa.int64()}, value={"v": KIND})
+    seen = given.group_by().agg(total=col("v").sum(), mean=col("v").mean()).capture()
+    gone = data.draw(st.integers(0, len(updates)))
+    with program.open(None) as running:
+        rows = [
+            ((n, value), count) for n, ((_, count), value) in enumerate(zip(updates, decimals_of(updates), strict=True))
+        ]
+        running["a"].insert([(record, 0, count) for record, count in rows])
+        running["a"].insert([(record, 1, -count) for record, count in rows[:gone]])
+        running["a"].advance_to(2)
+        running.step()
+    for time, left in ((0, updates), (1, updates[gone:])):
+        values = [(value, count) for value, count in left if value is not None]
+        total, count = sum(value * count for value, count in values), sum(count for _, count in values)
+        expected = (
+            [(EXACT.scaleb(EXACT.create_decimal(total), -3), total / (1000 * count))] if values else [(None, None)]
+        )
+        assert held(seen.updates(), time) == (expected if left else [])
+
+
+def decimals_of(updates: list[tuple[int | None, int]]) -> list[Decimal | None]:
+    return decimals([value for value, _ in updates]).to_pylist()
+
+
+def held(updates: pa.Table, time: int) -> list[tuple[Decimal | None, float | None]]:
+    counts = Counter[tuple[Decimal | None, float | None]]()
+    for row in updates.to_pylist():
+        if row["_time"] <= time:
+            counts[row["total"], row["mean"]] += row["_diff"]
+    return [record for record, count in counts.items() if count]
 
 
 @pytest.mark.parametrize("upper", [0, 1, -1])

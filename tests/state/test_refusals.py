@@ -5,11 +5,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts, evolved, to_updates
 from persist.errors import (
     CollectionExists,
     ColumnsNeeded,
+    Conflict,
     HoldMoved,
     InvalidUsage,
     LeaseExpired,
@@ -31,7 +34,9 @@ from persist.state import (
     last_sealed,
     with_replaced,
 )
+from persist.state.collection_rules import Holds, after_step
 from persist.state.contents import CollectionState, check_runs
+from tests.tiers import examples
 
 ID, OTHER = "0" * 32, "1" * 32
 LEASE, OTHER_LEASE = "a" * 32, "b" * 32
@@ -199,3 +204,31 @@ def test_a_column_that_a_view_reads_is_not_dropped() -> None:
     with pytest.raises(ColumnsNeeded) as caught:
         Draft(apply(State(), record(table, view, *holds))).extend([without])
     assert caught.value.readers == {"b": ["v"]}
+
+
+MOVES = st.tuples(st.sampled_from("abc"), st.integers(2, 9), st.sampled_from([None, 3, 4, 5, 6, 7]))
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(MOVES, min_size=1, max_size=6), st.booleans())
+def test_holds_of_one_record_are_set_as_one_after_the_other(
+    moves: list[tuple[str, int, int | None]], expects: bool
+) -> None:
+    allowed = (kinds.Seal(ID, (9,)), kinds.SetHold(ID, "a", 3), kinds.AllowCompaction(ID, (8,)))
+    steps, known = [], {"a": 3}
+    for name, time, expected in moves:  # Half of the cases expect what is there, so that most of them are moved.
+        steps.append(kinds.SetHold(ID, name, time, None, known.get(name) if expects else expected))
+        known[name] = time
+    together, one_by_one = contents_after(*allowed), contents_after(*allowed)
+    refused = []
+    for groups in ([Holds(ID, tuple(steps))], steps):
+        try:
+            for step in groups:
+                one_by_one = after_step(one_by_one, step)
+            refused.append(None)
+        except (InvalidUsage, Conflict) as error:
+            refused.append((type(error), str(error)))
+        together, one_by_one = one_by_one, together
+    assert refused[0] == refused[1]
+    if refused[0] is None:
+        assert together == one_by_one

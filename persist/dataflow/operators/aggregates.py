@@ -27,7 +27,7 @@ from persist.codecs import DiffOverflow, SchemaMismatch, whole_numbers
 from persist.dataflow.operators.moments import product_digits
 from persist.dataflow.updates.batch import NONE, largest, mixed, products
 from persist.dataflow.updates.times import Ints
-from persist.dataflow.updates.words import NULL, Domain, is_narrow
+from persist.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_narrow
 
 VARIANCES = ("var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem")  # Of floats.
 ACCUMULABLE = ("count", "sum", "mean", "wide_sum", "total", *VARIANCES)
@@ -151,12 +151,23 @@ def integer_slots(values: Ints) -> tuple[Ints, Ints, Ints]:
     return np.concatenate((every, high)), slots, np.concatenate((low, values[high] >> _BITS))
 
 
-def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> npt.NDArray[np.object_]:
-    """Return for each of count groups the sum of `amount * 2**(32 * limb)`, as Python integers."""
+def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int]:
+    """Return for each of count groups the sum of `amount * 2**(32 * limb)`; a group has one amount for each slot."""
+    limbs = slots - FIRST_LIMB
+    low = limbs == 0
+    high = ~low
+    if not len(limbs) or (limbs.max() <= 1 and _fits(amounts[low], 62) and _fits(amounts[high], 29)):
+        totals = np.zeros(count, np.int64)
+        totals[groups[low]] = amounts[low]
+        totals[groups[high]] += amounts[high] << _BITS
+        return totals.tolist()  # type: ignore[no-any-return]
     sums = np.zeros(count, object)
-    limbs = (slots - FIRST_LIMB).astype(object)
-    np.add.at(sums, groups, amounts.astype(object) << (limbs * 32))
-    return sums
+    np.add.at(sums, groups, amounts.astype(object) << (limbs.astype(object) * 32))
+    return sums.tolist()  # type: ignore[no-any-return]
+
+
+def _fits(amounts: Ints, bits: int) -> bool:
+    return not len(amounts) or largest(amounts) < 1 << bits
 
 
 def to_float(total: int, divisor: int = 1) -> float:
@@ -167,15 +178,15 @@ def to_float(total: int, divisor: int = 1) -> float:
         return float("inf") if total > 0 else float("-inf")
 
 
-def check_int64(sums: npt.NDArray[np.object_], name: str) -> Ints:
+def check_int64(sums: list[int], name: str) -> Ints:
     """Return sums as int64.
 
     Raises:
         DiffOverflow: one does not fit.
     """
-    if len(sums) and (sums.max() >= 2**63 or sums.min() <= -(2**63)):
+    if sums and (max(sums) >= 2**63 or min(sums) <= -(2**63)):
         raise DiffOverflow(f"the sum {name!r} became {max(sums, key=abs)}, which does not fit int64; cast to float64")
-    return sums.astype(np.int64)
+    return np.array(sums, np.int64)
 
 
 MANY_ROWS = 4096  # From so many updates on, those of one key and time are summed before they are taken apart.
@@ -189,9 +200,19 @@ def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tu
     if pat.is_floating(of):
         values = domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False)
         return _with_squares(values) if kind in VARIANCES else float_slots(values)
-    if (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of):
-        return whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
-    return integer_slots(words)
+    if pat.is_decimal128(of):  # What a value contributes is told of each alone, as it may be taken away alone.
+        large = (words >= FIRST_WIDE).nonzero()[0]
+        if not len(large):
+            return integer_slots(words)
+        small = (words < FIRST_WIDE).nonzero()[0]
+        (rows, *digits), (others, *more) = integer_slots(words.take(small)), _of_values(words.take(large), of, domain)
+        parts = zip((small.take(rows), *digits), (large.take(others), *more), strict=True)
+        return tuple(np.concatenate(pieces) for pieces in parts)  # type: ignore[return-value]
+    return _of_values(words, of, domain) if pat.is_decimal(of) or pat.is_uint64(of) else integer_slots(words)
+
+
+def _of_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    return whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
 
 
 def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:

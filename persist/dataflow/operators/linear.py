@@ -7,6 +7,7 @@ take Python records are called record by record.
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,40 +36,59 @@ from persist.dataflow.updates.batch import negated, products, reordered
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain
 from persist.errors import OperatorFailed
-from persist.expression import Col, Lit, Term, as_array, conjuncts, evaluate, together
+from persist.expression import Col, Lit, Term, as_array, conjuncts, evaluate, may_raise, together
 
+FEW_ROWS = 1024  # Up to so many updates, what a filter asks costs by its calls and not by its rows.
 Shape = Callable[[Ints], Ints]
 
 
 class Column:
-    """A column as words, as Arrow, or as both."""
+    """A column as words, as Arrow, or as both; or rows of another column, which are taken when they are looked at."""
 
-    __slots__ = ("_array", "_domain", "_words", "kind")
+    __slots__ = ("_array", "_domain", "_of", "_words", "kind")
 
-    def __init__(self, domain: Domain, kind: pa.DataType, words: Ints | None, array: pa.Array | None = None) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        kind: pa.DataType,
+        words: Ints | None,
+        array: pa.Array | None = None,
+        of: "tuple[Column, Ints] | None" = None,
+    ) -> None:
         self.kind = kind
         self._domain = domain
         self._words = words
         self._array = array
+        self._of = of
 
     @property
     def words(self) -> Ints:
         if self._words is None:
-            self._words = self._domain.encode(self._array)
+            if self._of is not None and self._of[0].has_words:
+                column, rows = self._of
+                self._words = column.words.take(rows)
+            else:
+                self._words = self._domain.encode(self.array)
         return self._words
 
     @property
     def array(self) -> pa.Array:
         if self._array is None:
-            assert self._words is not None
-            self._array = self._domain.decode(self._words, self.kind)
+            if self.has_words:
+                self._array = self._domain.decode(self.words, self.kind)
+            else:
+                assert self._of is not None
+                column, rows = self._of
+                self._array = column.array.take(pa.array(rows))
         return self._array
 
+    @property
+    def has_words(self) -> bool:
+        """Whether it need not be encoded to have its words."""
+        return self._words is not None or (self._of is not None and self._of[0].has_words)
+
     def take(self, rows: Ints) -> "Column":
-        if self._words is not None:
-            return Column(self._domain, self.kind, self._words.take(rows))
-        assert self._array is not None
-        return Column(self._domain, self.kind, None, self._array.take(pa.array(rows)))
+        return Column(self._domain, self.kind, None, None, (self, rows))
 
 
 class Frame(Mapping[str, pa.Array]):
@@ -154,8 +174,10 @@ def traced(
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
     """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
 
+    run = _running(stages, operator)
+
     def shape(updates: Ints) -> tuple[Ints, Ints]:
-        frame = _run(stages, Frame.of(updates, given, domain), operator)
+        frame = run(Frame.of(updates, given, domain))
         return frame.updates(names), frame.origins
 
     return shape
@@ -169,13 +191,55 @@ def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], do
     picks = _picks(first, given, names, domain) if len(stages) < 2 and isinstance(first, Map) else None
     if picks is not None:
         return picks
-    return lambda updates: _run(stages, Frame.of(updates, given, domain), operator).updates(names)
+    run = _running(stages, operator)
+    return lambda updates: run(Frame.of(updates, given, domain)).updates(names)
 
 
-def _run(stages: Sequence[Stage], frame: Frame, operator: str) -> Frame:
-    for stage in stages:
-        frame = applied(stage, frame, operator)
-    return frame
+def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]:
+    steps = [
+        _Sieve(stage.condition, operator) if isinstance(stage, Filter) else partial(applied, stage, operator=operator)
+        for stage in stages
+    ]
+
+    def run(frame: Frame) -> Frame:
+        for step in steps:
+            frame = step(frame)
+        return frame
+
+    return run
+
+
+class _Sieve:
+    """Keeps the updates for which a condition is true.
+
+    Its parts see one after the other what is left: one may guard the next against what raises. Of few updates, parts
+    that cannot raise are asked together with the one before, because to take what is left costs more than they do.
+    """
+
+    def __init__(self, condition: Term, operator: str) -> None:
+        self._parts = conjuncts(condition)
+        self._operator = operator
+        self._together: list[list[Term]] | None = None
+
+    def __call__(self, frame: Frame) -> Frame:
+        for parts in self._of_few(frame) if len(frame) <= FEW_ROWS else [[part] for part in self._parts]:
+            if not len(frame):
+                return frame
+            keep = _true(parts[0], frame, self._operator)
+            for part in parts[1:]:
+                keep = keep & _true(part, frame, self._operator)
+            frame = frame.where(keep)
+        return frame
+
+    def _of_few(self, frame: Frame) -> list[list[Term]]:
+        if self._together is None:
+            kinds = {name: column.kind for name, column in frame.columns.items()} | {TIME: pa.int64()}
+            self._together = []
+            for part in self._parts:
+                if not self._together or may_raise(part, kinds):
+                    self._together.append([])
+                self._together[-1].append(part)
+        return self._together
 
 
 def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
@@ -200,7 +264,7 @@ def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -
 
 
 def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
-    """Return updates after a stage.
+    """Return updates after a stage other than a filter.
 
     Raises:
         OperatorFailed: a function or an expression raised.
@@ -208,10 +272,6 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
     match stage:
         case Map(outputs):
             return frame.changed(_computed_all(outputs, frame, operator))
-        case Filter(condition):
-            for part in conjuncts(condition):  # Each sees what is left: one may guard the next against what raises.
-                frame = frame.where(_true(part, frame, operator)) if len(frame) else frame
-            return frame
         case Negate():
             return frame.changed(diffs=negated(frame.diffs))
         case Explode(by):

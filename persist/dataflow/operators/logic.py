@@ -12,7 +12,6 @@ appear, so an empty group yields nothing by construction.
 """
 
 from collections.abc import Callable, Sequence
-from decimal import Context, Decimal
 from operator import truediv
 from typing import Any, TypeAlias
 
@@ -133,10 +132,7 @@ def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
 
     A total of nothing is 0, and of multiplicities that add up to 0, what it is.
     """
-    zeros = [
-        0 if wanted.kind == "count" else int(domain.encode(pa.array([Decimal(0)], wanted.result))[0])
-        for wanted in aggregates
-    ]
+    zeros = [0 if wanted.kind == "count" else int(domain.of_digits([0], wanted.result)[0]) for wanted in aggregates]
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
         slots = values[0]
@@ -156,7 +152,7 @@ def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
                 continue
             is_limb = into >= FIRST_LIMB
             totals = exact_sums(own[is_limb], into[is_limb], sums[is_limb], len(every))
-            columns.append(domain.encode(_decimals(wanted.name, totals.tolist(), wanted.result)))
+            columns.append(_decimals(wanted.name, totals, wanted.result, domain))
         words = np.array(columns, np.int64).reshape(len(columns), len(every))
         there = (words != np.array(zeros, np.int64)[:, None]).any(axis=0)
         return every[there], words[:, there], np.ones(int(there.sum()), np.int64)
@@ -195,7 +191,7 @@ def aggregate(wanted: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Int
     totals = exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
     if pat.is_decimal(wanted.result):
         values = [None if n == 0 else total for total, n in zip(totals, counts, strict=True)]
-        return domain.encode(_decimals(wanted.name, values, wanted.result))
+        return _decimals(wanted.name, values, wanted.result, domain)
     divisors = counts if wanted.kind == "mean" else np.ones(count, np.int64)
     if pat.is_decimal(wanted.of):
         divisors = divisors.astype(object) * 10**wanted.of.scale
@@ -247,14 +243,12 @@ def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: 
     return np.where(has.any(axis=0), domain.encode(pa.array(values)), words)
 
 
-def _decimals(name: str, values: list[int | None], kind: pa.DataType) -> pa.Array:
-    context = Context(prec=76)
-    decimals = []
-    for value in values:
-        if value is not None and abs(value) >= 10**kind.precision:
-            raise DiffOverflow(f"the sum {name!r} needs more than the {kind.precision} digits of {kind}")
-        decimals.append(None if value is None else context.scaleb(context.create_decimal(value), -kind.scale))
-    return pa.array(decimals, kind)
+def _decimals(name: str, values: Sequence[int | None], kind: pa.DataType, domain: Domain) -> Ints:
+    """Return the words of decimals, given as whole numbers of their last digit."""
+    there = [value for value in values if value is not None]
+    if there and max(max(there), -min(there)) >= 10**kind.precision:
+        raise DiffOverflow(f"the sum {name!r} needs more than the {kind.precision} digits of {kind}")
+    return domain.of_digits(values, kind)
 
 
 def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:

@@ -396,22 +396,25 @@ class Arrangement(Waiting):
         return np.concatenate((updates, arrived[:, arrived[self.layout.words] > at]), axis=1)
 
     def run(self) -> None:
-        if self.new is not None and self._is_needed:
-            self.spine.insert(self.new)
+        self._keep()  # What is new in the iteration before.
         self.new = self.taken()
         self.out = None if self.new is None else self.new[1:]
 
     def settle(self) -> None:
-        if not self._readers:
-            return
-        since = meet_of([read() for read in self._readers])
-        if since is self.spine.since:
-            return
-        if since.is_empty:
-            # Nobody will ever look anything up here again.
-            self.spine, self.new, self._is_needed = Spine(self.layout), None, False
-        else:
-            self.spine.advance(since)
+        since = meet_of([read() for read in self._readers]) if self._readers else self.spine.since
+        if since is not self.spine.since:
+            if since.is_empty:
+                # Nobody will ever look anything up here again.
+                self.spine, self.new, self._is_needed = Spine(self.layout), None, False
+            else:
+                self.spine.advance(since)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self.new is not None:
+            if self._is_needed:
+                self.spine.insert(self.new)
+            self.new = None
 
     def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         """Return the updates of keys: the number of the key and the row, for each; with those of this pass, or not."""

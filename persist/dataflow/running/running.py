@@ -150,6 +150,7 @@ class Running(Closes):
         self._is_closed = False
         self._resumes = True
         self._has_caught_up = False
+        self._complete: list[Antichain] | None = None  # How far inputs and sources were complete for the last pass.
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {number: name for number in kept_apart(self.plan) if (name := program.kept(number)) is not None}
@@ -279,6 +280,10 @@ class Running(Closes):
     def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
         """Make one pass with what is complete up to a limit, and what comes early; return how many updates it took."""
         count = sum(gate.open(limit, with_early=with_early) for gate in self._gates.values())
+        complete = [entry.frontier for entry in self._graph.entries.values()]
+        if not count and complete == self._complete:
+            return 0  # Nothing has come, and nothing that waits has become ready.
+        self._complete = complete
         try:
             self._graph.run(resting)
             for gate in self._gates.values():

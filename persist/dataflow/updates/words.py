@@ -14,6 +14,7 @@ order of its values, too. Words are numbers that a table gives, and not hashes: 
 each comparison of hashes would need the values as well.
 """
 
+from collections.abc import Sequence
 from decimal import Context
 from typing import Any
 
@@ -325,6 +326,15 @@ class Domain:
         if is_interned(value.type):
             self.interner(value.type).pin(word)
         return word
+
+    def of_digits(self, values: Sequence[int | None], kind: pa.DataType) -> Ints:
+        """Return the words of decimals of a type, given as whole numbers of their last digit."""
+        is_small = all(value is None or -FIRST_WIDE <= value < FIRST_WIDE for value in values)
+        if is_small and pat.is_decimal128(kind):
+            return np.array([NULL if value is None else value for value in values], np.int64)
+        digits = [None if value is None else _EXACT.create_decimal(value) for value in values]
+        scaled = [None if value is None else _EXACT.scaleb(value, -kind.scale) for value in digits]
+        return self.encode(pa.array(scaled, kind))
 
     def decode(self, words: Ints, kind: pa.DataType) -> pa.Array:
         """Return the values of words, of a type."""

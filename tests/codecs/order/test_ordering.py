@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from persist.codecs import RowSorter, canonical, order_keys, row_sorter, sort_indices
-from persist.codecs.order.digits import repeats
+from persist.codecs.order.digits import FEW_TIED, repeats
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types, flat_types
 from tests.tiers import examples
@@ -47,16 +47,22 @@ def test_every_type_sorts_as_python_sorts_it_and_stably(table: pa.Table) -> None
 
 
 @settings(max_examples=examples(100))
-@given(tables(columns=3))
-def test_several_columns_sort_one_after_the_other(table: pa.Table) -> None:
+@given(tables(columns=3), st.sampled_from([0, FEW_TIED]))
+def test_several_columns_sort_one_after_the_other(table: pa.Table, few: int) -> None:
     names = ["c2", "c0", "c1"]
-    assert sort_indices(table, names).to_pylist() == python_order(table, names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "persist.codecs.order.digits.FEW_TIED", few
+        )  # Ties of few rows are Acero's, others further digits'.
+        assert sort_indices(table, names).to_pylist() == python_order(table, names)
 
 
 @settings(max_examples=examples(100))
-@given(tables(columns=2))
-def test_runs_begin_where_a_row_differs_from_the_one_before(table: pa.Table) -> None:
-    order, starts = row_sorter(table, ["c0", "c1"]).sort()
+@given(tables(columns=2), st.sampled_from([0, FEW_TIED]))
+def test_runs_begin_where_a_row_differs_from_the_one_before(table: pa.Table, few: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("persist.codecs.order.digits.FEW_TIED", few)
+        order, starts = row_sorter(table, ["c0", "c1"]).sort()
     keys = sort_keys(table, ["c0", "c1"])
     expected = [i == 0 or keys[order[i]] != keys[order[i - 1]] for i in range(len(order))]
     assert starts.tolist() == expected
