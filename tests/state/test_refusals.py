@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts, evolved, to_updates
@@ -211,6 +211,7 @@ MOVES = st.tuples(st.sampled_from("abc"), st.integers(2, 9), st.sampled_from([No
 
 @settings(max_examples=examples(300))
 @given(st.lists(MOVES, min_size=1, max_size=6), st.booleans())
+@example(moves=[("b", 9, None), ("a", 7, None), ("c", 5, None)], expects=True)
 def test_holds_of_one_record_are_set_as_one_after_the_other(
     moves: list[tuple[str, int, int | None]], expects: bool
 ) -> None:
