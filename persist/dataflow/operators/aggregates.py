@@ -160,10 +160,10 @@ def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int
         totals = np.zeros(count, np.int64)
         totals[groups[low]] = amounts[low]
         totals[groups[high]] += amounts[high] << _BITS
-        return totals.tolist()  # type: ignore[no-any-return]
+        return totals.tolist()
     sums = np.zeros(count, object)
     np.add.at(sums, groups, amounts.astype(object) << (limbs.astype(object) * 32))
-    return sums.tolist()  # type: ignore[no-any-return]
+    return sums.tolist()
 
 
 def _fits(amounts: Ints, bits: int) -> bool:
