@@ -24,7 +24,8 @@ import persist.read.lookups.part_rows
 import persist.read.scanning.reader
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.codecs import SortedKeys, encode_parts
-from persist.read import Form, PartReader
+from persist.read import Form, PartReader, places_of
+from persist.read.lookups.part_rows import GroupBounds, KeySamples
 from persist.read.scanning.caches import ENTRY_BYTES, decoded_rows
 from tests.clocks import ImpatientClock
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
@@ -634,3 +635,31 @@ def test_decimals_are_looked_up_by_value(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": pa.decimal128(10, 2)}, value=None)
     c.write([((Decimal("1.50"), None), 0, 1), ((Decimal("-1.50"), None), 0, 1)], seal=1).result()
     assert rows_with(c.snapshot(), [Decimal("1.5")]).to_pylist() == [{"k": Decimal("1.50")}]
+
+
+def test_row_groups_that_lie_between_two_samples_are_looked_into() -> None:
+    keys = pa.table({"a": [n // 10 for n in range(100)], "b": [n % 10 for n in range(100)]})
+    at = np.array([0, 33, 66, 99])
+    samples = KeySamples(SortedKeys(keys.take(pa.array(at))), at)
+    bounds = GroupBounds(np.arange(0, 101, 5), 1, None, None)
+    for row in range(100):
+        wanted = SortedKeys(keys.slice(row, 1))
+        assert samples.may_hold(wanted)
+        assert row // 5 in bounds.hit(samples, wanted)
+        assert len(bounds.hit(samples, wanted)) <= 14
+    assert not samples.may_hold(SortedKeys(pa.table({"a": [10, 11], "b": [0, 5]})))
+
+
+def test_the_places_of_keys_are_those_of_their_rows_in_small_parts_and_in_parts_of_many_row_groups(
+    client: persist.Client,
+) -> None:
+    for name, count in (("small", 500), ("many row groups", 300_000)):
+        c = client.create_or_load(name, key={"k": pa.int64()}, value={"v": pa.int64()})
+        numbers = np.arange(count) * 2
+        values = np.random.default_rng(1).integers(0, 2**62, count)
+        c.write(pa.table({"k": numbers, "v": values}), time=0, seal=1).result()
+        (part,) = c.handle.contents().parts
+        wanted = SortedKeys(pa.table({"k": [-2, 0, 1, 400, 998, 2 * count]}))
+        reader = PartReader(client.engine.blob)
+        assert places_of(wanted, part, c.schema, reader).tolist() == [0, 200, 499]
+        assert places_of(SortedKeys(pa.table({"k": [-5, -1]})), part, c.schema, reader).tolist() == []

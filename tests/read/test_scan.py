@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
+import persist.read.scanning.scan
 from persist.blob import MemoryBlob
-from persist.read import PartReader, changes_scan
+from persist.read import PartReader, changes_scan, read_touched
 from persist.read.scanning.reader import WHOLE_BYTES_MAX
 from tests.keyframes import add_keyframe, snapshots
 from tests.tiers import examples
@@ -59,6 +60,32 @@ def test_slices_of_a_part_that_is_read_in_pieces_hold_each_row_once() -> None:
             found = [table for each in scan.slices(count) for table in each.updates(reader, ["k", "v"])]
             assert len(found) > 1
             assert pa.concat_tables(found).equals(pa.table(columns).select(["k", "v"]))
+
+
+def test_there_are_whole_rounds_of_tasks_that_are_neither_large_nor_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist.read.scanning.scan, "TASK_BYTES_MAX", 1000)
+    monkeypatch.setattr(persist.read.scanning.scan, "TASK_BYTES_MIN", 100)
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()})
+        c.write([((n, None), 0, 1) for n in range(100)], seal=1).result()
+        scan = c.snapshot().scan
+        assert 2000 < scan.memory < 3000
+        assert [scan.task_count(parallel) for parallel in (1, 2, 3, 4, 100)] == [3, 4, 3, 4, -(-scan.memory // 100)]
+        c.overwrite([]).result()
+        assert c.snapshot(0).scan.empty(["k"]).num_rows == 0
+
+
+def test_what_one_slice_touches_is_given_where_others_read_the_rest() -> None:
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+        c.write([((n, n), 0, 1) for n in range(10)]).result()
+        c.write([((3, 3), 0, -1), ((3, 33), 0, 1)], seal=1).result()
+        scan = c.snapshot().scan
+        tables = read_touched(scan, "rows", PartReader(client.engine.blob))
+        held = {row["k"]: row["v"] for table in tables for row in table.to_pylist()}
+        assert held[3] == 33
+        tables = read_touched(scan, "rows", PartReader(client.engine.blob), elsewhere=lambda part: False)
+        assert sorted(row["k"] for table in tables for row in table.to_pylist()) == [*range(10)]
 
 
 def test_the_least_diff_can_be_read_backwards() -> None:

@@ -252,3 +252,20 @@ def test_what_was_sealed_between_the_look_and_the_refusal_is_read(
 
     monkeypatch.setattr(follower, "wait_for", looked_too_early)
     assert late.snapshot().count() == 1
+
+
+def test_a_digest_is_of_values_and_tells_what_was_erased(client: persist.Client) -> None:
+    wide, narrow = (
+        client.create_or_load(name, key={"k": int}, value={"n": t}) for name, t in (("w", int), ("n", pa.int8()))
+    )
+    for collection in (wide, narrow):
+        collection.write([((k, k), 0, 1) for k in range(5)], seal=1).result()
+    narrow.evolve(widen={"n": pa.int64()})
+    narrow.write([((3, 3), 1, -1), ((3, 300), 1, 1)], seal=2).result()
+    wide.write([((3, 3), 1, -1), ((3, 300), 1, 1)], seal=2).result()
+    for at in (0, 1):
+        assert narrow.snapshot(at).digest() == wide.snapshot(at).digest()
+    assert narrow.snapshot(0).digest() != narrow.snapshot(1).digest()
+    assert "erased" not in wide.snapshot(1).digest()
+    wide.erase([1], reason="request 17")
+    assert wide.snapshot(1).digest().endswith("-erased-1")

@@ -1,6 +1,7 @@
 """What upserts refuse: each with an error of its own, and nothing half applied."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.upsert import InsertIfAbsent, lifted_events, to_events, watermark_below
 
 KEY, VALUE = {"k": pa.int64()}, {"at": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
 
@@ -39,6 +41,11 @@ def keyed(client: persist.Client, name: str = "users", **declared: Any) -> persi
             pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None], "_time": [0], "_deleted": ["yes"]}),
             persist.errors.SchemaMismatch,
             "_deleted",
+        ),
+        (
+            pa.table({"k": [1, 2], "at": [1, None], "gone": [None, None], "_time": [0, 0], "_deleted": [False, True]}),
+            persist.errors.SchemaMismatch,
+            "'v' .*missing",
         ),
         ([(1, (1, "a", None), -1)], persist.errors.InvalidUpdate, "-1"),
     ],
@@ -221,3 +228,35 @@ def test_an_upsert_that_is_tried_again_with_its_token_happens_once(client: persi
         assert len(again.handle.contents().pending) == 1
         again.seal(2).result()
         assert [row["v"] for row in again.snapshot().to_arrow().to_pylist()] == ["b"]
+
+
+def test_a_machine_whose_options_are_no_json_is_refused(client: persist.Client) -> None:
+    class Odd(InsertIfAbsent):
+        @property
+        def options(self) -> dict[str, Any]:
+            return {"by": {1, 2}, "at": object()}
+
+    with pytest.raises(persist.errors.InvalidUsage, match="no JSON"):
+        keyed(client, machine=Odd())
+
+
+def test_a_watermark_at_the_end_of_its_type_is_not_below_a_late_bound_that_is_there() -> None:
+    marks = pa.chunked_array([pa.array([127, 126, None], pa.int8())])
+    assert watermark_below(marks, 127).tolist() == [False, True, True]
+    assert watermark_below(marks, 128).tolist() == [True, True, True]
+
+
+def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema_are_read_by_the_newest(
+    client: persist.Client,
+) -> None:
+    users = keyed(client)
+    form = users.handle.contents().keyed
+    assert form is not None
+    events = to_events([(1, (1, "a", None), 0)], users.schema, form, None, None)
+    placed = replace(events, at_commit=True).at(5)
+    assert (placed.at_commit, placed.table["_time"].to_pylist()) == (False, [5])
+    old = users.schema
+    users.evolve(add={"more": pa.string()})
+    newest = users.handle.contents().schema
+    assert lifted_events(events.table, old, old) is events.table
+    assert lifted_events(events.table, old, newest)["more"].to_pylist() == [None]

@@ -200,6 +200,8 @@ def test_messages_without_a_type_or_value_are_named() -> None:
         ("INT UNSIGNED", pa.uint32()),
         ("decimal", pa.decimal128(38, 18)),
         ("decimal(5)", pa.decimal128(5, 0)),
+        ("decimal(38,2)", pa.decimal128(38, 2)),
+        ("decimal(39,2)", pa.decimal256(39, 2)),
         ("decimal(65,30)", pa.decimal256(65, 30)),
         ("enum('a(b','c')", pa.string()),
         ("longblob", pa.binary()),

@@ -150,6 +150,14 @@ def test_an_update_that_changes_the_key_deletes_the_old_one_first() -> None:
     assert table["_time"].to_pylist()[1:] == [UPDATE["ts_ms"]] * 2
 
 
+def test_where_messages_have_keys_a_changed_key_deletes_nothing_by_itself() -> None:
+    moved = {**UPDATE, "after": {**MARIE, "id": 1005}}
+    messages = pa.table({"key": [key_of(1005)], "value": [json.dumps(moved)]})
+    assert debezium(messages, schema=SCHEMA).table.select(["id", "_deleted"]).to_pylist() == [
+        {"id": 1005, "_deleted": False}
+    ]
+
+
 def test_the_row_before_a_change_is_there_if_asked_for() -> None:
     values = [json.dumps(message) for message in (CREATE, UPDATE, DELETE)]
     table = debezium(values, key="id", schema=SCHEMA, before=True).table
@@ -176,6 +184,18 @@ def test_a_table_that_was_altered_gives_messages_of_two_schemas_in_one_batch() -
     table = debezium(values, key="id").table
     assert table["first_name"].to_pylist() == ["Anne", "Anne Marie", "Anne"]
     assert table["added"].to_pylist() == [None, datetime.datetime(1970, 1, 2), None]
+
+
+def test_a_payload_is_found_after_its_schema_though_the_schema_has_the_same_text() -> None:
+    fields = [{"type": "string", "field": "id", "optional": True}]
+    schema = {"type": "struct", "fields": fields, "optional": True, "default": None}
+    texts = [json.dumps({"schema": schema, "payload": None}), json.dumps(with_schema(CREATE))]
+    messages = pa.table({"key": [key_of(1), key_of(1004)], "value": texts})
+    table = debezium(messages, schema=SCHEMA).table
+    assert table.select(["id", "_deleted"]).to_pylist() == [
+        {"id": 1, "_deleted": True},
+        {"id": 1004, "_deleted": False},
+    ]
 
 
 def test_sorted_members_put_the_payload_before_the_schema() -> None:

@@ -92,6 +92,18 @@ def test_a_deletion_ends_the_sessions_that_were_there_and_those_of_no_other_key(
     }
 
 
+def test_sessions_that_reach_beyond_the_next_moments_take_these_in() -> None:
+    schema = schema_of(start=pa.int64(), end=pa.int64(), events=pa.int64())
+    chain: list[KeyEvent] = [(0, (moment,), 0) for moment in (0, 100, 108, 116, 124)]
+    later: list[KeyEvent] = [(0, (110,), 5), (0, (133,), 5)]
+    assert by_machine(Sessions(10), schema, [*chain, *later], [5]) == {
+        (0, (0, 0, 1), 0): 1,
+        (0, (100, 124, 4), 0): 1,
+        (0, (100, 124, 4), 5): -1,
+        (0, (100, 133, 6), 5): 1,
+    }
+
+
 IMAGES = st.none() | st.sampled_from([{"x": 0.0}, {"x": 1.0}, {"x": None}])
 CHANGES = st.lists(
     st.tuples(KEYS, st.none() | st.tuples(st.sampled_from([0.0, 1.0, None]), IMAGES), TIMES), max_size=30
