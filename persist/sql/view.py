@@ -405,7 +405,8 @@ def _told(definition: Definition) -> list[str]:
 class ViewsTogether(Closes):
     """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
 
-    They are refreshed by steps, and with state once these have taken as long, as by `View.refresh`. Make it with
+    They are refreshed by steps, and with state once these have taken as long, as by `View.refresh`. In a step each view
+    reads of the past what its own touched keys hold, so one that needs all of an input costs no other one. Make it with
     `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
     """
 
@@ -430,11 +431,23 @@ class ViewsTogether(Closes):
             self._refresh(engine)
             refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
 
+    @property
+    def is_open(self) -> bool:
+        """Whether these views keep in memory what refreshes need; see `LiveView.is_open`."""
+        return self._running is not None
+
+    def explain_refresh(self) -> str:
+        """Return how `refresh` would go now, why, and what is read for each view; see `View.explain_refresh`."""
+        return str(KEPT) if self.is_open else self._stepping(self._views[0].engine).explained()
+
+    def _stepping(self, engine: Engine) -> Stepping:
+        return Stepping(engine, self._program, self._budget, spent_s=self._spent_s)
+
     def _refresh(self, engine: Engine) -> None:
         for left in reversed(range(TRIES)):
             try:
                 if self._running is None:
-                    stepped = Stepping(engine, self._program, self._budget, spent_s=self._spent_s).run()
+                    stepped = self._stepping(engine).run()
                     if stepped.way == "step":
                         self._spent_s += stepped.seconds
                         return

@@ -11,11 +11,12 @@ import pytest
 
 import persist
 from persist.errors import InvalidUsage, OperatorFailed, WouldRecompute
+from persist.sql import open_together
 from tests.dataflow.step.emulated import stepped
 from tests.index.always import indexes_that_always_pay
 from tests.sql.grammar import Grammar
 from tests.sql.oracle import changes
-from tests.sql.two_ways import QUIET, chain, check_in_turns, steps_that_always_pay
+from tests.sql.two_ways import QUIET, chain, check_in_turns, check_together, steps_that_always_pay
 
 KINDS = {
     "sums and counts": "SELECT a, count(*) AS n, sum(b) AS s, count(b) AS c FROM t GROUP BY a",
@@ -45,6 +46,11 @@ KINDS = {
     "semi joins": "SELECT a, b FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.a = t.a AND u.b > 1)",
     "anti joins": "SELECT a, b FROM t WHERE NOT EXISTS (SELECT 1 FROM u WHERE u.a = t.a AND u.b > 1)",
     "not in": "SELECT a, b FROM t WHERE b NOT IN (SELECT b FROM u WHERE u.a > 2)",
+    "others of a key": "SELECT x.s, count(*) AS n FROM t x JOIN u USING (a) "
+    "WHERE EXISTS (SELECT 1 FROM t y WHERE y.a = x.a AND y.b <> x.b) "
+    "AND NOT EXISTS (SELECT 1 FROM t z WHERE z.a = x.a AND z.b <> x.b AND z.b > 2) GROUP BY 1",
+    "sums of a key": "SELECT a, b FROM t WHERE a IN (SELECT a FROM u WHERE a IN (SELECT a FROM w) "
+    "AND b > (SELECT 0.5 * sum(x.b) FROM t x WHERE x.a = u.a AND x.s = u.s))",
     "union": "SELECT a, b FROM t UNION SELECT a, b FROM u",
     "union all": "SELECT a, b FROM t UNION ALL SELECT a, b FROM u",
     "except": "SELECT a, b FROM t EXCEPT ALL SELECT a, b FROM u",
@@ -65,6 +71,35 @@ def test_steps_and_open_handles_in_turns_have_the_answers_of_duckdb(kind: str) -
 @pytest.mark.parametrize("seed", range(20))
 def test_keys_that_one_table_of_a_chain_gives_are_passed_on_to_the_next(seed: int) -> None:
     assert "step" in check_in_turns(chain(seed), changes(seed, steps=5, size=6), seed)
+
+
+@pytest.mark.thorough(except_every=10)
+@pytest.mark.parametrize("seed", range(20))
+def test_views_that_one_step_refreshes_need_each_its_own_of_what_they_share(seed: int) -> None:
+    whole = "SELECT b, count(*) AS n FROM (SELECT a + b AS b FROM t) GROUP BY b HAVING count(*) > 1"
+    chosen = [KINDS[kind] for kind in ("others of a key", "sums of a key", "windows", "except", "scalar subqueries")]
+    check_together([chain(seed), whole, chain(seed + 1000), chosen[seed % 5]], changes(seed, steps=4, size=5), seed)
+
+
+def test_a_view_that_needs_all_of_an_input_leaves_the_others_their_touched_keys() -> None:
+    queries = {"by key": "SELECT k, sum(v) AS s FROM t GROUP BY k", "all": "SELECT DISTINCT v + 1 AS w FROM t"}
+    with steps_that_always_pay(), persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
+        t = client.create_or_load("t", key={"k": pa.int64()}, value={"v": pa.int64()})
+        t.write([((i, i % 7), 0, 1) for i in range(1000)], seal=1).result()
+        views = [client.create_view(name, sql) for name, sql in queries.items()]
+        for view in views:
+            view.refresh()
+            view.close()
+        t.write([((3, 3), 1, -1), ((3, 4), 1, 1)], seal=2).result()
+        with open_together(views) as together:
+            told = [line for line in together.explain_refresh().splitlines() if line.startswith("read t")]
+            assert [re.sub(r"[\d,]+ (of [\d,]+ )?bytes", "bytes", line) for line in told] == [
+                "read t for by key: bytes of changes, and of the past what touched keys hold, by k, bytes",
+                "read t for all: bytes of changes, and all of the past, bytes",
+            ]
+            together.refresh()
+        assert sorted(views[0].snapshot().to_arrow()["s"].to_pylist())[-1] == 6
+        assert views[1].snapshot().to_arrow()["w"].to_pylist() == [*range(1, 8)]
 
 
 @pytest.mark.thorough

@@ -10,6 +10,8 @@ import pytest
 
 import persist
 from persist import View
+from persist.dataflow.step.planning import StepPlan
+from persist.sql import open_together
 from persist.sql.types import to_arrow
 from tests.index.always import indexes_that_always_pay
 from tests.sql.oracle import TABLES, Changes, Duck, Row, comparable
@@ -18,13 +20,19 @@ QUIET = persist.Settings(background=False)
 
 
 @contextmanager
-def steps_that_always_pay() -> Iterator[None]:
-    """Let a handle without state take steps whatever they read, and look for all keys: tables of tests are small."""
+def steps_that_always_pay(*, look_far: bool = True) -> Iterator[None]:
+    """Let a handle without state take steps whatever they read: tables of tests are small.
+
+    Args:
+        look_far: look for all keys; otherwise for those that are new in what is read, and take others from these.
+    """
     with pytest.MonkeyPatch.context() as constants:
         constants.setattr("persist.dataflow.step.choosing.OPEN_S", 1e12)
         constants.setattr("persist.dataflow.step.planning.WORTH", 1 << 40)
         constants.setattr("persist.dataflow.step.planning.SMALL_BYTES", 0)
         constants.setattr("persist.dataflow.step.planning.TELLS", 0)
+        if not look_far:
+            constants.setattr(StepPlan, "told_bytes", lambda step, wanted: 1)
         yield
 
 
@@ -39,7 +47,7 @@ def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
     indexing = random.Random(seed + 1)  # By itself: so a seed is the query and the ways that it always was.
     wants: list[Counter[Row]] = []
     with (
-        steps_that_always_pay(),
+        steps_that_always_pay(look_far=bool(random.Random(seed + 2).getrandbits(1))),
         indexes_that_always_pay(),
         persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client,
     ):
@@ -73,6 +81,39 @@ def check_in_turns(sql: str, steps: list[Changes], seed: int) -> list[str]:
         duck.close()
         assert client.fsck().problems == ()
     return ways
+
+
+def check_together(queries: list[str], steps: list[Changes], seed: int) -> None:
+    """Raise AssertionError unless views that one step refreshes have DuckDB's answers each time."""
+    chance = random.Random(seed)
+    with (
+        steps_that_always_pay(look_far=chance.random() < 0.5),
+        persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client,
+    ):
+        duck, state = Duck(TABLES), {name: Counter[Row]() for name in TABLES}
+        tables = {
+            name: client.create_or_load(name, key={column: to_arrow(kind) for column, kind in columns})
+            for name, columns in TABLES.items()
+        }
+        views: list[View] = []
+        for time, batch in enumerate(steps):
+            for name, table in tables.items():
+                for row, diff in batch.get(name, ()):
+                    state[name][row] += diff
+                duck.set(name, state[name])
+                table.write([((row, None), time, diff) for row, diff in batch.get(name, ())], seal=time + 1).result()
+            if time == 0:
+                views = [
+                    client.create_view(f"v{at}", sql, indexes="auto" if chance.random() < 0.5 else None)
+                    for at, sql in enumerate(queries)
+                ]
+            with open_together(views) as together:
+                together.refresh()
+                assert time == 0 or not together.is_open, together.explain_refresh()
+            for sql, view in zip(queries, views, strict=True):
+                have, want = contents(view, time), duck.answer(sql)
+                assert have == want, f"as of {time}, {sql}\nDuckDB: {want - have}\nthis:   {have - want}"
+        duck.close()
 
 
 def chain(seed: int) -> str:

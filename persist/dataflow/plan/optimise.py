@@ -29,7 +29,7 @@ import pyarrow as pa
 from persist.codecs import TIME, Part
 from persist.dataflow.plan.origin import kept_apart
 from persist.dataflow.plan.plan import Arrange, Consolidate, Join, Linear, Node, Operator, Plan, Reduce, Source, Stages
-from persist.dataflow.plan.stages import Filter, Map, Negate, Stage, TemporalFilter, moved_column, through
+from persist.dataflow.plan.stages import Among, Filter, Map, Negate, Stage, TemporalFilter, moved_column, through
 from persist.dataflow.plan.stages import Stage as LinearStage
 from persist.engine import CollectionHandle, Engine, loaded
 from persist.errors import CollectionNotFound
@@ -150,7 +150,7 @@ def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
 
 def _shrink(plan: Plan, node: Node, join: Join, readers: Sequence[int]) -> None:
     """Let a join look up only records that may pass, and keep and give only columns that are read."""
-    given_columns = _read_by_all(_reads_of(plan.nodes[reader], node.number) for reader in readers)
+    given_columns = read_by_all(reads_of(plan.nodes[reader], node.number) for reader in readers)
     schema = _kept(node.schema, given_columns)
     before, after = list(join.before), [*_narrowed(join.after, node.schema, given_columns)]
     has_time = plan.dimensions == 1
@@ -213,7 +213,7 @@ def _narrowed(stages: Stages, schema: pa.Schema, needed: Set[str] | None) -> Sta
     return stages if kept == schema.names else simplified((*stages, Map(tuple((name, Col(name)) for name in kept))))
 
 
-def _reads_of(reader: Node, number: int) -> set[str] | None:
+def reads_of(reader: Node, number: int) -> set[str] | None:
     """Return which columns of an input a node reads; None for all, or if that cannot be told."""
     match reader.operator:
         case Linear(stages):
@@ -222,11 +222,11 @@ def _reads_of(reader: Node, number: int) -> set[str] | None:
             return _read_by(stages, {*keys, *values})
         case Join(_, before):
             inputs = zip(before, reader.inputs, strict=True)
-            return _read_by_all(_read_by(stages, None) for stages, source in inputs if source == number)
+            return read_by_all(_read_by(stages, None) for stages, source in inputs if source == number)
     return None
 
 
-def _read_by_all(reads: Iterable[set[str] | None]) -> set[str] | None:
+def read_by_all(reads: Iterable[set[str] | None]) -> set[str] | None:
     every = list(reads)
     return None if None in every else set[str]().union(*(names for names in every if names is not None))
 
@@ -236,10 +236,10 @@ def _read_by(stages: Sequence[Stage], needed: set[str] | None) -> set[str] | Non
     for stage in reversed(stages):
         if isinstance(stage, Map):
             needed = set().union(*(columns_of(term) for _, term in stage.outputs))
-        elif not isinstance(stage, Filter | Negate):
+        elif not isinstance(stage, Filter | Negate | Among):
             return None
-        elif needed is not None and isinstance(stage, Filter):
-            needed = needed | columns_of(stage.condition)
+        elif needed is not None and not isinstance(stage, Negate):
+            needed = needed | (columns_of(stage.condition) if isinstance(stage, Filter) else {*stage.columns})
     return None if needed is None else needed - {TIME}
 
 

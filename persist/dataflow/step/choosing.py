@@ -34,7 +34,7 @@ HERE_S = 0.05  # For the stages of a step here to begin and end.
 JOB_S = 0.8  # For a job with a shuffle to begin and end.
 SCAN_BYTES_S = 200e6  # Read, decoded and looked through, by one core.
 STATE_BYTES_S = 75e6  # Taken in by operators that keep it.
-HERE_BYTES_S = 25e6  # Given from stage to stage here, and taken in.
+HERE_BYTES_S = 60e6  # Taken in by operators that keep nothing: what is needed is told apart first.
 TASK_BYTES_S = 15e6  # Shuffled and taken in by a task.
 TOUCHED_PER_CHANGE = 10  # Bytes that are shuffled for each byte that changed, at most all that is read.
 FREE_UNKNOWN = 4 << 30
@@ -52,6 +52,8 @@ class Work:
         changed_bytes: of what is new.
         needed_bytes: of what touched keys hold, and of what is new; None if all is needed.
         whole_bytes: of sources that are needed whole, of that.
+        parts: how many parts share nothing but what is read; `bytes`, `changed_bytes` and `whole_bytes` are counted for
+            each of them that takes them in.
         jobs: how many jobs the tasks that look up take.
         slots: how many tasks run at a time elsewhere; 0 if there is no elsewhere.
         spent_s: what the steps of this handle have taken so far, by the same estimates.
@@ -68,6 +70,7 @@ class Work:
     free_bytes: int
     budget_bytes: int
     whole_bytes: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def estimates(work: Work) -> tuple[Estimate, ...]:
     """Return what the ways that can be taken are about to take."""
     ways = [_state(work)]
     if work.needed_bytes is not None:
-        shuffled = min(work.needed_bytes, TOUCHED_PER_CHANGE * work.changed_bytes + work.whole_bytes)
+        shuffled = min(work.parts * work.needed_bytes, TOUCHED_PER_CHANGE * work.changed_bytes + work.whole_bytes)
         read_s = work.needed_bytes / SCAN_BYTES_S
         if STATE_PER_BYTE * work.needed_bytes <= work.free_bytes:
             here_s = HERE_S + read_s + shuffled / HERE_BYTES_S

@@ -4,6 +4,7 @@ It begins like a program that runs: its ports are open, so its holds keep what i
 each output is to be written. No task needs what is not in here.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,25 +16,22 @@ import pyarrow as pa
 
 from persist.codecs import TIME, TIME_MAX, Part
 from persist.dataflow.plan.plan import Concat, Linear, Node, Persist, Plan, Source, described
-from persist.dataflow.plan.stages import Delay, Filter, Negate, Stage
+from persist.dataflow.plan.stages import Delay, Filter, Negate
 from persist.dataflow.ports.output import NEVER, Output, end_of
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.program import Program
+from persist.dataflow.step.keys import Condition, Known, TouchedKeys
 from persist.dataflow.step.reading import Past, Reading
-from persist.dataflow.step.stages import StagePlan, cut
+from persist.dataflow.step.stages import Exchange, StagePlan, cut, outputs_after, set_apart
 from persist.dataflow.step.standing import Doubts, Standing, is_of_groups, sources_before, stand_in, standing_in
-from persist.dataflow.step.tasks import Asked, SourceSlices, StageTask, Stored, Written
+from persist.dataflow.step.tasks import KEPT_BYTES_MAX, Asked, SourceSlices, StageTask, Stored, Written
 from persist.dataflow.step.touched import (
     NOTHING,
     Brought,
-    Condition,
-    Known,
     Need,
-    TouchedKeys,
     asked_of,
     before,
-    brought_to,
     demands_of,
     known_only,
     needs_of,
@@ -42,6 +40,7 @@ from persist.dataflow.step.touched import (
 from persist.engine import changes, snapshot
 from persist.expression import col
 from persist.index import paths_of
+from persist.names import owner_of_groups
 from persist.sink import Target
 from persist.source import CollectionAddress
 
@@ -88,19 +87,28 @@ class StepPlan:
         plan = self._corrected(program.plan.without_unused())
         doubts = self._stood_in(plan) if stands else {}
         self.stands = stands and bool(self._standing)
+        if ports.is_brief:  # Tasks elsewhere read a source once for all that need it.
+            set_apart(plan)
+            plan = plan.without_unused()
         self.stages = cut(plan)
         for stage in self.stages:
             stage.doubts.update({node.number: doubts[node.number] for node in stage.nodes if node.number in doubts})
         self._open = ExitStack()
         self._readings: dict[int, Reading] = {}  # By stage.
         self._before: dict[Brought, frozenset[Brought]] = {}
+        self._made_of: dict[int, set[int]] = {}  # Of each exchange, those before it and itself.
         self._planned: dict[Any, tuple[Any, tuple[SourceSlices, int]]] = {}  # With the keys, so that these live on.
 
     def __enter__(self) -> "StepPlan":
         try:
+            shared: dict[str, list[StagePlan]] = {}
             for stage in self.stages:
                 if stage.source is not None:
-                    self._readings[stage.number] = self._reading(stage.source)
+                    assert isinstance(stage.source.operator, Source)
+                    name = str(stage.source.number) if self._is_own(stage) else stage.source.operator.collection
+                    shared.setdefault(name, []).append(stage)
+            for stages in shared.values():  # Those of one collection, in parts of their own, read it together.
+                self._readings |= dict.fromkeys((stage.number for stage in stages), self._reading(stages))
             self._tell()
         except BaseException:
             self._open.close()
@@ -116,7 +124,7 @@ class StepPlan:
         filtered = {
             exchange.number
             for stage in self.stages
-            if any(isinstance(one, Filter) for node in stage.nodes for one in _linear_stages(node))
+            if any(isinstance(one, Filter) for node in stage.nodes for one in getattr(node.operator, "stages", ()))
             for exchange in stage.gives
         }
         for stage in self.stages:
@@ -211,13 +219,21 @@ class StepPlan:
         needs = self._needs
         return [
             self._readings[stage.number].told(
-                None if known is None else known_only(needs.get(stage.source.number, NOTHING), known.keys()),
+                None if known is None else self._known_only(needs.get(stage.source.number, NOTHING), known),
                 known or {},
-                stage.source.title,
+                stage.source.title + self._for(stage),
             )
             for stage in self.stages
             if stage.source is not None
         ]
+
+    def _for(self, stage: StagePlan) -> str:
+        """Return for which outputs a source is read, as text, if others read it for other ones."""
+        reading = self._readings[stage.number]
+        if sum(each is reading for each in self._readings.values()) == 1:
+            return ""
+        names = outputs_after(self.stages, stage)
+        return f" for {', '.join(name for name in names if owner_of_groups(name) is None)}"
 
     def missing(self, known: Known | None) -> list[str]:
         """Return the indexes that would make a step cheaper if these touched keys are known, as text."""
@@ -227,7 +243,7 @@ class StepPlan:
             for stage in self.stages
             if known is not None and stage.source is not None and stage.source.number not in self._own
             for line in self._readings[stage.number].missing(
-                known_only(needs.get(stage.source.number, NOTHING), known.keys()), known
+                self._known_only(needs.get(stage.source.number, NOTHING), known), known
             )
         ]
 
@@ -256,12 +272,14 @@ class StepPlan:
 
     def _fits(self, keys: Brought, wave: Sequence[Brought]) -> bool:
         """Whether keys can be found together with others: no exchange is asked that gives its records to another."""
-        own = self._read_for(keys)
-        return all(keys.exchange not in self._read_for(one) and one.exchange not in own for one in wave)
+        own = self._read_for(keys.exchange)
+        return all(keys.exchange not in self._read_for(one.exchange) and one.exchange not in own for one in wave)
 
-    def _read_for(self, keys: Brought) -> set[int]:
-        stages = before(self.stages, {keys.exchange})
-        return {keys.exchange, *(exchange.number for stage in stages for exchange in stage.reads)}
+    def _read_for(self, exchange: int) -> set[int]:
+        if exchange not in self._made_of:
+            stages = before(self.stages, {exchange})
+            self._made_of[exchange] = {exchange, *(each.number for stage in stages for each in stage.reads)}
+        return self._made_of[exchange]
 
     def _asked_before(self, keys: Brought) -> frozenset[Brought]:
         """Return the keys that tell what has to be read to find some others."""
@@ -275,6 +293,13 @@ class StepPlan:
     def _sources(self) -> dict[int, set[int] | None]:
         """Of each exchange the stages whose sources it is made of; see `sources_of`."""
         return sources_of(self.stages)
+
+    @cached_property
+    def _givers(self) -> dict[int, tuple[Exchange, StagePlan]]:
+        return {exchange.number: (exchange, stage) for stage in self.stages for exchange in stage.gives}
+
+    def _known_only(self, need: Need, known: Known) -> Need:
+        return known_only(need, known.keys(), self._givers)
 
     @cached_property
     def _needs(self) -> dict[int, Need]:
@@ -293,27 +318,6 @@ class StepPlan:
     def untouched(self) -> dict[Brought, TouchedKeys]:
         """Return the touched keys that are known without reading: none, of an exchange that brings nothing new."""
         return {Brought(number): TouchedKeys(()) for number in self.quiet}
-
-    def bounded(self, wanted: Sequence[Brought], known: Known) -> dict[Brought, TouchedKeys]:
-        """Return of exchanges whose keys are not known what these are among, where that is known.
-
-        A stage that is shared out by the keys of an exchange gives nothing new of other keys than it is given.
-        """
-        bounds = {}
-        for stage in self.stages:
-            for exchange in stage.gives:
-                touched = Brought(exchange.number)
-                if touched not in wanted or touched in known or not stage.is_keyed:
-                    continue
-                [node] = [node for node in stage.nodes if node.number == exchange.node]
-                if stage.keyed[node.number] == exchange.keys:
-                    numbers = set[int]().union(*(brought_to(stage, node, at) for at in range(len(node.inputs))))
-                    given = [Brought(number) for number in sorted(numbers)]
-                    if {*given} <= known.keys():
-                        tables = (table for one in given for table in known[one].tables)
-                        names = [*(exchange.keys or ())]
-                        bounds[touched] = TouchedKeys(tuple(table.rename_columns(names) for table in tables))
-        return bounds
 
     def wave(self, wanted: Sequence[Brought], known: Known, partitions: int) -> tuple[list[StageTask], int]:
         """Return what tasks do to find keys, each of another exchange, and about how many bytes they read, decoded.
@@ -395,7 +399,7 @@ class StepPlan:
         for stage in self.stages:
             if stage.source is not None:
                 reading = self._readings[stage.number]
-                need = known_only(self._needs.get(stage.source.number, NOTHING), known.keys())
+                need = self._known_only(self._needs.get(stage.source.number, NOTHING), known)
                 if self._is_whole(reading, need, known):
                     whole += self._sliced(reading, need, known)[1] - reading.changes_bytes
         return self._tasks(self.stages, 1, known, {})[1], whole
@@ -423,22 +427,49 @@ class StepPlan:
         asked: Sequence[Brought] = (),
     ) -> tuple[list[StageTask], int]:
         needs = {} if known is None else self._needs if stages is self.stages else needs_of(stages, self.quiet, asked)
-        tasks, size = [], 0
+        own: dict[int, Need] = {}  # Of each stage that reads.
+        every: dict[int, Need] = {}  # Of all that read together, by their reading.
+        for stage in stages:
+            if stage.source is not None:
+                need = None if known is None else self._known_only(needs.get(stage.source.number, NOTHING), known)
+                reading = self._readings[stage.number]
+                before_it = every.get(id(reading), NOTHING)
+                own[stage.number] = need
+                is_whole = need is None or before_it is None or (need and id(reading) in self._read_whole)
+                every[id(reading)] = None if is_whole else (need or NOTHING) | (before_it or NOTHING)
+        read = {
+            id(reading): self._sliced(reading, every[id(reading)], known or {})
+            for reading in self._readings.values()
+            if id(reading) in every
+        }
+        tasks = []
         for stage in stages:
             slices = None
             if stage.source is not None:
-                reading = self._readings[stage.number]
-                need = None if known is None else known_only(needs.get(stage.source.number, NOTHING), known.keys())
-                slices, own = self._sliced(reading, need, known or {})
-                size += own
+                condition = Condition.of(own[stage.number], known or {})
+                together, _ = read[id(self._readings[stage.number])]
+                slices = replace(together, columns=stage.source.schema, needed=condition)
             needed = {
                 exchange.number: condition
                 for exchange in stage.gives
                 if known is not None
-                and (condition := Condition.of(known_only(needs.get(exchange.node, NOTHING), known.keys()), known))
+                and (condition := Condition.of(self._known_only(needs.get(exchange.node, NOTHING), known), known))
             }
             tasks.append(StageTask(stage, partitions, written, slices, self.as_of, needed))
-        return tasks, size
+        return tasks, sum(size for _, size in read.values())
+
+    @cached_property
+    def _read_whole(self) -> set[int]:
+        """The readings that several parts share and one needs all of, which are read once for the whole step."""
+        shared = Counter(map(id, self._readings.values()))
+        return {
+            id(reading)
+            for stage in self.stages
+            if stage.source is not None
+            and shared[id(reading := self._readings[stage.number])] > 1
+            and reading.contents_bytes <= KEPT_BYTES_MAX
+            and self._needs.get(stage.source.number, NOTHING) is None
+        }
 
     def _sliced(self, reading: Reading, need: Need, known: Known) -> tuple[SourceSlices, int]:
         """Return what `Reading.sliced` does: a step is planned by what it takes first, and then to be taken."""
@@ -471,7 +502,7 @@ class StepPlan:
 
     def lines(self) -> list[str]:
         """Return what each stage does, as text."""
-        return [_line(stage) for stage in self.stages]
+        return [*map(str, self.stages)]
 
     def _target(self, output: Output) -> Target:
         return Target.of(output.handle, self._location, self._storage)
@@ -534,9 +565,12 @@ class StepPlan:
         self._own[held.number] = (outputs[standing.sink.operator.collection], self.as_of)
         self._standing += 1
 
-    def _reading(self, source: Node) -> Reading:
+    def _reading(self, stages: Sequence[StagePlan]) -> Reading:
+        sources = [stage.source for stage in stages if stage.source is not None]
+        source = sources[0]
         assert isinstance(source.operator, Source)
-        columns = list(source.schema.names)
+        schema = pa.schema([*{field.name: field for one in sources for field in one.schema}.values()])
+        columns = list(schema.names)
         if source.number in self._own:
             output, as_of = self._own[source.number]
             handle, end = replace(output.handle, is_kept=self._is_brief), as_of + 1
@@ -554,7 +588,7 @@ class StepPlan:
         address = CollectionAddress(self._location, self._storage, handle.name)
         known = handle.folded(handle.known())
         paths = [] if source.number in self._own else paths_of(handle, known, contents.scan.given, as_of, columns)
-        return Reading(address, handle, contents.scan, new, as_of, source.schema, paths)
+        return Reading(address, handle, contents.scan, new, as_of, schema, paths)
 
 
 def _source_of(stage: StagePlan) -> int:
@@ -562,23 +596,5 @@ def _source_of(stage: StagePlan) -> int:
     return stage.source.number
 
 
-def _linear_stages(node: Node) -> Sequence[Stage]:
-    """Return the linear stages of a node."""
-    return node.operator.stages if isinstance(node.operator, Linear) else ()
-
-
 def _named(node: Node) -> str:
     return f"%{node.number} {described(node.operator)}"
-
-
-def _line(stage: StagePlan) -> str:
-    brought = [f"%{exchange.node} {_shared(exchange.keys)}" for exchange in stage.reads]
-    source = [] if stage.source is None else [f"reads %{stage.source.number} {stage.source.title}"]
-    done = [f"%{node.number} {node.title}" for node in stage.nodes]
-    return f"stage {stage.number}: {'; '.join([*source, *brought]) or 'begins'} -> {', '.join(done) or 'as it is'}"
-
-
-def _shared(keys: tuple[str, ...] | None) -> str:
-    if keys is None:
-        return "in any way"
-    return f"by {', '.join(keys)}" if keys else "all to one task"

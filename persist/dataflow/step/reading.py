@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from persist.codecs import TIME_MAX, Part, decode_part, row_hashes
+from persist.dataflow.step.keys import Condition, Known, filter_of, keys_for
 from persist.dataflow.step.stages import Keys
 from persist.dataflow.step.tasks import Slice, SourceSlices
-from persist.dataflow.step.touched import Condition, Known, Need, filter_of, keys_for
+from persist.dataflow.step.touched import Need
 from persist.engine import CollectionHandle, changes, snapshot
 from persist.index import PAYS, Path, own_path
 from persist.read import Lookup, Scan, Wanted, narrowed_scan

@@ -17,6 +17,7 @@ from graphlib import TopologicalSorter
 
 import pyarrow as pa
 
+from persist.dataflow.plan.optimise import read_by_all, reads_of
 from persist.dataflow.plan.origin import reads_time
 from persist.dataflow.plan.plan import (
     ROOT,
@@ -71,6 +72,8 @@ class StagePlan:
         source: the node that the stage reads, None of a keyed one.
         sinks: nodes that are outputs.
         keyed: by which columns of it each node is shared out among the tasks; None if that is lost.
+        holds: of the columns by which a node is shared out, for each the columns of it that hold the same, also where
+            they are called otherwise by then.
         widths: of each join, how many columns are those of its left.
         doubts: of reductions for which records stand, what these do not tell (`standing.py`).
         told: inputs of joins, (node, place), of which the other input tells best which records are needed.
@@ -84,6 +87,7 @@ class StagePlan:
     feeds: dict[tuple[int, int], Exchange] = field(default_factory=dict)
     sinks: list[Node] = field(default_factory=list)
     keyed: dict[int, Keys | None] = field(default_factory=dict)
+    holds: dict[int, tuple[frozenset[str], ...]] = field(default_factory=dict)
     widths: dict[int, int] = field(default_factory=dict)
     doubts: dict[int, Doubts] = field(default_factory=dict)
     told: set[tuple[int, int]] = field(default_factory=set)
@@ -92,6 +96,32 @@ class StagePlan:
     def is_keyed(self) -> bool:
         """Whether it reads what others give, and nothing else."""
         return self.source is None and bool(self.reads)
+
+    def __str__(self) -> str:
+        brought = [f"%{exchange.node} {_shared(exchange.keys)}" for exchange in self.reads]
+        source = [] if self.source is None else [f"reads %{self.source.number} {self.source.title}"]
+        done = [f"%{node.number} {node.title}" for node in self.nodes]
+        return f"stage {self.number}: {'; '.join([*source, *brought]) or 'begins'} -> {', '.join(done) or 'as it is'}"
+
+
+def _shared(keys: Keys | None) -> str:
+    if keys is None:
+        return "in any way"
+    return f"by {', '.join(keys)}" if keys else "all to one task"
+
+
+def outputs_after(stages: Sequence[StagePlan], stage: StagePlan) -> list[str]:
+    """Return the collections that are made of what a stage gives.
+
+    Args:
+        stages: each after those that it reads from.
+    """
+    given, outputs = set[int](), list[str]()
+    for each in stages:
+        if each is stage or any(exchange.number in given for exchange in each.reads):
+            given |= {exchange.number for exchange in each.gives}
+            outputs += [node.operator.collection for node in each.sinks if isinstance(node.operator, Persist)]
+    return outputs
 
 
 def why_not(plan: Plan) -> str | None:
@@ -110,6 +140,39 @@ def why_not(plan: Plan) -> str | None:
         ):
             return f"{node.title} changes by itself as time goes on"
     return "it looks at the times of updates" if reads_time(plan) else None
+
+
+def set_apart(plan: Plan) -> None:
+    """Give each part of a plan that shares nothing but sources with the others sources of its own, narrowed to what it
+    reads: so what one part needs of a source is not passed on to the others."""
+    sources = [node for node in plan.nodes.values() if isinstance(node.operator, Source)]
+    part_of: dict[int, int] = {}  # By node, the least number of its part.
+    neighbours = {node.number: {*node.inputs} for node in plan.nodes.values()}
+    for node in plan.nodes.values():
+        for number in node.inputs:
+            neighbours[number].add(node.number)
+    for source in sources:
+        neighbours.pop(source.number)
+    for number in neighbours:
+        left = [number] if number not in part_of else []
+        while left:
+            one = left.pop()
+            if one in neighbours and one not in part_of:
+                part_of[one] = number
+                left += neighbours[one]
+    readers = plan.consumers()
+    for source in sources:
+        by_part: dict[int, list[int]] = {}
+        for number in readers[source.number]:
+            by_part.setdefault(part_of[number], []).append(number)
+        for numbers in by_part.values() if len(by_part) > 1 else ():
+            read = read_by_all(reads_of(plan.nodes[number], source.number) for number in numbers)
+            schema = pa.schema([field for field in source.schema if read is None or field.name in read])
+            own = plan.add(source.operator, (), schema)
+            plan.change(own.number, name=source.name)
+            for number in numbers:
+                inputs = [own.number if one == source.number else one for one in plan.nodes[number].inputs]
+                plan.change(number, inputs=tuple(inputs))
 
 
 def cut(plan: Plan) -> list[StagePlan]:
@@ -236,6 +299,10 @@ class _Cutting:
     def _set(self, node: Node, stage: StagePlan, keys: Keys | None) -> None:
         self._at[node.number], self._keyed[node.number] = stage, keys
         stage.keyed[node.number] = keys
+        if isinstance(node.operator, Linear) and node.inputs[0] in stage.holds:
+            stage.holds[node.number] = _held(stage.holds[node.inputs[0]], node.operator.stages)
+        else:
+            stage.holds[node.number] = tuple(frozenset([name]) for name in keys or ())
 
     def _new(self) -> StagePlan:
         self._stages.append(StagePlan(len(self._stages)))
@@ -257,3 +324,17 @@ def _through(keys: Keys | None, stages: Sequence[LinearStage]) -> Keys | None:
             return None
         keys = tuple(names[key] for key in keys)
     return keys
+
+
+def _held(holds: tuple[frozenset[str], ...], stages: Sequence[LinearStage]) -> tuple[frozenset[str], ...]:
+    """Return which columns hold what some columns held before some linear stages; nothing where that is lost."""
+    for stage in stages:
+        if isinstance(stage, Map):
+            names: dict[str, set[str]] = {}
+            for name, term in stage.outputs:
+                if isinstance(term, Col):
+                    names.setdefault(term.name, set()).add(name)
+            holds = tuple(frozenset(name for one in each for name in names.get(one, ())) for each in holds)
+        elif not isinstance(stage, Filter | Negate | Explode | Unnest | Delay):
+            return (frozenset[str](),) * len(holds)
+    return holds

@@ -28,10 +28,10 @@ from persist.dataflow.step.choosing import (
     least_bytes,
 )
 from persist.dataflow.step.choosing import Where as Place
+from persist.dataflow.step.keys import Known
 from persist.dataflow.step.planning import StepPlan
 from persist.dataflow.step.stages import why_not
 from persist.dataflow.step.tasks import Asked, Here, StageTask, Stored
-from persist.dataflow.step.touched import Known
 from persist.engine import Engine, loaded
 from persist.errors import (
     CollectionNotFound,
@@ -317,8 +317,7 @@ class Stepping:
             tasks, size = step.wave(wanted, known, shares)
             is_read_anyway = elsewhere is None and any(keys.of for keys in wanted)  # `Found` keeps it for the step.
             if level > 1 and not is_read_anyway and step.told_bytes({*wanted}) <= size:
-                known |= step.bounded(wanted, known)  # To look costs more than to read what they may be.
-                continue
+                continue  # To look costs more than to read what they may be.
             if not tasks:
                 continue
             if elsewhere is None or size <= LOOKED_AT_HERE:

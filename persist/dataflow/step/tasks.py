@@ -1,13 +1,13 @@
 """What the tasks of a stage do: take their share of what the stages before gave, run the operators, share out the rest.
 
-In this process (`Here`) a stage is one task, and tables go from stage to stage as they are. Elsewhere there are many,
-and what they are given and give is
+In this process (`Here`) all stages are one task and one program, and nothing is made into tables between them.
+Elsewhere a stage is many tasks, and what they are given and give is
 
     (exchange int, partition int, rows binary)
 
 which is all that Spark sees: blocks of updates in Arrow's own form, already divided by the task that is to have them.
 So no type is lost in Spark's, and the shuffle moves few large rows. The operators are those of a running program, in
-one of the stage's nodes that lives as long as the task.
+one of the nodes of the stages that lives as long as the task.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,13 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import TIME_MAX, Part, boolean_array, combined, int64_values, row_hashes, to_updates
-from persist.dataflow.plan.plan import Linear
-from persist.dataflow.plan.stages import Map
+from persist.codecs import TIME_MAX, Part, row_hashes, to_updates
+from persist.dataflow.plan.draft import Captured
+from persist.dataflow.plan.optimise import Statistics
+from persist.dataflow.plan.plan import Linear, Persist
+from persist.dataflow.plan.stages import Among, Map
+from persist.dataflow.plan.stages import Stage as LinearStage
 from persist.dataflow.program import Program
+from persist.dataflow.running.running import Options, Running
+from persist.dataflow.step.keys import Condition
 from persist.dataflow.step.stages import Exchange, StagePlan
-from persist.dataflow.step.standing import Doubts
-from persist.dataflow.step.touched import Condition
+from persist.dataflow.step.standing import Doubts, OnlyNew
 from persist.dataflow.stream import Stream
 from persist.errors import OperatorFailed
 from persist.index import Path, among
@@ -39,6 +43,7 @@ Asked: TypeAlias = list[tuple[int, pa.Table]]  # With their exchanges.
 Stored: TypeAlias = Mapping[str, Sequence["Part | pa.Table"]]  # By output: what is stored, or is still to be.
 WAKES = -1  # No exchange: a row that lets a task run that has no other one.
 BLOCK_BYTES_MAX = 64 << 20
+KEPT_BYTES_MAX = 256 << 20  # Decoded, of what was read in a step.
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 _NOTHING = pa.schema([("nothing", pa.int8())])  # Stands for a stream without columns.
 
@@ -80,18 +85,22 @@ class SourceSlices:
     columns: pa.Schema
     needed: Condition | None = None
 
-    def read(self, piece: Slice, reader: PartReader, found: "Found | None" = None) -> Iterator[pa.Table]:
-        """Yield the updates of one slice; of one that is among what was found before, without reading it."""
-        if piece.is_changes:
-            yield self._updates(read_changes(piece.scan, reader))
-            return
-        for table in _contents(piece, reader) if found is None else found.contents(piece, reader):
+    def read(self, piece: Slice, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield the updates of one slice."""
+        for table in _tables(piece, reader):
+            yield self.updates(piece, table)
+
+    def updates(self, piece: Slice, table: pa.Table) -> pa.Table:
+        """Return the updates that are needed of what a slice gives, which may have been read for others, too."""
+        if not piece.is_changes:
             if self.needed is not None:
                 table = self.needed.kept(table)
-            yield self._updates(table.append_column("_time", pa.array(np.full(len(table), self.as_of))))
-
-    def _updates(self, table: pa.Table) -> pa.Table:
+            table = table.append_column("_time", pa.array(np.full(len(table), self.as_of)))
         return table.select([*self.columns.names, "_time", "_diff"])
+
+
+def _tables(piece: Slice, reader: PartReader) -> Iterable[pa.Table]:
+    return [read_changes(piece.scan, reader)] if piece.is_changes else _contents(piece, reader)
 
 
 def _contents(piece: Slice, reader: PartReader) -> Iterable[pa.Table]:
@@ -107,21 +116,24 @@ def _contents(piece: Slice, reader: PartReader) -> Iterable[pa.Table]:
 
 
 class Found:
-    """What was looked up by keys in a step: the same records are asked for to find keys, and when it is computed."""
+    """What was read in a step: the same is asked for to find keys, and when it is computed, and by several parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: PartReader) -> None:
+        self._reader = reader
         self._tables: list[tuple[Slice, Iterable[pa.Table]]] = []
+        self._bytes = 0
 
-    def contents(self, piece: Slice, reader: PartReader) -> Iterable[pa.Table]:
-        """Return the contents that a slice gives."""
-        if piece.keys is None:
-            return _contents(piece, reader)
-        how = (piece.path, piece.keys, piece.without)
+    def tables(self, piece: Slice) -> Iterable[pa.Table]:
+        """Return what a slice gives; what is large and not looked up by keys is read again each time."""
+        how = (piece.is_changes, piece.path, piece.keys, piece.without)
         for known, tables in self._tables:
-            if known.scan is piece.scan and (known.path, known.keys, known.without) == how:
+            if known.scan is piece.scan and (known.is_changes, known.path, known.keys, known.without) == how:
                 return tables
-        tables = _contents(piece, reader)
-        self._tables.append((piece, tables))
+        tables = _tables(piece, self._reader)
+        if piece.keys is not None or self._bytes + piece.scan.memory <= KEPT_BYTES_MAX:
+            tables = [*tables]
+            self._bytes += 0 if piece.keys is not None else piece.scan.memory
+            self._tables.append((piece, tables))
         return tables
 
 
@@ -172,6 +184,11 @@ class StageTask:
         """Whether another stage reads what this one gives."""
         return any(exchange in other.stage.reads for exchange in self.stage.gives)
 
+    @property
+    def own(self) -> int:
+        """What stands for the source of the stage among what a task holds: no exchange has this number."""
+        return WAKES - self.stage.number
+
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do what one task does, given rows of SHAPE, or, of a stage with a source, numbers of slices."""
         if self.slices is None:
@@ -186,39 +203,27 @@ class StageTask:
             for number in batch.column(0).to_pylist():
                 with self.slices.address.opened() as storage:
                     read = [*self.slices.read(self.slices.slices[number], PartReader(storage.blob))]
-                yield from self._run({WAKES: read})
+                yield from self._run({self.own: read})
 
     def _run(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
-        gives, outputs = self.given(held)
-        for exchange, table in gives:
+        given = _Given([self], [*self.stage.gives])
+        for exchange, table in given.answers(held):
             yield from self._shared_out(exchange, table)
-        for collection, table in outputs:
+        for collection, table in given.outputs:
             target = self.written[collection].target
             parts = upload(target, [to_updates(table, target.schema)]) if table.num_rows else ()
             yield block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
 
-    def given(
-        self, held: Mapping[int, list[pa.Table]]
-    ) -> tuple[list[tuple[Exchange, pa.Table]], list[tuple[str, pa.Table]]]:
-        """Return what a task gives that holds some tables, by the number of their exchange: what is needed of each
-        exchange, or the keys that are asked for, and the updates of each output that are not there yet."""
-        stage = _Given(self.stage, self.slices, self.as_of)
-        gives = [(exchange, self._needed(exchange, table)) for exchange, table in stage.answers(held)]
-        return gives, [(collection, self._due(collection, table)) for collection, table in stage.outputs]
+    def picked(self, exchange: Exchange) -> tuple[LinearStage, ...]:
+        """Return what leaves of what an exchange brings what is needed, or the keys that are asked for."""
+        condition = (self.asked_of if exchange.number in self.asked else self.needed).get(exchange.number)
+        if exchange.number not in self.asked:
+            return () if condition is None else (Among(condition.holds, condition.columns, self.as_of),)
+        # Whole updates: of their keys alone, what goes and what comes would add up to nothing.
+        return (OnlyNew.after(self.as_of) if condition is None else Among(condition.holds, condition.columns),)
 
-    def _needed(self, exchange: Exchange, table: pa.Table) -> pa.Table:
-        if exchange.number in self.asked:
-            return self._keys(exchange, table)
-        needed = self.needed.get(exchange.number)
-        if needed is None:
-            return table
-        kept = int64_values(combined(table["_time"])) > self.as_of
-        if kept.all():
-            return table
-        kept[~kept] = needed.holds(table.filter(boolean_array(~kept)))
-        return table.filter(boolean_array(kept))
-
-    def _due(self, collection: str, table: pa.Table) -> pa.Table:
+    def due(self, collection: str, table: pa.Table) -> pa.Table:
+        """Return the updates of an output that are not there yet."""
         how = self.written[collection]
         if how.lower > TIME_MAX:  # It is complete for ever: of constants alone.
             return table.slice(0, 0)
@@ -243,83 +248,100 @@ class StageTask:
             for block in _blocks(table.slice(start, end - start)):
                 yield block_row(exchange.number, int(to[start]), block)
 
-    def _keys(self, exchange: Exchange, table: pa.Table) -> pa.Table:
-        """Return the keys of what is new, or of what is asked for, each once."""
-        assert exchange.keys
-        of = self.asked_of.get(exchange.number)
-        table = table.filter(pc.greater(table["_time"], self.as_of)) if of is None else of.kept(table)
-        table = table.select([*exchange.keys])
-        _, first = np.unique(row_hashes(table, exchange.keys), return_index=True)
-        return table.take(pa.array(first))
-
 
 class _Given:
-    """The program of a stage, for what one task has of its inputs."""
+    """The program of some stages, for what one task has of what they read.
 
-    def __init__(self, stage: StagePlan, slices: SourceSlices | None, as_of: int) -> None:
-        self._program = Program(f"stage {stage.number}")
-        self._stage = stage
-        self._inputs: dict[int, str] = {}
-        self._brought: dict[int, int] = {}  # Nodes of this program, by exchange.
+    Args:
+        tasks: each after those that it reads from.
+        wanted: the exchanges whose streams are asked for; what others bring goes from stage to stage as it is.
+    """
+
+    def __init__(self, tasks: Sequence[StageTask], wanted: Sequence[Exchange]) -> None:
+        self._program = Program("step")
+        self._plan = self._program.plan
+        self._inputs: dict[int, tuple[str, int]] = {}  # What is held of exchanges and sources, with its node.
         self._made: dict[int, int] = {}  # Nodes of this program, by those of the whole.
-        if slices is not None and stage.source is not None:
-            self._made[stage.source.number] = self._input(WAKES, slices.columns)
-        for exchange in stage.reads:
-            self._brought[exchange.number] = self._input(exchange.number, exchange.columns)
-        self._add()
-        self._seen = [(exchange, self._stream(exchange.node).capture()) for exchange in stage.gives]
-        self._sinks = [(sink, self._stream(self._source_of(sink)).capture()) for sink in stage.sinks]
-        self._doubts = [(self._stream(number).capture(), doubts) for number, doubts in stage.doubts.items()]
-        self._as_of = as_of
+        self._as_of = max((task.as_of for task in tasks), default=-1)
+        self._due: dict[str, StageTask] = {}
+        brought: dict[int, int] = {}  # Nodes of this program, by exchange.
+        seen: dict[int, Captured] = {}
+        self._sinks: list[tuple[str, Captured]] = []
+        self._doubts: list[tuple[Captured, Doubts]] = []
+        for task in tasks:
+            stage = task.stage
+            if task.slices is not None and stage.source is not None:
+                self._made[stage.source.number] = self._input(task.own, task.slices.columns)
+            for exchange in stage.reads:
+                if exchange.number not in brought:
+                    brought[exchange.number] = self._input(exchange.number, exchange.columns)
+            for node in stage.nodes:
+                inputs = [
+                    self._made[number]
+                    if (fed := stage.feeds.get((node.number, place))) is None
+                    else brought[fed.number]
+                    for place, number in enumerate(node.inputs)
+                ]
+                if isinstance(node.operator, Persist):
+                    self._sinks.append((node.operator.collection, self._captured(inputs[0])))
+                    self._due[node.operator.collection] = task
+                else:
+                    made = self._plan.add(node.operator, tuple(inputs), node.schema)
+                    self._made[node.number] = self._plan.change(made.number, name=node.title).number
+            for exchange in stage.gives:
+                brought[exchange.number] = self._picked(task, exchange)
+                if exchange in wanted:
+                    seen[exchange.number] = self._captured(brought[exchange.number])
+            self._doubts += [(self._captured(self._made[number]), doubts) for number, doubts in stage.doubts.items()]
+        self._seen = [(exchange, seen[exchange.number]) for exchange in wanted]
+        self._keys = frozenset[int]().union(*(task.asked for task in tasks))
         self.outputs: list[tuple[str, pa.Table]] = []
 
     def answers(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
-        """Yield what the stage gives, by exchange; `outputs` then has what is to be stored."""
-        with self._program.open() as running:
-            for number, name in self._inputs.items():
+        """Yield what is asked for, by exchange; `outputs` then has what is to be stored."""
+        known = {
+            node: Statistics(float(sum(len(table) for table in held.get(number, ()))))
+            for number, (_, node) in self._inputs.items()
+        }
+        with Running(self._program, None, Options(), known) as running:
+            for number, (name, _) in self._inputs.items():
                 for table in held.get(number, ()):
                     running[name].insert(table)
                 running[name].close()
             running.run()
-            for seen, doubts in self._doubts:
-                _check_told(seen.updates(), doubts, self._as_of)
-            for exchange, seen in self._seen:
-                yield exchange, _with_nothing(seen.updates(), exchange.columns)
-            self.outputs = [(sink.operator.collection, seen.updates()) for sink, seen in self._sinks]  # type: ignore[union-attr]
+            for updates, doubts in self._doubts:
+                _check_told(updates.updates(), doubts, self._as_of)
+            for exchange, updates in self._seen:
+                table = updates.updates()
+                yield (
+                    exchange,
+                    _keys_of(table, exchange) if exchange.number in self._keys else _with_nothing(table, exchange),
+                )
+            self.outputs = [(name, self._due[name].due(name, updates.updates())) for name, updates in self._sinks]
 
     def _input(self, number: int, columns: pa.Schema) -> int:
-        name = f"input {number}"
-        self._inputs[number] = name
         kinds = {column.name: column.type for column in (columns or _NOTHING)}
+        name = f"input {number}"
         made = self._program.input(name, key=None, value=kinds).number
-        if columns.names:
-            return made
-        return self._program.plan.add(Linear((Map(()),)), (made,), columns).number
+        self._inputs[number] = name, made
+        return made if columns.names else self._plan.add(Linear((Map(()),)), (made,), columns).number
 
-    def _add(self) -> None:
-        sinks = {sink.number for sink in self._stage.sinks}
-        for node in self._stage.nodes:
-            if node.number in sinks:
-                continue
-            inputs = [self._brought_to(node.number, place, number) for place, number in enumerate(node.inputs)]
-            made = self._program.plan.add(node.operator, tuple(inputs), node.schema)
-            self._program.plan.change(made.number, name=node.title)
-            self._made[node.number] = made.number
+    def _picked(self, task: StageTask, exchange: Exchange) -> int:
+        """Return the node of what is needed of the stream of an exchange."""
+        stages, whole = task.picked(exchange), self._made[exchange.node]
+        if not stages:
+            return whole
+        return self._plan.add(Linear(stages), (whole,), exchange.columns).number
 
-    def _brought_to(self, node: int, place: int, number: int) -> int:
-        exchange = self._stage.feeds.get((node, place))
-        return self._made[number] if exchange is None else self._brought[exchange.number]
+    def _captured(self, number: int) -> Captured:
+        return Stream(self._program, number).capture()
 
-    def _source_of(self, sink: object) -> int:
-        number, [read] = sink.number, sink.inputs  # type: ignore[attr-defined]
-        exchange = self._stage.feeds.get((number, 0))
-        if exchange is None:
-            return int(read)
-        self._made[-1 - number] = self._brought[exchange.number]
-        return -1 - int(number)
 
-    def _stream(self, number: int) -> Stream:
-        return Stream(self._program, self._made[number])
+def _keys_of(table: pa.Table, exchange: Exchange) -> pa.Table:
+    """Return the keys of some updates, each once."""
+    assert exchange.keys
+    _, first = np.unique(row_hashes(table, exchange.keys), return_index=True)
+    return table.select([*exchange.keys]).take(pa.array(first))
 
 
 def _check_told(updates: pa.Table, doubts: Doubts, as_of: int) -> None:
@@ -343,8 +365,8 @@ def _check_among(asked: pa.Table, told: pa.Table, keys: Sequence[str], what: str
         raise OperatorFailed("reduce", None, f"the past of {what} is not told by what the output holds")
 
 
-def _with_nothing(table: pa.Table, columns: pa.Schema) -> pa.Table:
-    return table if columns.names else table.append_column("nothing", pa.array(np.zeros(len(table), np.int8)))
+def _with_nothing(table: pa.Table, exchange: Exchange) -> pa.Table:
+    return table if exchange.columns.names else table.append_column("nothing", pa.array(np.zeros(len(table), np.int8)))
 
 
 def _blocks(table: pa.Table) -> Iterator[bytes]:
@@ -368,35 +390,41 @@ def block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBat
 
 
 class Here:
-    """Runs the stages of a step in this process, each as one task."""
+    """Runs the stages of a step in this process, as one program: nothing is shared out, or made into tables between."""
 
     def __init__(self, reader: PartReader) -> None:
-        self._reader = reader
-        self._found = Found()
+        self._found = Found(reader)
 
     def asked(self, tasks: Sequence[StageTask]) -> Asked:
         """Run stages; return the tables that are asked for, each with its exchange."""
         asked = frozenset[int]().union(*(task.asked for task in tasks))
-        tables, _ = self._run(tasks)
-        return [(number, table) for number in sorted(asked) for table in tables.get(number, ())]
+        wanted = [exchange for task in tasks for exchange in task.stage.gives if exchange.number in asked]
+        given = _Given(tasks, wanted)
+        return [(exchange.number, table) for exchange, table in given.answers(self._held(tasks))]
 
     def stored(self, tasks: Sequence[StageTask]) -> Stored:
         """Run all stages; return the updates of each output, which are not stored yet."""
-        return self._run(tasks)[1]
-
-    def _run(self, tasks: Sequence[StageTask]) -> tuple[dict[int, list[pa.Table]], dict[str, list[pa.Table]]]:
-        tables: dict[int, list[pa.Table]] = {}
+        given = _Given(tasks, ())
+        for _ in given.answers(self._held(tasks)):
+            raise AssertionError("nothing is asked for")
         outputs: dict[str, list[pa.Table]] = {}
+        for collection, table in given.outputs:
+            outputs.setdefault(collection, []).append(table)
+        return outputs
+
+    def _held(self, tasks: Sequence[StageTask]) -> dict[int, list[pa.Table]]:
+        """Read what the sources of some stages give."""
+        together: dict[int, list[StageTask]] = {}  # Those that read the same.
         for task in tasks:
+            if task.slices is not None:
+                together.setdefault(id(task.slices.slices), []).append(task)
+        held: dict[int, list[pa.Table]] = {}
+        for sharing in together.values():
             check_limits()
-            held = {exchange.number: tables.get(exchange.number, []) for exchange in task.stage.reads}
-            if (source := task.slices) is not None:
-                held[WAKES] = [
-                    table for piece in source.slices for table in source.read(piece, self._reader, self._found)
-                ]
-            gives, stored = task.given(held)
-            for exchange, table in gives:
-                tables.setdefault(exchange.number, []).append(table)
-            for collection, table in stored:
-                outputs.setdefault(collection, []).append(table)
-        return tables, outputs
+            assert sharing[0].slices is not None
+            for piece in sharing[0].slices.slices:
+                for table in self._found.tables(piece):
+                    for task in sharing:
+                        assert task.slices is not None
+                        held.setdefault(task.own, []).append(task.slices.updates(piece, table))
+        return held

@@ -30,17 +30,8 @@ most steps (`standing.py`): without them, the past of a group is needed by the c
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from operator import and_, or_
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as pat
-
-from persist.codecs import boolean_array, row_hashes
 from persist.dataflow.plan.plan import (
     Arrange,
     Concat,
@@ -56,13 +47,11 @@ from persist.dataflow.plan.plan import (
 )
 from persist.dataflow.plan.stages import Explode, Filter, FilterFunction, Map, Negate, Unnest
 from persist.dataflow.plan.stages import Stage as LinearStage
-from persist.dataflow.step.stages import Keys, StagePlan, cut, why_not
+from persist.dataflow.step.stages import Exchange, Keys, StagePlan, cut, why_not
 from persist.dataflow.step.standing import OnlyNew, stand_in, standing_in
 from persist.expression import Col
 
 PASSED_ON_MAX = 4  # Times that keys are passed on, one input to the next: each takes a look for keys.
-LISTED_MAX = 500  # Values of a column that are named one by one to find parts; of more, the range is.
-Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,149 +99,6 @@ Need: TypeAlias = frozenset[Term] | None  # None: everything.
 NOTHING: frozenset[Term] = frozenset()
 
 
-@dataclass(frozen=True)
-class TouchedKeys:
-    """Keys that an exchange brings.
-
-    Attributes:
-        tables: columns of keys, in the order of the exchange's, as it brings them; a key may be there twice.
-    """
-
-    tables: tuple[pa.Table, ...]
-
-    @cached_property
-    def hashes(self) -> Hashes:
-        """Of all keys, ascending."""
-        table_hashes = [row_hashes(table, table.column_names) for table in self.tables]
-        return np.unique(np.concatenate([np.empty(0, np.uint64), *table_hashes]))
-
-    def parts(self, at: Sequence[int] | None) -> "TouchedKeys":
-        """Return some columns of the keys; None for all."""
-        return self if at is None else TouchedKeys(tuple(table.select([*at]) for table in self.tables))
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes."""
-        return sum(table.nbytes for table in self.tables)
-
-    def values(self, at: int, kind: pa.DataType) -> pa.Array | None:
-        """Return the distinct values of a column of the keys, as of a type; None if they are not exactly of it."""
-        columns = [_exactly(table.column(at), kind) for table in self.tables]
-        if any(column is None for column in columns):
-            return None
-        chunks = [chunk for column in columns if column is not None for chunk in column.chunks]
-        return pa.chunked_array(chunks, kind).unique()
-
-    def as_keys(self, schema: pa.Schema, *, nulls: bool = False) -> pa.Table | None:
-        """Return the keys as rows of columns of a collection; None if they are not exactly of its types.
-
-        Args:
-            nulls: whether some of their values may be NULL.
-        """
-        key_tables = []
-        for table in self.tables:
-            columns = [_exactly(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
-            if any(column is None or (column.null_count and not nulls) for column in columns):
-                return None
-            key_tables.append(pa.table(columns, schema=schema))
-        return pa.concat_tables([schema.empty_table(), *key_tables])
-
-
-Known: TypeAlias = Mapping[Brought, TouchedKeys]
-
-
-def keys_for(term: Term, known: Known) -> TouchedKeys:
-    """Return the keys by which a term says what is needed."""
-    return known[term.keys].parts(term.at)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Which records of a stream are needed: those with one of some hashes, by some columns, of one of the terms."""
-
-    terms: tuple[tuple[Keys, Hashes], ...]
-
-    @classmethod
-    def of(cls, need: Need, known: Known) -> "Condition | None":
-        """Return what a need comes to; None if all is needed."""
-        if need is None:
-            return None
-        by_columns: dict[Keys, list[Hashes]] = {}
-        for term in sorted(need, key=repr):
-            by_columns.setdefault(term.columns, []).append(keys_for(term, known).hashes)
-        return cls(tuple((columns, np.unique(np.concatenate(each))) for columns, each in by_columns.items()))
-
-    def holds(self, table: pa.Table) -> npt.NDArray[np.bool_]:
-        """Return for which rows it holds."""
-        matches = np.zeros(len(table), np.bool_)
-        for columns, hashes in self.terms:
-            if len(hashes):
-                own = row_hashes(table, columns)
-                at = np.minimum(hashes.searchsorted(own), np.int64(len(hashes) - 1))
-                matches |= hashes[at] == own
-        return matches
-
-    def kept(self, table: pa.Table) -> pa.Table:
-        """Return the rows for which it holds."""
-        return table.filter(boolean_array(self.holds(table)))
-
-
-def filter_of(need: Need, known: Known, columns: pa.Schema) -> pc.Expression | None:
-    """Return a filter that every record which is needed passes; None if there is none that leaves something out."""
-    if not need:
-        return None
-    filters = []
-    for term in need:
-        keys = keys_for(term, known)
-        if not len(keys.hashes):
-            continue
-        condition = _filter(term.columns, keys, columns)
-        if condition is None:
-            return None
-        filters.append(condition)
-    return reduce(or_, filters) if filters else None
-
-
-def _filter(names: Sequence[str], keys: TouchedKeys, columns: pa.Schema) -> pc.Expression | None:
-    """Return what all touched keys pass."""
-    filters = []
-    for at, name in enumerate(names):
-        kind = columns.field(name).type
-        values = keys.values(at, kind) if _is_ordered(kind) else None
-        if values is not None:
-            filters.append(_among(pc.field(name), values))
-    return reduce(and_, filters) if filters else None
-
-
-def _exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
-    """Return values as of a type in which equal ones are equal, too; None if there is no such way."""
-    if column.type == kind:
-        return column
-    if not (pat.is_integer(column.type) and pat.is_integer(kind)):
-        return None
-    try:
-        return column.cast(kind)
-    except pa.ArrowInvalid:  # One is too large: a record with it is in another collection.
-        return None
-
-
-def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether a filter of Arrow compares values as keys are compared; of floats, it does not."""
-    return bool(pat.is_integer(kind) or pat.is_string(kind) or pat.is_date(kind) or pat.is_timestamp(kind))
-
-
-def _among(column: pc.Expression, values: pa.Array) -> pc.Expression:
-    there = values.drop_null()
-    if not len(there):
-        return column.is_null()
-    if len(there) <= LISTED_MAX:
-        condition = column.isin(there)
-    else:
-        bounds = pc.min_max(there)
-        condition = (column >= bounds["min"]) & (column <= bounds["max"])
-    return condition | column.is_null() if values.null_count else condition
-
-
 def needs_of(
     stages: Sequence[StagePlan], quiet: Set[int] = frozenset(), asked: Iterable[Brought] = ()
 ) -> dict[int, Need]:
@@ -293,9 +139,48 @@ def demands_of(stages: Sequence[StagePlan], quiet: Set[int] = frozenset()) -> di
     return demanding
 
 
-def known_only(need: Need, known: Set[Brought]) -> Need:
-    """Return what is needed if some keys only are known."""
-    return need if need is None or all(term.keys in known for term in need) else None
+Givers: TypeAlias = Mapping[int, tuple[Exchange, StagePlan]]  # Of each exchange, with the stage that gives it.
+
+
+def known_only(need: Need, known: Set[Brought], givers: Givers) -> Need:
+    """Return what is needed if some keys only are known: more, or everything.
+
+    A stage that is shared out by some columns gives nothing new with other values in them than it is given. So where
+    keys of an exchange are not known that have such columns, these are among those that the stage is given.
+    """
+    terms = set[Term]()
+    for term in need or ():
+        wider = _wider(term, known, givers)
+        if wider is None:
+            return None
+        terms |= wider
+    return None if need is None else frozenset(terms)
+
+
+def _wider(term: Term, known: Set[Brought], givers: Givers) -> frozenset[Term] | None:
+    if term.keys in known:
+        return frozenset({term})
+    exchange, stage = givers[term.keys.exchange]
+    if not stage.is_keyed or term.keys.of:
+        return None
+    at = (*range(len(term.columns)),) if term.at is None else term.at
+    column_of = {(exchange.keys or ())[place]: name for place, name in zip(at, term.columns, strict=True)}
+    told = [
+        (place, column_of[name])
+        for place, names in enumerate(stage.holds[exchange.node])
+        if (name := next((name for name in column_of if name in names), None)) is not None
+    ]
+    if not told:
+        return None
+    [node] = [node for node in stage.nodes if node.number == exchange.node]
+    wider = set[Term]()
+    for number in set[int]().union(*(brought_to(stage, node, place) for place in range(len(node.inputs)))):
+        part = Term(tuple(name for _, name in told), Brought(number), tuple(place for place, _ in told))
+        of_given = _wider(part, known, givers)
+        if of_given is None:
+            return None
+        wider |= of_given
+    return frozenset(wider)
 
 
 def asked_of(needs: Mapping[int, Need], stages: Sequence[StagePlan]) -> frozenset[Brought]:
@@ -306,15 +191,16 @@ def asked_of(needs: Mapping[int, Need], stages: Sequence[StagePlan]) -> frozense
 
 def before(stages: Sequence[StagePlan], asked: Set[int]) -> list[StagePlan]:
     """Return what has to be run for what some exchanges bring: the stages before them, which write nothing."""
-    by_node = {node.number: stage for stage in stages for node in _given_by(stage)}
-    left = [exchange for stage in stages for exchange in stage.reads if exchange.number in asked]
+    givers = {exchange.number: stage for stage in stages for exchange in stage.gives}
+    left = [*asked]
     inside, read = set[int](), set(asked)
     while left:
-        giver = by_node[left.pop().node]
+        giver = givers[left.pop()]
         if giver.number not in inside:
             inside.add(giver.number)
-            read |= {exchange.number for exchange in giver.reads}
-            left += giver.reads
+            numbers = {exchange.number for exchange in giver.reads}
+            read |= numbers
+            left += numbers
     return [
         replace(
             stage,
@@ -429,15 +315,19 @@ def _through_join(need: frozenset[Term], node: Node, stage: StagePlan, place: in
         own, its = (_of_side(term, node, stage, side, names) for side in (place, 1 - place))
         if own is not None and (its is None or (node.number, place) not in stage.told):
             terms.add(own)
+            continue
+        part = own or _part_of_side(term, right, place, names)
+        if own is None and its is not None and names.keys() <= {*term.columns} and part is not None:
+            terms.add(part)  # It names the keys themselves, so nothing has to be looked up on the other side.
         elif its is not None:
             other.add(its)
-            otherwise.add(own)
+            otherwise.add(part)
         else:
-            part = term.among(right | names.keys())
-            assert part is not None, "it is said by a column of the right"
-            (terms if place else other).add(part.renamed(names))
+            looked_up = _part_of_side(term, right, 1, names)
+            assert looked_up is not None, "it is said by a column of the right"
+            (terms if place else other).add(looked_up)
             if not place:
-                otherwise.add(term.among({*term.columns} - right))
+                otherwise.add(part)
     if not other:
         return frozenset(terms)
     deep = max(term.keys.depth for term in other) >= PASSED_ON_MAX
@@ -458,6 +348,14 @@ def _of_side(term: Term, node: Node, stage: StagePlan, place: int, names: Mappin
     return term.renamed(names)
 
 
+def _part_of_side(term: Term, right: Set[str], place: int, names: Mapping[str, str]) -> Term | None:
+    """Return what a term of the pairs of a join says by the columns of one side, maybe a part; None if nothing."""
+    if place == 0:
+        return term.among({*term.columns} - right)
+    part = term.among(right | names.keys())
+    return None if part is None else part.renamed(names)
+
+
 def _passed_on(stage: StagePlan, node: Node, place: int, need: frozenset[Term]) -> Brought | None:
     """Return the keys of an input of a node that has records for which terms hold, or more; None if nothing tells them.
 
@@ -474,6 +372,8 @@ def _passed_on(stage: StagePlan, node: Node, place: int, need: frozenset[Term]) 
             before_it = _before(stages, need)
             return None if not before_it else _passed_on(stage, giver, 0, before_it)
         case Consolidate() | Arrange():
+            return _passed_on(stage, giver, 0, need)
+        case Reduce(keys, before=(), after=()) if all({*term.columns} <= {*keys} for term in need):
             return _passed_on(stage, giver, 0, need)
         case Join((pairs,), ((), ()), ()):
             for side in (0, 1):

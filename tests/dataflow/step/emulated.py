@@ -10,9 +10,10 @@ import pyarrow as pa
 from persist import View
 from persist.codecs import Part
 from persist.dataflow.ports.ports import Ports
+from persist.dataflow.step.keys import TouchedKeys
 from persist.dataflow.step.planning import StepPlan
 from persist.dataflow.step.tasks import StageTask, StoredParts, block_row
-from persist.dataflow.step.touched import Brought, TouchedKeys
+from persist.dataflow.step.touched import Brought
 from persist.errors import OperatorFailed
 
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]

@@ -192,7 +192,8 @@ def test_what_is_needed_is_said_by_the_keys_of_joins_and_groups(client: persist.
     grouped = Term(("b",), Brought(joined))
     assert of_t == frozenset([Term(("a",), Brought(by_u)), grouped])
     assert of_u == frozenset([Term(("a",), Brought(by_t)), Term(("a",), Brought(by_t, frozenset([grouped])))])
-    assert known_only(of_t, {Brought(by_t), Brought(by_u)}) is None
+    givers = {exchange.number: (exchange, stage) for stage in stages for exchange in stage.gives}
+    assert known_only(of_t, {Brought(by_t), Brought(by_u)}, givers) is None
     # What comes to the second change of key is made of what the first one needs for what is new.
     ahead = before(stages, {joined})
     needs = needs_of(ahead)
