@@ -15,7 +15,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Modules that take long, waiting included, and the longest first.
-FIRST: tuple[str, ...] = ()
+FIRST = (
+    "tests/web/test_page.py",
+    "tests/simulator/test_simulator.py",
+    "tests/blob/test_conformance.py",
+    "tests/ingest/test_mysql.py",
+    "tests/cli/test_reading.py",
+    "tests/test_hostile.py",
+    "tests/fsck/test_fsck.py",
+    "tests/test_packaging.py",
+    "tests/egress/test_postgres.py",
+    "tests/ingest/test_postgres.py",
+    "tests/cli/test_start.py",
+    "tests/ingest/test_pg_copy.py",
+    "tests/notify/test_flight_sql.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

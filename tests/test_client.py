@@ -462,7 +462,8 @@ def test_a_client_dropped_without_close_ends_its_thread_and_loses_nothing(blob: 
     assert future.exception(0) is None
 
 
-@pytest.mark.parametrize("location", ["memory://x", "folder"])
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize("location", ["folder", "memory://x"])
 def test_a_process_that_ends_without_close_ends(location: str, tmp_path: Path) -> None:
     url = str(tmp_path) if location == "folder" else location
     code = (

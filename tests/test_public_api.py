@@ -51,6 +51,7 @@ def test_a_program_that_never_awaits_does_not_load_asyncio() -> None:
     assert "asyncio" not in loaded_after("import persist; persist.open")
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_loading_the_public_names_leaves_garbage_collection_as_it_was(is_enabled: bool) -> None:
     was = f"gc.{'enable' if is_enabled else 'disable'}()"
@@ -71,7 +72,7 @@ with persist.open("memory://there") as client:
     assert loaded_after(code) & OPTIONAL == set()
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("first", ["persist.client", "persist.fsck", "persist.fsck.examination", "persist.public"])
 def test_a_public_name_is_not_hidden_by_a_room_of_the_same_name(first: str) -> None:
     code = f"import {first}, persist; assert callable(persist.fsck) and persist.fsck.__name__ == 'fsck'"

@@ -117,6 +117,7 @@ def test_a_person_completes_names_goes_on_after_mistakes_and_finds_lines_again(p
     os.close(here)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_query_without_end_is_ended_by_a_signal(place: str, sent: signal.Signals, status: int) -> None:
     code = f"""if True:

@@ -156,6 +156,7 @@ def test_a_shell_completes_the_commands_in_the_order_of_the_help(capsys: pytest.
     assert group.list_commands(context) == [name for names in SECTIONS.values() for name in names]
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     "command", [["tail", "orders", "--as-of", "0", "--json"], ["ls", "--watch"], ["ui", "--port", "0", "--json"]]
 )

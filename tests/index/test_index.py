@@ -32,7 +32,22 @@ def client() -> Iterator[persist.Client]:
 @pytest.fixture
 def facts(client: persist.Client) -> persist.Collection:
     """Return a collection that has been sealed to 1, of which nothing but an index can be read in part by d."""
-    facts = client.create_or_load("facts", key={"id": int}, value={"d": int, "amount": int})
+    return made_facts(client)
+
+
+@pytest.fixture(scope="module")
+def indexed() -> Iterator[tuple[persist.Client, persist.Collection, persist.Collection]]:
+    """A client, such a collection with an index by d and changes after it began, and one without an index."""
+    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
+        facts, same = made_facts(client), made_facts(client, "same")
+        facts.index("d")
+        for each in (facts, same):
+            each.upsert([(5, (7919, 1)), (7, None)], time=1, seal=2).result()
+        yield client, facts, same
+
+
+def made_facts(client: persist.Client, name: str = "facts") -> persist.Collection:
+    facts = client.create_or_load(name, key={"id": int}, value={"d": int, "amount": int})
     ids = range(ROWS)
     table = pa.table({"id": ids, "d": [n * 7919 % 20_000 for n in ids], "amount": [n % 100 for n in ids]})
     facts.write(table, time=0, seal=1).result()
@@ -87,13 +102,11 @@ WHERES = {
 
 @pytest.mark.parametrize("where", WHERES)
 def test_what_reads_by_a_condition_uses_an_index_where_that_reads_much_less(
-    facts: persist.Collection, client: persist.Client, where: str
+    indexed: tuple[persist.Client, persist.Collection, persist.Collection], where: str
 ) -> None:
-    wanted = plain(facts, where)
-    facts.index("d")
-    facts.upsert([(5, (7919, 1)), (7, None)], time=1, seal=2).result()
+    client, facts, same = indexed
     for as_of in (0, 1):
-        wanted = plain(facts, where, as_of)
+        wanted = plain(same, where, as_of)
         with facts.snapshot(as_of, where=where) as contents, facts.snapshot(as_of) as all_:
             assert (contents.explain().index == ("d",)) == WHERES[where]
             assert ("index     d: " in str(contents.explain())) == WHERES[where]
@@ -107,10 +120,16 @@ def test_what_reads_by_a_condition_uses_an_index_where_that_reads_much_less(
             assert told.startswith(f'{len(wanted):,} rows of\n"facts": snapshot as of {as_of}')
             if " or " not in where and "not" not in where:  # DuckDB does not hand all of these down.
                 assert ("index     d: " in told) == WHERES[where]
+
+
+def test_what_reads_by_a_condition_does_without_an_index_that_was_dropped(facts: persist.Collection) -> None:
+    facts.index("d")
+    with facts.snapshot(where="d = 7919") as contents:
+        assert contents.explain().index == ("d",)
     facts.drop_index("d").result()
-    with facts.snapshot(where=where) as contents:
+    with facts.snapshot(where="d = 7919") as contents:
         assert contents.explain().index is None
-        assert by_all(contents.to_arrow()) == wanted
+        assert by_all(contents.to_arrow()) == plain(facts, "d = 7919")
 
 
 def test_a_list_of_many_values_in_sql_is_looked_up_by_an_index(

@@ -25,8 +25,15 @@ HEADER = "adbc.flight.sql.authorization_header"
 ENDLESS = "SELECT sum(a.range + b.range) FROM range(1000000) a, range(1000000) b"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
+    """A client whose location no test changes."""
+    with opened() as client:
+        yield client
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Client]:
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         orders = client.create_or_load("orders", key={"id": int}, value={"status": str, "amount": float})
         orders.write([((1, ("new", 2.5)), 0, 1), ((2, ("new", 1.5)), 0, 1)], seal=1).result()
@@ -45,7 +52,7 @@ def connected(url: str, token: str | None = TOKEN) -> Any:
     return flightsql.connect(url, db_kwargs={HEADER: f"Bearer {token}"} if token else {}, autocommit=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def connection(client: Client) -> Iterator[Any]:
     with client.serve(LOCAL, token=TOKEN, sql=True) as server, connected(server.url) as connection:
         yield connection
@@ -95,8 +102,8 @@ def test_one_query_reads_several_times(connection: Any) -> None:
     assert rows(connection, both) == [("new", "paid"), ("new", "new")]
 
 
-def test_a_ticket_gives_the_same_however_often_it_is_taken(client: Client) -> None:
-    with client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
+def test_a_ticket_gives_the_same_however_often_it_is_taken() -> None:
+    with opened() as client, client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
         info = raw.get_flight_info(flight.FlightDescriptor.for_command(_command("StatementQuery", "FROM orders")))
         assert info.schema.names == ["id", "status", "amount"]
         [endpoint] = info.endpoints
@@ -195,6 +202,13 @@ def test_each_question_has_the_columns_that_were_announced(client: Client, comma
         assert table.num_rows > 10
 
 
+@pytest.fixture(scope="module")
+def limited(client: Client) -> Iterator[Any]:
+    limits: dict[str, Any] = {"sql_memory_bytes": 64 << 20, "sql_timeout_s": 0.3, "sql_rows_max": 1000}
+    with client.serve(LOCAL, sql=True, **limits) as server, connected(server.url, None) as connection:
+        yield connection
+
+
 @pytest.mark.parametrize(
     ("sql", "told"),
     [
@@ -215,11 +229,9 @@ def test_each_question_has_the_columns_that_were_announced(client: Client, comma
         (ENDLESS, "it took longer than 0.3 s"),
     ],
 )
-def test_what_a_client_may_not_do_is_refused_in_words(client: Client, sql: str, told: str) -> None:
-    limits: dict[str, Any] = {"sql_memory_bytes": 64 << 20, "sql_timeout_s": 0.3, "sql_rows_max": 1000}
-    with client.serve(LOCAL, sql=True, **limits) as server, connected(server.url, None) as connection:
-        assert told in refusal(connection, sql)
-        assert rows(connection, "SELECT 1") == [(1,)]
+def test_what_a_client_may_not_do_is_refused_in_words(limited: Any, sql: str, told: str) -> None:
+    assert told in refusal(limited, sql)
+    assert rows(limited, "SELECT 1") == [(1,)]
 
 
 def test_a_driver_cannot_write(connection: Any) -> None:

@@ -260,6 +260,7 @@ def test_the_slider_says_its_value_and_where_it_would_go(page: Page, url: str) -
     assert page.text("#at") == "2026-11-21T08:04:00Z"  # It was not let go yet.
 
 
+@pytest.mark.costly("a browser asks six times, and draws each answer")
 def test_sql_is_asked_as_of_the_slider_sorted_drawn_and_sent_to_somebody(page: Page, url: str) -> None:
     page.open(f"{url}#sql")
     assert "orders" in page.text("#names")
