@@ -48,7 +48,7 @@ def points(work: Workspace) -> list[Row]:
 
         for key in keys[:5]:
             expected = contents.filter(pc.equal(contents["id"], key))
-            assert same_rows(snapshot.get([key]), expected, ["id"]), f"our record of key {key} is wrong"
+            assert same_rows(snapshot.get(pa.array([key])), expected, ["id"]), f"our record of key {key} is wrong"
             assert same_rows(delta(key), expected, ["id"]), f"deltalake has another record of key {key}"
             assert same_rows(duck(key), expected, ["id"]), f"DuckDB finds another record of key {key}"
         measure = f"{READS:,} point reads out of {len(contents):,} keys, each"

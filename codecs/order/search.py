@@ -246,10 +246,15 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 def _rows_of(keys: Packed, wanted: Packed) -> Rows:
     """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
-    if len(wanted) > 1:  # Most of many may be outside of these keys.
-        wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
-        if not len(wanted):
+    if len(wanted) == 1:
+        start = keys.searchsorted(wanted)[0]
+        if start == len(keys) or keys[start] != wanted[0]:
             return NO_ROWS
+        return np.arange(start, keys.searchsorted(wanted, "right")[0])
+    # Most of many may be outside of these keys.
+    wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
+    if not len(wanted):
+        return NO_ROWS
     if len(wanted) > len(keys):
         # More is wanted than there is: look each key up among the wanted ones.
         at = wanted.searchsorted(keys)
@@ -257,8 +262,6 @@ def _rows_of(keys: Packed, wanted: Packed) -> Rows:
         rows: Rows = np.flatnonzero(wanted[at] == keys)
         return rows
     starts = keys.searchsorted(wanted)
-    if len(wanted) == 1:
-        return np.arange(starts[0], keys.searchsorted(wanted, "right")[0])
     starts[starts == len(keys)] = 0  # As above.
     is_there = keys[starts] == wanted
     starts, wanted = starts[is_there], wanted[is_there]

@@ -5,9 +5,11 @@ import math
 import subprocess
 import sys
 import threading
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import hypothesis.strategies as st
 import numpy as np
@@ -331,6 +333,101 @@ def test_a_few_keys_of_several_parts_in_memory_are_given_in_order(
             if columns is None or "k" in columns:
                 numbers = found["k"].to_pylist()
                 assert numbers == sorted(numbers, key=lambda number: (number is None, number))
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+TWICE = [dt.datetime(2026, 10, 25, 2, 30, fold=fold, tzinfo=BERLIN) for fold in (0, 1)]  # As clocks show it.
+VALUES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int64(), [1, -2, None]),
+    (pa.float64(), [1.5, NAN, -NAN, None]),
+    (pa.timestamp("us", "Europe/Berlin"), TWICE),
+    (pa.decimal128(38, 0), [Decimal(7), Decimal(8)]),
+    (pa.timestamp("us"), [dt.datetime(2026, 1, 1), dt.datetime(9999, 1, 1)]),
+    (pa.list_(pa.float64()), [[NAN], [1.0], []]),
+    (pa.string(), ["a", "", "ä"]),
+]
+SINGLE_KEYS: list[tuple[dict[str, pa.DataType], list[Any]]] = [
+    ({"k": pa.int64()}, [1, 2, -5]),
+    ({"k": pa.string()}, ["a", "a much longer text", "ä"]),
+    ({"k": pa.int64(), "l": pa.string()}, [(1, "a"), (1, "b"), (2, "a")]),
+]
+
+
+@settings(max_examples=examples(100))
+@given(st.data())
+def test_a_single_key_that_is_in_memory_holds_what_its_updates_add_up_to(data: st.DataObject) -> None:
+    key, keys = data.draw(st.sampled_from(SINGLE_KEYS))
+    kinds = data.draw(st.lists(st.sampled_from(VALUES), max_size=2))
+    value = {f"v{at}": kind for at, (kind, _) in enumerate(kinds)} or None
+    record = st.tuples(st.sampled_from(keys), st.tuples(*(st.sampled_from(values) for _, values in kinds)))
+    updates = data.draw(st.lists(st.tuples(record, st.integers(0, 3), st.sampled_from([1, 1, -1, -1, 2])), max_size=8))
+    as_of, parts_max = data.draw(st.integers(0, 3)), data.draw(st.sampled_from([1, 64]))
+    sums: Counter[Any] = Counter()
+    for (k, values), time, diff in updates:
+        sums[k, _as_stored(values, kinds)] += diff * (time <= as_of)
+    client = persist.open(MemoryBlob(), settings=persist.Settings(background=False))
+    with client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(persist.read.lookups.lookup, "PARTS_MAX", parts_max)
+        collection = client.create_or_load("c", key=key, value=value)
+        for (k, values), time, diff in updates:
+            collection.write([((k, shaped(values)), time, diff)]).result()
+        collection.seal(4).result()
+        for time in data.draw(st.lists(st.integers(0, 3), unique=True, max_size=1)):
+            add_keyframe(collection, time)
+        snapshot = collection.snapshot(as_of)
+        for k in keys:
+            held = {values: n for (of, values), n in sums.items() if of == k and n}
+            for _ in range(2):  # Cold and warm.
+                if any(n < 0 for n in held.values()):
+                    with pytest.raises(persist.errors.NegativeMultiplicity):
+                        snapshot.get([k])
+                    continue
+                got = [(of, v if len(kinds) > 1 else (v,) if kinds else ()) for of, v in snapshot.get([k])]
+                assert Counter(_as_stored(values, kinds) for _, values in got) == held
+                assert all(of == k for of, _ in got)
+
+
+def _as_stored(values: tuple[Any, ...], kinds: list[tuple[pa.DataType, list[Any]]]) -> tuple[Any, ...]:
+    columns = zip(values, kinds, strict=True)
+    return tuple(sort_key(kind, plain_values(pa.array([value], kind))[0]) for value, (kind, _) in columns)
+
+
+@pytest.mark.parametrize(
+    ("kind", "updates", "left"),
+    [
+        (pa.timestamp("us", "Europe/Berlin"), [(TWICE[0], 1), (TWICE[1], 1), (TWICE[0], -1)], [TWICE[1]]),
+        (pa.float64(), [(NAN, 1), (1.5, 1), (NAN, -1)], [1.5]),
+        (pa.int64(), [(1, 1), (2, 1), (3, 1), (3, -1)], [1, 2]),
+        (pa.int64(), [(1, 1), (1, 1)], [1, 1]),
+    ],
+)
+def test_records_of_a_key_in_memory_are_told_apart_as_they_are_stored(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, updates: list[Any], left: list[Any]
+) -> None:
+    monkeypatch.setattr(persist.read.lookups.lookup, "PARTS_MAX", 1)
+    collection = client.create_or_load("c", key={"k": pa.int64()}, value={"v": kind})
+    for value, diff in updates:
+        collection.write([((1, value), 0, diff)]).result()
+    collection.seal(1).result()
+    snapshot = collection.snapshot()
+    for _ in range(2):  # Cold and warm.
+        values = [value for _, value in snapshot.get([1])]
+        assert pa.array(values, kind).equals(pa.array(left, kind))
+
+
+def test_what_a_key_holds_is_told_from_memory_once_it_is_there(client: persist.Client) -> None:
+    collection = client.create_or_load("c", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.string()})
+    collection.write([((k, (k, "first")), 0, 1) for k in range(1000)], seal=1).result()
+    collection.write([((5, (5, "first")), 1, -1), ((5, (5, "second")), 1, 1), ((6, (6, "first")), 1, -1)], seal=2)
+    snapshot = collection.snapshot()
+    lookup, reader = persist.read.lookups.lookup.Lookup(snapshot.scan), client.engine.reader()
+    assert lookup.record([5], reader) is None, "nothing was read yet"
+    snapshot.get([5])
+    records = [lookup.record([k], reader) for k in (5, 6, 7, 2000)]
+    assert records == [[(5, (5, "second"))], [], [(7, (7, "first"))], []]
+    assert lookup.record([5, 6], reader) is None
+    with pytest.raises(persist.InvalidUsage, match="key 0 has 'x'"):
+        snapshot.get(["x"])
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.int8(), pa.uint16()])

@@ -124,9 +124,13 @@ class GroupBounds:
 
     def hit(self, samples: KeySamples | None, wanted: SortedKeys) -> Numbers:
         """Return, ascending, the numbers of the row groups that may hold wanted keys."""
-        may = np.ones(len(self.firsts) - 1, np.bool_)
         # Where the first field is the key, its limits say all that samples do, and more.
         is_exact = self.leasts is not None and len(wanted.batch.schema) == 1
+        if is_exact and len(wanted) == 1 and self.leasts is not None and self.greatests is not None:
+            started, ended = self.leasts.bounds_of(wanted), self.greatests.less_than(wanted)
+            if started is not None and ended is not None:
+                return np.arange(ended[0], started[1][0])
+        may = np.ones(len(self.firsts) - 1, np.bool_)
         bounds = None if samples is None or is_exact else wanted.bounds_of(samples.keys)
         if samples is not None and bounds is not None:
             # The last sample at or before a group's first row, and the first at or after its last one.
@@ -160,6 +164,7 @@ def _limits(values: Sequence[Any], kind: pa.DataType) -> SortedKeys:
 
 
 Piece: TypeAlias = SortedKeys | pa.RecordBatch
+Hits: TypeAlias = tuple[list[pa.Array], Numbers]  # All rows of the key columns and the others, and which were found.
 Fetched: TypeAlias = list[tuple[list[int], bytes]]  # Numbers of consecutive row groups, and their bytes.
 Span: TypeAlias = tuple[int, int]  # Of row groups.
 Blocks: TypeAlias = list[tuple[int, int, list[int]]]
@@ -215,6 +220,36 @@ class PartRows:
             for first, end, groups in self._blocks(bounds, wanted)
             for columns in kinds
         )
+
+    def hits_in_memory(self, wanted: SortedKeys) -> list[Hits] | None:
+        """Return where the rows with a wanted key lie, if all that is looked at is in memory; None to ask `with_keys`.
+
+        So it is as long as row groups are kept by themselves, because `with_keys` makes a block of them when it can.
+        """
+        if self._is_small:
+            spans = [WHOLE]
+        elif self._reader.decoded.peek(self._bounds_name) is None:
+            return None
+        else:
+            spans = [(first, end) for first, end, _ in self._blocks(self._bounds(), wanted)]
+        hits: list[Hits] = []
+        for span in spans:
+            keys = self._reader.decoded.get(self._name(self._keys, span))
+            if keys is None:
+                return None
+            assert isinstance(keys, SortedKeys)
+            rows = keys.find(wanted)
+            if not len(rows):
+                continue
+            columns = keys.batch.columns
+            if self._columns:
+                values = self._reader.decoded.get(self._name(self._columns, span))
+                if values is None:
+                    return None
+                assert isinstance(values, pa.RecordBatch)
+                columns += values.columns
+            hits.append((columns, rows))
+        return hits
 
     def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a wanted key: the key columns and the others; None wants all rows."""
@@ -323,14 +358,13 @@ class PartRows:
 
     def _bounds(self) -> GroupBounds:
         if self._known_bounds is None:
-            name = (self._part.rows_id, "bounds", self._types)
-            bounds = self._reader.decoded.get(name)
+            bounds = self._reader.decoded.get(self._bounds_name)
             if bounds is None:
                 index = self._reader.index(self._part, self._schema)
                 # The cache keeps no piece that is larger than about a quarter of the budget.
                 room = min(BLOCK_BYTES, self._reader.memory_budget // 16)
                 bounds = GroupBounds.of(self._part, index, self._schema, room)
-                self._reader.decoded.put(name, bounds)
+                self._reader.decoded.put(self._bounds_name, bounds)
             assert isinstance(bounds, GroupBounds)
             self._known_bounds = bounds
         return self._known_bounds
@@ -480,6 +514,10 @@ class PartRows:
 
     def _fields(self, columns: tuple[str, ...]) -> pa.Schema:
         return pa.schema([self._schema.arrow.field(name) for name in columns])
+
+    @property
+    def _bounds_name(self) -> Hashable:
+        return self._part.rows_id, "bounds", self._types
 
     def _name(self, columns: tuple[str, ...], span: Span) -> Hashable:
         return self._part.rows_id, span, columns, self._types

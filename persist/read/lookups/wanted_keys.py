@@ -35,7 +35,7 @@ def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
         SchemaMismatch: the columns are not those of keys.
         CodecMismatch: keys go through a codec that is not known here.
     """
-    schema = schema.derived(_keys_alone)
+    schema = schema.derived(keys_alone)
     given = None if type(keys) is list else arrow_keys(keys, schema.key_names)
     numbers = None if given is None else _numbers(given, schema)
     if numbers is not None:
@@ -55,7 +55,8 @@ def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     return _distinct(table.select(schema.key_names), schema)
 
 
-def _keys_alone(schema: CollectionSchema) -> CollectionSchema:
+def keys_alone(schema: CollectionSchema) -> CollectionSchema:
+    """Return the schema of the keys of a collection, with no value."""
     return CollectionSchema(schema.key, Side(()))
 
 

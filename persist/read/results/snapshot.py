@@ -267,8 +267,14 @@ class Snapshot(ArrowResult):
             NegativeMultiplicity: in form "rows", if some record with these keys has a negative multiplicity.
             DiffOverflow: a multiplicity does not fit int64.
         """
+        if self._lookup is None:
+            self._lookup = Lookup(self.scan)
+        if type(keys) is list and self.form == "rows":
+            record = self._lookup.record(keys, self._reading())
+            if record is not None:
+                return record
         given = None if type(keys) is list else arrow_keys(keys, self.scan.schema.key_names)
-        matching_rows = self._with_keys(keys if given is None else given)
+        matching_rows = self._with_keys(self._lookup, keys if given is None else given)
         package = type(keys).__module__.partition(".")[0]
         if package == "pandas":
             return to_frame(whole_as_int64(matching_rows), None, {})
@@ -282,12 +288,10 @@ class Snapshot(ArrowResult):
             answer = python_dicts(matching_rows)
         return tuple(answer) if type(keys) is tuple else answer
 
-    def _with_keys(self, keys: Any) -> pa.Table:
-        if self._lookup is None:
-            self._lookup = Lookup(self.scan)
-        wanted = self._lookup.wanted(keys)
+    def _with_keys(self, lookup: Lookup, keys: Any) -> pa.Table:
+        wanted = lookup.wanted(keys)
         with self._reading.explained():
-            matching_rows = self._lookup.contents(wanted, self.form, self._reading())
+            matching_rows = lookup.contents(wanted, self.form, self._reading())
         if self.form == "diff" or "_diff" not in matching_rows.column_names:
             return matching_rows
         tables = list(repeated(matching_rows, self.scan))

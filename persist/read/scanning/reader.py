@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import pyarrow as pa
@@ -68,7 +69,10 @@ class PartReader:
         caches = PartCaches.within(memory_budget) if caches is None else caches
         self.decoded, self._indexes = caches.decoded, caches.indexes
         self.spilled = spilled
-        self._leftovers = SliceLeftovers(memory_budget // 4)
+
+    @cached_property
+    def _leftovers(self) -> SliceLeftovers:
+        return SliceLeftovers(self.memory_budget // 4)  # Made when it is asked for: a point read never does.
 
     def keeping_leftovers(self, bytes_max: int) -> "PartReader":
         """Return the same for another read, which keeps so much of what its slices decode and leave to the next ones.
