@@ -22,6 +22,7 @@ BOUNDS = {
     "read sealed unresolved events": 165,
     "put back": 155,
     "merge runs": 200,
+    "maintain": 200,  # It merges runs.
     "keyframe": 150,
     "overwrite": 130,
     "delete where": 130,

@@ -20,6 +20,7 @@ from persist.log import KINDS, Record, kinds, read_record
 from persist.multi_write import MultiWrite
 from persist.notify import Server, asking
 from persist.state import ExpectDefinition
+from persist.upsert import Sessions
 from persist.write.relay import Sent
 from tests.clocks import ImpatientClock
 from tests.notify.line import line_to
@@ -185,6 +186,9 @@ def everything(client: Client, tell: Callable[[str, Any], None]) -> None:
     told("evolve keyed", lambda: users.evolve(add={"note": pa.string()}))
     users = client["users"]
     told("events of a later version", lambda: users.upsert([(3, ("d", "note"), 8)], seal=9).result())
+    spans = dict.fromkeys(("start", "end", "events"), pa.int64())
+    visits = client.create_or_load("visits", key=key, value=spans, keyed=persist.Keyed(machine=Sessions(5)))
+    told("events of a machine", lambda: visits.transition([(1, 10, 0), (1, 12, 0)], seal=1).result())
     docs = client.create_or_load("docs", key=persist.Utf8, value=persist.Json)
     told("codecs", lambda: docs.write([(("a", {"b": [1]}), 0, 1)], seal=1).result())
     unit = client.create_or_load("unit", key=None)

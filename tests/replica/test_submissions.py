@@ -3,7 +3,7 @@
 import pytest
 
 import persist
-from persist.blob import Blob, MemoryBlob, SystemClock
+from persist.blob import Blob, MemoryBlob, MeteredBlob, SystemClock
 from persist.log import Record, Submitted, read_record, record_bytes, record_key
 from persist.replica import Follower, log_queries
 from persist.replica.log_queries import Submissions
@@ -76,6 +76,24 @@ def test_who_comes_late_reads_back_what_a_checkpoint_stands_for() -> None:
         known = follower.catch_up(seqno - 1)
         assert known.knows(seqno - 1)
         assert (known.seqno_of(WHO, 3), known.is_past(WHO, 4)) == (seqno, True)
+
+
+def test_who_reads_back_reads_as_far_as_the_last_record_and_begins_anew_only_where_that_is_far() -> None:
+    blob = MemoryBlob()
+    with persist.open(blob, settings=persist.Settings(background=False)) as client:
+        orders = client.create_or_load("orders", key={"k": int})
+        for time in range(1, 40):
+            orders.seal(time).result()
+    first = append(blob, Submitted(WHO, 1, 1))
+    last = append(blob, Submitted(WHO, 2, 2))
+    metered = MeteredBlob(blob)
+    late = Follower(metered, SystemClock())
+    assert late.state.seqno == last
+    lists = metered.counts()["list"].requests
+    for after in range(first - 4, first):
+        known = late.catch_up(after)
+        assert (known.seqno_of(WHO, 1), known.seqno_of(WHO, 2)) == (first, last)
+    assert metered.counts()["list"].requests == lists
 
 
 def test_a_record_that_says_what_no_writer_would_is_refused() -> None:

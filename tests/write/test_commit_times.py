@@ -22,6 +22,7 @@ from persist.antichain import Antichain
 from persist.blob import Fault, MemoryBlob, UnreliableBlob
 from tests.clocks import ImpatientClock
 from tests.reads import rows_with
+from tests.stepped import Gate, Stepped
 from tests.tiers import examples
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -71,6 +72,25 @@ def test_a_race_that_is_lost_gives_another_time_and_stores_nothing_again(blob: M
         file = pq.read_table(pa.BufferReader(blob.get(stored.key) or b""))
         assert pc.unique(file["_time"]).to_pylist() == [0]
         assert other.changes(5).to_arrow()["_time"].to_pylist() == [5] * rows
+
+
+def test_who_loses_a_race_stores_only_what_is_not_refused_now(blob: MemoryBlob) -> None:
+    store, gate = Stepped(blob), Gate()
+    with opened(store) as one, opened(blob) as two:
+        mine = one.create_or_load("c", key=KEY, value=VALUE)
+        store.before("create", "log/", gate)
+        first = mine.write([((1, "a"), 0, 1)])
+        gate.wait_until_reached()
+        late, later = mine.write([((2, "b"), 1, 1)]), mine.write([((3, "c"), 9, 1)])
+        store.before("create", "log/", lambda: two.load("c").seal(5).result())
+        gate.open()
+        first.result()
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
+            late.result()
+        later.result()
+        assert store.is_done
+        mine.seal(10).result()
+        assert history(mine) == [(1, "a", 0, 1), (3, "c", 9, 1)]
 
 
 def test_writes_that_name_no_time_keep_their_place_among_those_that_do(blob: MemoryBlob) -> None:
