@@ -128,4 +128,4 @@ def test_a_first_build_of_a_window_holds_few_copies_of_its_rows() -> None:
         finally:
             tracemalloc.stop()
     # An update is 5 numbers, and 6 where it is arranged; Arrow's own memory does not count.
-    assert most < 4.7 * 48 * rows
+    assert most < 4.1 * 48 * rows

@@ -165,7 +165,12 @@ class Waiting(Operator):
         shape: what is done to updates first.
         adds_up: the shape makes several updates of each, and many of these are equal. Then it is applied piece by
             piece, and what each piece amounts to is kept: a first build takes a fraction of the memory.
+
+    Attributes:
+        is_last_reader: nobody else reads what the inputs gave after this one has.
     """
+
+    is_last_reader = False
 
     def __init__(
         self, at: Position, layout: Layout, shape: Shape = lambda updates: updates, *, adds_up: bool = False
@@ -180,6 +185,9 @@ class Waiting(Operator):
     def shaped(self) -> Ints | None:
         """Return what the input gave, after what is done to it first."""
         given = self.given()
+        if self.is_last_reader:
+            for source in self.inputs:
+                source.out = None  # It goes with this frame, before anything is sorted.
         if given is None or not self._adds_up or given.shape[1] <= PIECE_ROWS:
             return None if given is None else self.shape(given)
         starts = range(0, given.shape[1], PIECE_ROWS)

@@ -92,13 +92,12 @@ class TotalReduce(ReduceOperator):
         if self.large is not None:
             known = self.large.known(keys, numbers, new[-2])
             if known.any():
-                changes.append(self._ranked_changes(known, keys, numbers, new))
+                changes.append(self.shape(self._ranked_changes(known, keys, numbers, new)))
                 keys, hashes = keys[:, ~known], hashes[~known]
                 numbers, new = _of_others(known, numbers, new)
         if keys.shape[1]:
             old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
             changes += self._changes_of(keys, numbers, new, old_numbers, old)
-        changes = [self.shape(changes.pop(0)) for _ in range(len(changes))]  # Each goes as soon as it has been read.
         updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
         self.out = updates if updates.shape[1] else None
 
@@ -116,7 +115,10 @@ class TotalReduce(ReduceOperator):
         return 0 if self.large is None else self.large.bytes
 
     def _changes_of(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
-        """Return how the output of keys changes, given what was there before; rank the groups for which that pays."""
+        """Return how the output of keys changes, given what was there before; rank the groups for which that pays.
+
+        Each piece of it is shaped at once, so that what it was made of goes.
+        """
         changes, count = [], keys.shape[1]
         if self.large is not None and len(old_numbers) >= LARGE_ROWS:
             sizes = np.bincount(old_numbers, minlength=count)
@@ -127,7 +129,7 @@ class TotalReduce(ReduceOperator):
             if len(wanted):
                 ranked = np.zeros(count, np.bool_)
                 ranked[wanted] = True
-                changes.append(self._ranked_changes(ranked, keys, numbers, new))
+                changes.append(self.shape(self._ranked_changes(ranked, keys, numbers, new)))
                 keys = keys[:, ~ranked]
                 numbers, new = _of_others(ranked, numbers, new)
                 old_numbers, old = _of_others(ranked, old_numbers, old)
@@ -146,7 +148,7 @@ class TotalReduce(ReduceOperator):
         """
         count = keys.shape[1]
         if len(numbers) + len(old_numbers) <= PIECE_ROWS or count == 1:
-            return [self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:]]
+            return [self.shape(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])]
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
             arrived, before = _of_keys(first, end, numbers, new), _of_keys(first, end, old_numbers, old)

@@ -272,10 +272,11 @@ class Output:
         """Take what the last pass has completed."""
         if self.sink.out is not None:
             updates = self.sink.out
-            if self._is_new:
+            if self._is_new and (updates[-2] < self.done).any():
                 # What comes of constants is there from the beginning, and that is where the output begins.
                 updates = updates.copy()
                 np.maximum(updates[-2], self.done, out=updates[-2])
+                updates = to_batch(updates, self._layout)[1:]
             late = updates[-2] >= self.done
             self.waiting.append(updates if late.all() else updates[:, late])
             if self.corrects or self.compares:
@@ -367,9 +368,10 @@ class Output:
         for part in self.waiting:
             is_before = part[-2] < until
             parts.append(part if is_before.all() else part[:, is_before])
-        if len(parts) != 1:
-            parts = [np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *parts], axis=1)]
-        return to_batch(parts[0], self._layout)[1:]
+        if len(parts) == 1:
+            return parts[0]  # What is taken of one pass is consolidated.
+        every = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *parts], axis=1)
+        return to_batch(every, self._layout)[1:]
 
     def table(self, updates: Ints) -> pa.Table:
         """Return updates as the collection takes them."""
@@ -393,7 +395,7 @@ class Output:
         if until <= self.done:
             return
         since, theirs = self._theirs(min(until, TIME_MAX + 1))
-        ours = self.updates(until)
+        ours = self.updates(until).copy()
         ours[-2] = np.maximum(ours[-2], since)
         ours[-1] *= -1
         rest = to_batch(np.concatenate((ours, theirs), axis=1), self._layout)[1:]

@@ -42,6 +42,7 @@ from persist.dataflow.operators.operators import (
     ProbeOperator,
     SealedWithOperator,
     SinkOperator,
+    Waiting,
     shown_by,
 )
 from persist.dataflow.operators.ranked_windows import ranking_of_windows
@@ -130,6 +131,9 @@ class Graph:
         read: list[list[Operator]] = [[] for _ in self.operators]
         for source, at in last.items():
             read[at] += [] if source in self.sinks else [source]
+        for operator, sources in zip(self.operators, read, strict=True):
+            if isinstance(operator, Waiting):
+                operator.is_last_reader = set(operator.inputs) == set(sources)
         return read
 
     def _run(self, operator: Operator) -> None:

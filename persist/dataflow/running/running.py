@@ -15,6 +15,7 @@ import pyarrow as pa
 from persist.antichain import Antichain, Time
 from persist.blob import Indeterminate, InvalidUsage, Unavailable
 from persist.closing import Closes
+from persist.compact import give_back
 from persist.dataflow.operators.loop import Loop
 from persist.dataflow.operators.operators import Operator
 from persist.dataflow.plan.draft import Draft
@@ -261,7 +262,9 @@ class Running(Closes):
         count = self._resumed()
         count += self._pass(limit, frozenset())
         self._words.after(count)
-        return Step(count, self.frontier, self._commit())
+        seqno = self._commit()
+        self._give_back(count)
+        return Step(count, self.frontier, seqno)
 
     def _resumed(self) -> int:
         """Of a program that goes on: take in what its sources hold at the time that it goes on from, once."""
@@ -284,6 +287,7 @@ class Running(Closes):
         if not count and complete == self._complete:
             return 0  # Nothing has come, and nothing that waits has become ready.
         self._complete = complete
+        self._give_back(count)  # What reading them has freed.
         try:
             self._graph.run(resting)
             for gate in self._gates.values():
@@ -294,7 +298,13 @@ class Running(Closes):
         except BaseException:
             self._is_broken = True
             raise
+        self._give_back(count)
         return count
+
+    def _give_back(self, updates: int) -> None:
+        """After work on many updates, let allocators return what is free, before other work asks for as much."""
+        if updates >= CATCH_UP_UPDATES_MIN:
+            give_back()
 
     def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
         """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.

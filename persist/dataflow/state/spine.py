@@ -17,6 +17,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from os import PathLike
+from typing import Protocol
 
 import numpy as np
 
@@ -29,12 +30,16 @@ AT_ONCE_ROWS = 8192  # A merge of up to so many rows is not worth being done in 
 FUEL = 4096  # Rows that an insertion pays for, besides four for each row of its own.
 PIECE_ROWS = 65536
 
-Allocate = Callable[[tuple[int, int]], Ints]
+
+class Allocate(Protocol):
+    """Gives out room for batches, or for one that is there already: then that itself, if it may stay where it is."""
+
+    def __call__(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints: ...
 
 
-def in_memory(shape: tuple[int, int]) -> Ints:
+def in_memory(shape: tuple[int, int], batch: Ints | None = None) -> Ints:
     """Return room for a batch."""
-    return np.empty(shape, np.int64)
+    return np.empty(shape, np.int64) if batch is None else batch
 
 
 class Merge:
@@ -178,11 +183,7 @@ class Spine:
 
     def _kept(self, batch: Ints) -> Ints:
         """Return a large batch where there is room for it, which may be in a file."""
-        if batch.shape[1] <= AT_ONCE_ROWS or self._allocate is in_memory:
-            return batch
-        room = self._allocate((batch.shape[0], batch.shape[1]))
-        room[:] = batch
-        return room
+        return batch if batch.shape[1] <= AT_ONCE_ROWS else self._allocate((batch.shape[0], batch.shape[1]), batch)
 
     def _merged(self, one: Ints, other: Ints) -> Ints:
         return advanced(np.concatenate((one, other), axis=1), self.layout, self.since)
@@ -235,17 +236,20 @@ class Spill:
         self._in_memory = 0
         self.spilled_bytes = 0
 
-    def allocate(self, shape: tuple[int, int]) -> Ints:
-        """Return an array that need not be initialised."""
+    def allocate(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints:
+        """Return an array that need not be initialised, or a batch of this shape, there or in a file."""
         size = 8 * shape[0] * shape[1]
         if size < SPILL_BYTES_MIN:
-            return np.empty(shape, np.int64)
+            return in_memory(shape, batch)
         if self._in_memory + size <= self._budget:
-            room: Ints = np.empty(shape, np.int64)
+            room = in_memory(shape, batch)
             self._in_memory += size
             weakref.finalize(room, self._freed, size)
             return room
-        return self._mapped(shape, size)
+        room = self._mapped(shape, size)
+        if batch is not None:
+            room[:] = batch
+        return room
 
     def close(self) -> None:
         """Do nothing more: files end with what is mapped from them."""
