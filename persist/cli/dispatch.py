@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from itertools import takewhile
 from typing import Any
 
@@ -48,11 +49,10 @@ COMMANDS = (copying, looking, status, reading, shell, writing, naming, moving, e
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command, given its arguments without the program's name; return the exit status."""
-    group = typer.main.get_command(app)
     given = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in takewhile(lambda argument: argument != "--", given)
     try:
-        status = group.main(
+        status = _program().main(
             args=None if arguments is None else [*arguments], prog_name="persist", standalone_mode=False
         )
         return status if isinstance(status, int) else OK
@@ -71,6 +71,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
         return _failed(message, MISTAKE if is_mistake else UNAVAILABLE, as_json)
+
+
+@cache
+def _program() -> Any:
+    """Return all commands as Typer runs them, which it takes longer to make than many a command takes."""
+    return typer.main.get_command(app)
 
 
 def _status_of(error: "persist.PersistError") -> int:
