@@ -56,6 +56,18 @@ def _other_duckdb(python: str) -> "subprocess.Popen[bytes]":
     return running
 
 
+def marks_of(reader: str, extension: str) -> "list[pytest.MarkDecorator]":
+    """Return what skips a reader before anything is made for it: DuckDB, if it has no such extension here."""
+    if reader != "duckdb" or "PERSIST_DUCKDB_PYTHON" in os.environ:
+        return []
+    with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:  # Or it asks the network.
+        try:
+            connection.execute(f"LOAD {extension}")
+        except duckdb.Error:
+            return [pytest.mark.skip(reason=f"DuckDB's extension {extension} is not installed")]
+    return []
+
+
 def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:
     """Read a table with an extension of DuckDB, if there is one for it here.
 
@@ -73,15 +85,16 @@ def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:
         size = int(answers.readline())
         return pa.ipc.open_stream(answers.read(size)).read_all()
     with duckdb.connect() as connection:
-        try:
-            connection.execute(f"LOAD {extension}")
-        except duckdb.Error:
-            pytest.skip(f"DuckDB's extension {extension} is not installed")
+        connection.execute(f"LOAD {extension}")
         return connection.execute(f"SELECT * FROM {function}(?)", [url]).to_arrow_table()
 
 
 DELTA: dict[str, Callable[[str], pa.Table]] = {"deltalake": by_deltalake, "polars": by_polars, "duckdb": by_duckdb}
-delta_reader = pytest.mark.parametrize("read", DELTA.values(), ids=DELTA)
+delta_reader = pytest.mark.parametrize(
+    "read",
+    [pytest.param(read, marks=marks_of(name, "delta")) for name, read in DELTA.items()],
+    ids=DELTA,
+)
 
 
 def same_rows(table: pa.Table, collection: persist.Collection, as_of: int | None = None) -> int:
@@ -125,4 +138,8 @@ ICEBERG: dict[str, Callable[[str], pa.Table]] = {
     "polars": by_polars_iceberg,
     "duckdb": by_duckdb_iceberg,
 }
-iceberg_reader = pytest.mark.parametrize("read", ICEBERG.values(), ids=ICEBERG)
+iceberg_reader = pytest.mark.parametrize(
+    "read",
+    [pytest.param(read, marks=marks_of(name, "iceberg")) for name, read in ICEBERG.items()],
+    ids=ICEBERG,
+)

@@ -15,13 +15,13 @@ import pytest
 
 import persist
 from persist.log import Table
-from tests.publish.readers import DELTA, ICEBERG, same_rows
+from tests.publish.readers import DELTA, ICEBERG, marks_of, same_rows
 from tests.publish.test_delta import NESTED, SETTINGS
 
 TIMES = 200
-READERS: list[tuple[Table, str]] = [
-    *[("delta", name) for name in DELTA],
-    *[("iceberg", name) for name in ICEBERG],
+READERS = [
+    *[pytest.param("delta", name, marks=marks_of(name, "delta")) for name in DELTA],
+    *[pytest.param("iceberg", name, marks=marks_of(name, "iceberg")) for name in ICEBERG],
 ]
 NESTED_VALUE = {"s": NESTED, "l": pa.list_(pa.float64()), "m": pa.map_(pa.string(), pa.int32())}
 
