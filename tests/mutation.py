@@ -68,7 +68,12 @@ ROOMS = {
     "notify": ["tests/notify"],
     "upkeep": ["tests/upkeep"],
     "upsert": ["tests/upsert"],
-    "read": ["tests/read", "tests/test_exchange.py", "tests/test_home.py"],
+    "read": [
+        "tests/read",
+        "tests/upsert/test_keyed.py",
+        "tests/upsert/test_way_back.py",
+        *(f"tests/test_{what}.py" for what in ("exchange", "home", "as_of_join", "evolve_narrower", "replacing")),
+    ],
     "dataflow": ["tests/dataflow"],
     "sql": ["tests/sql", "tests/cli/test_apply.py"],
 }
