@@ -257,7 +257,8 @@ def test_with_a_checkpoint_a_log_may_begin_later() -> None:
     writer = Writer(MemoryBlob())
     for _ in range(3):
         writer.create(1)
-    writer.checkpoint()
+    assert writer.checkpoint()
+    assert not writer.checkpoint(), "there is one"
     writer.blob.delete(record_key(0))
     assert [stored.checkpoint.seqno for stored in checkpoint.stored_checkpoints(writer.blob)] == [2]
 
