@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from persist.errors import BadMessage, InvalidUsage
 from persist.upsert import debezium
-from persist.upsert.envelopes.messages import Unreadable, _within_a_day
+from persist.upsert.envelopes.messages import Unreadable, _named, _within_a_day, to_decimals
 
 ANNE = {"id": 1004, "first_name": "Anne", "last_name": "Kretchmar", "email": "annek@noanswer.org"}
 MARIE = {**ANNE, "first_name": "Anne Marie"}
@@ -156,6 +156,36 @@ def test_where_messages_have_keys_a_changed_key_deletes_nothing_by_itself() -> N
     assert debezium(messages, schema=SCHEMA).table.select(["id", "_deleted"]).to_pylist() == [
         {"id": 1005, "_deleted": False}
     ]
+
+
+def test_a_row_of_which_a_part_of_the_key_is_not_known_before_deletes_nothing() -> None:
+    schema = {"a": int, "b": int, "v": int}
+    values = [
+        '{"op": "u", "before": {"a": 1, "b": null, "v": 5}, "after": {"a": 2, "b": 3, "v": 5}}',
+        '{"op": "u", "before": {"a": 2, "b": 3, "v": 5}, "after": {"a": 2, "b": 4, "v": 5}}',
+    ]
+    table = debezium(values, key=["a", "b"], schema=schema).table
+    assert [(row["a"], row["b"], row["_deleted"]) for row in table.to_pylist()] == [
+        (2, 3, False),
+        (2, 3, True),
+        (2, 4, False),
+    ]
+
+
+def test_the_row_says_the_key_where_the_message_has_none() -> None:
+    messages = pa.table({"key": [key_of(1004), None], "value": [json.dumps(CREATE), json.dumps(CREATE)]})
+    assert debezium(messages, key="id", schema=SCHEMA).table["id"].to_pylist() == [1004, 1004]
+
+
+def test_a_decimal_whose_first_byte_is_the_least_one_is_negative() -> None:
+    values = pa.array([b"\x80", b"\x7f", None, b"\xff\x7f"], pa.large_binary())
+    numbers = to_decimals(values, pa.decimal128(5, 1)).to_pylist()
+    assert numbers == [Decimal("-12.8"), Decimal("12.7"), None, Decimal("-12.9")]
+
+
+def test_what_cannot_be_read_is_said_with_its_column() -> None:
+    with pytest.raises(Unreadable, match="in column 'n': "):
+        _named("n", lambda column: column.cast(pa.int8()), pa.array([300]))
 
 
 def test_the_row_before_a_change_is_there_if_asked_for() -> None:

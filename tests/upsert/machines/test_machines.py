@@ -104,6 +104,14 @@ def test_sessions_that_reach_beyond_the_next_moments_take_these_in() -> None:
     }
 
 
+def test_what_sessions_sum_up_may_be_missing_from_an_event() -> None:
+    schema = schema_of(start=pa.int64(), end=pa.int64(), events=pa.int64(), amount=pa.int64())
+    assert [(field.name, field.nullable) for field in Sessions(5).event_fields(schema)] == [
+        ("at", False),
+        ("amount", True),
+    ]
+
+
 IMAGES = st.none() | st.sampled_from([{"x": 0.0}, {"x": 1.0}, {"x": None}])
 CHANGES = st.lists(
     st.tuples(KEYS, st.none() | st.tuples(st.sampled_from([0.0, 1.0, None]), IMAGES), TIMES), max_size=30
