@@ -248,12 +248,11 @@ def neighbours_differ(array: pa.Array) -> Flags:
 def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Bits) -> Rows:
     """The stable order of rows by run number, then columns."""
     taken_rows = int64_array(rows)
-    arrays = [pa.array(runs), *(column.take(taken_rows) for column in columns)]
+    arrays = [int64_array(runs.astype(np.int64)), *(column.take(taken_rows) for column in columns)]
     names = [str(i) for i in range(len(arrays))]
     table = pa.RecordBatch.from_arrays(arrays, names=names)
     indices = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
-    order: Rows = indices.to_numpy().astype(np.int64)
-    return order
+    return stored_values(indices).astype(np.int64)
 
 
 def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
