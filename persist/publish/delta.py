@@ -40,7 +40,7 @@ from persist.engine import CollectionHandle, difference
 from persist.errors import AsOfCompacted, InvalidUsage
 from persist.log import Deletes, Table, is_shown, kinds, part_key, table_root, vectors_key
 from persist.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, framed, unframed
-from persist.publish.planning import COMMON_NAMES, PlannedFile, check_columns, rows_left_out
+from persist.publish.planning import COMMON_NAMES, PlannedFile, check_columns, rows_left_out, written_by_others
 from persist.read import CHANGE, OLD
 from persist.state import CollectionState, Publication, PublishedFile, version_of
 
@@ -151,7 +151,7 @@ class DeltaTable:
         """Create the present version in the log, unless it is there.
 
         Raises:
-            InvalidUsage: somebody else has written a version of that number.
+            InvalidUsage: a version of that number is there that is not of this table.
         """
         key, now_ms = log_key(contents.id, known.version), self._handle.engine.clock.wall_ms()
         shown = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
@@ -159,16 +159,17 @@ class DeltaTable:
         changes = [] if known.metadata[:1] == known.metadata_before[:1] else changes
         if shown is None and not self._blob.create(key, version_bytes(contents, known, now_ms, changes)):
             shown = self._blob.get(key, (0, HEAD_BYTES))
-        if shown is not None and not is_of_table(shown, known.id):
-            raise InvalidUsage(
-                f"{self._blob.url}/{key} was not written by this library: another program writes to a published table, "
-                f"which holds a copy of {contents.name!r}. Stop it, unpublish, and publish again."
-            )
+        if shown is not None and self.mark(known.id) not in shown:
+            raise written_by_others(f"{self._blob.url}/{key}", contents.name)
         if shown is None and known.version and known.version % CHECKPOINT_EVERY == 0:
             checkpoint, last = checkpoint_keys(contents.id, known.version)
             for name, data in zip((checkpoint, last), checkpoint_bytes(contents, known, now_ms), strict=True):
                 self._blob.set(name, data)
             self._shorten(known.version - 2 * CHECKPOINT_EVERY)
+
+    def mark(self, table: str) -> bytes:
+        """Return what the first line of each version says of its table."""
+        return f'"persist.table":"{table}"'.encode()
 
     def shown_at_s(self, known: Publication) -> float | None:
         """Return since when the present version is in the log."""
@@ -221,16 +222,6 @@ def version_bytes(
     actions += [{"add": _added(contents, known.schema, number, file, now_ms)} for number, file in came]
     actions += changes
     return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
-
-
-def is_of_table(data: bytes, table: str) -> bool:
-    """Return whether a version that was read belongs to a table."""
-    return f'"persist.table":"{table}"'.encode() in data.partition(b"\n")[0]
-
-
-def is_ours(data: bytes, collection: str) -> bool:
-    """Return whether a version that was read was published of a collection."""
-    return f'"persist.collection":"{collection}"'.encode() in data.partition(b"\n")[0]
 
 
 def checkpoint_bytes(contents: CollectionState, known: Publication, now_ms: int) -> tuple[bytes, bytes]:

@@ -38,10 +38,11 @@ from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage, Unavailable
 from persist.log import Deletes, Table, kinds, manifest_key, part_key, table_root
 from persist.publish.bitmaps import Rows
-from persist.publish.planning import COMMON_NAMES, REPLACES, PlannedFile, check_columns, rows_left_out
+from persist.publish.planning import COMMON_NAMES, REPLACES, PlannedFile, check_columns, rows_left_out, written_by_others
 from persist.read import required
 from persist.state import CollectionState, Publication, PublishedFile, resolved_numbers, version_of
 
+HEAD_BYTES = 256  # Of metadata: whose it is stands first.
 HAS = (
     "Iceberg has bool, int8 to int64, float32, float64, decimal128, strings, binary, dates, times and timestamps in "
     "microseconds, and lists, maps and structs of those"
@@ -142,19 +143,34 @@ class IcebergTable:
         return _Metadata(self._handle, contents, step, self._url_of).stored()
 
     def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
-        """Write the metadata of the present version, unless it is there, and say that it is the newest."""
+        """Write the metadata of the present version, unless it is there, and say that it is the newest.
+
+        Raises:
+            InvalidUsage: metadata of that number, or of the newest one, is there that is not of this table.
+        """
         root, number = f"{table_root(contents.id)}metadata/", known.version + 1
         key, hint = f"{root}v{number}.metadata.json", f"{root}version-hint.text"
-        if is_new or self._blob.get(key, (0, 0)) is None:
-            self._blob.create(key, self._table_bytes(contents, known))
-        shown = self._blob.get(hint)
-        if shown is None or not shown.strip().isdigit() or int(shown) < number:
+        shown = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
+        if shown is None and not self._blob.create(key, self._table_bytes(contents, known)):
+            shown = self._blob.get(key, (0, HEAD_BYTES))
+        told = self._blob.get(hint)
+        newest = int(told) if told is not None and told.strip().isdigit() else 0
+        if newest > number:
+            key = f"{root}v{newest}.metadata.json"
+            shown = self._blob.get(key, (0, HEAD_BYTES))
+        if shown is not None and self.mark(known.id) not in shown.replace(b" ", b""):
+            raise written_by_others(f"{self._blob.url}/{key}", contents.name)
+        if newest < number:
             self._blob.set(hint, str(number).encode())
             if number > 2 and "identifier" not in known.options:  # Or else a catalog may point to it.
                 self._blob.delete(f"{root}v{number - 2}.metadata.json")
         if self._catalog is not None or self._catalog_name:
             told = CatalogTable(self._catalog, self._catalog_name, known.options["identifier"])
             told.take(contents, known, self._url_of, self.url(contents, known), self._handle.engine.clock.wall_ms())
+
+    def mark(self, table: str) -> bytes:
+        """Return what each metadata file says of its table."""
+        return f'"table-uuid":"{UUID(table)}"'.encode()
 
     def shown_at_s(self, known: Publication) -> float | None:
         """Return since when the metadata of the present version is there."""

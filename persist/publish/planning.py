@@ -307,6 +307,14 @@ def _numbers(contents: CollectionState) -> dict[str, int]:
     return {part.blob: number for number, part in contents.numbered.items()}
 
 
+def written_by_others(url: str, name: str) -> InvalidUsage:
+    """Return the error of whoever finds a file that is not of a published table where one of its own is to be."""
+    return InvalidUsage(
+        f"{url} was not written by this library: another program writes to a published table, which holds a copy of "
+        f"{name!r}. Stop it, unpublish, and publish again."
+    )
+
+
 def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:
     """Return which rows of a file are left out from now on; None if they are the same as before.
 

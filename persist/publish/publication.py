@@ -9,6 +9,10 @@ Whoever dies before 3 has changed nothing; what is stored is garbage. Between 3 
 which is kept as long as no later one has been recorded. Of two that publish at once, the second finds the record of the
 first, and plans again from there. A table is never shown without a record that keeps what it names.
 
+A table may be given up between 3 and 4, by `unpublish` or an erasure, and another one may have begun. So whoever shows a
+version looks at the log after that, and takes back what is of no table any more. If it died before, the next version
+that meets such a file takes it away.
+
 Tables are kept current by whoever writes to the location, in the background, or by `Client.maintain`. A table remembers
 how often it is to have a version: after each seal, with each keyframe, or at least so long after the version before.
 When a client looks after a collection, it publishes what is due. Of several that do so at once, one makes the version,
@@ -91,7 +95,13 @@ class TableFormat(Protocol):
 
         Args:
             is_new: this client has just recorded the version, so it is hardly shown.
+
+        Raises:
+            InvalidUsage: what readers find there is of another table.
         """
+
+    def mark(self, table: str) -> bytes:
+        """Return what each file by which readers find a table says of it, without spaces."""
 
     def url(self, contents: CollectionState, known: Publication) -> str:
         """Return where readers find the table."""
@@ -155,15 +165,45 @@ def publish(
 def _show(
     handle: CollectionHandle, format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool
 ) -> bool:
-    """Let readers find a version; return False if the table was given up meanwhile, and another one lies there."""
-    try:
-        format.show(contents, known, is_new=is_new)
-    except InvalidUsage:
-        now = handle.contents().published.get(format.name)
-        if now is not None and now.id == known.id:
-            raise
-        return False
-    return True
+    """Let readers find a version; return False if its table was given up meanwhile, and show nothing of it then."""
+    for last in range(ATTEMPTS):
+        try:
+            format.show(contents, known, is_new=is_new)
+        except InvalidUsage:
+            if _present_id(handle, format) != known.id:
+                return False
+            # Somebody has shown, late, a version of a table that was given up. If not, the file is another program's.
+            if last + 1 == ATTEMPTS or not _delete_others(handle, format, known.id):
+                raise
+        else:
+            break
+    if not is_new:
+        return True
+    present = _present_id(handle, format)
+    if present != known.id:
+        _delete_others(handle, format, present)
+    return present == known.id
+
+
+def _present_id(handle: CollectionHandle, format: TableFormat) -> str | None:
+    """Return the id of the table that a collection is published as now. Cost: one GET."""
+    known = handle.contents().published.get(format.name)
+    return None if known is None else known.id
+
+
+def _delete_others(handle: CollectionHandle, format: TableFormat, present: str | None) -> bool:
+    """Delete the files by which readers find a table of this collection, but those of one; return whether any was."""
+    blob = handle.engine.blob
+    keys = [key for key in _shown(blob, handle.id, format.name) if is_shown(key, handle.id)]
+    said = {key: data.replace(b" ", b"") for key in keys if key.endswith(".json") and (data := blob.get(key))}
+    ours = _mark(handle)
+    others = [key for key, data in said.items() if ours in data and (not present or format.mark(present) not in data)]
+    # A checkpoint goes with its version. What points to the newest one goes, too: readers look for it then.
+    stems = tuple(key.removesuffix("json") for key in others)
+    rest = [key for key in keys if not key.endswith(".json")]
+    pointers = [key for key in rest if key.startswith(stems) or not key.endswith(".parquet")]
+    delete_all(blob, [*others, *pointers] if others else [])
+    return bool(others)
 
 
 def publish_together(
@@ -358,15 +398,19 @@ def _check_free(handle: CollectionHandle, table: str) -> None:
     """
     blob = handle.engine.blob
     keys = [key for key in _shown(blob, handle.id, table) if is_shown(key, handle.id)]
-    mark = f'"persist.collection":"{handle.id}"'.encode()
     read = ((key, blob.get(key)) for key in keys if key.endswith(".json"))
-    foreign = [key for key, data in read if data is not None and mark not in data.replace(b" ", b"")]
+    foreign = [key for key, data in read if data is not None and _mark(handle) not in data.replace(b" ", b"")]
     if foreign:
         raise InvalidUsage(
             f"{blob.url}/{foreign[0]} belongs to a {table} table that was not published from {handle.name!r}: "
             "move that table elsewhere first; a collection's own folder takes its own tables only"
         )
     _delete_shown(blob, handle.id, table)
+
+
+def _mark(handle: CollectionHandle) -> bytes:
+    """Return what each version of a table says of its collection, without spaces."""
+    return f'"persist.collection":"{handle.id}"'.encode()
 
 
 def delete_abandoned(handle: CollectionHandle) -> None:

@@ -120,6 +120,38 @@ def test_what_others_do_while_a_version_is_planned_lets_it_be_planned_again(
         assert not client.fsck().problems
 
 
+@pytest.mark.parametrize("table", ["delta", "iceberg"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_version_that_is_shown_after_its_table_was_given_up_is_taken_back(
+    table: Table, dies: bool, tmp_path: Path
+) -> None:
+    """Whoever shows it does so, or dies first, and then the next one that is to have that name does so."""
+    blob = FileBlob(tmp_path, fsync=False)
+    stepped: Any = Stepped(blob)
+    with persist.open(stepped, settings=SETTINGS) as client, persist.open(blob, settings=SETTINGS) as other:
+        c = orders(client, 50)
+
+        def die() -> None:
+            raise KeyboardInterrupt
+
+        folder = f"part/{c.id}/{'_delta_log/' if table == 'delta' else 'metadata/v'}"
+        stepped.before("create", folder, lambda: other.load("orders").erase([7], reason="request 17"))
+        if dies:
+            stepped.after("create", folder, die)
+            with pytest.raises(KeyboardInterrupt):
+                c.publish(table)
+        else:
+            c.publish(table)
+        assert stepped.is_done
+        [made] = c.published() or [c.publish(table)]
+        assert made.rows == 49
+        assert same_rows((by_polars if table == "delta" else by_pyiceberg)(made.url), c) == 49
+        gone(c, 1)
+        made = c.publish(table)
+        assert same_rows((by_polars if table == "delta" else by_pyiceberg)(made.url), c) == 48
+        assert not client.fsck().problems
+
+
 class Failing:
     """A catalog that is down for some calls."""
 
