@@ -55,7 +55,7 @@ class CollectionHandle:
     @property
     def name(self) -> str:
         """What it is called, as far as this client knows; of one that is gone, what it was loaded as."""
-        entry = self.engine.follower.state.entries.get(self.id)
+        entry = self.engine.follower.entry(self.id)
         return self.loaded_as if entry is None else entry.name
 
     def contents(self) -> CollectionState:
@@ -103,7 +103,7 @@ class CollectionHandle:
 
     def as_keyed(self) -> "CollectionHandle":
         """Return the newest handle, if the collection is known to have become keyed since it was loaded."""
-        entry = None if self.keyed is not None else self.engine.follower.state.entries.get(self.id)
+        entry = None if self.keyed is not None else self.engine.follower.entry(self.id)
         is_later = entry is not None and entry.contents is not None and entry.contents.keyed is not None
         return self.newest() if is_later else self
 

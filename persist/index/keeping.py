@@ -221,7 +221,7 @@ def keep_indexes_current(engine: Engine) -> None:
 def _keep(engine: Engine, contents: CollectionState) -> None:
     if definition_of(contents) is not None and contents.view is not None:
         (collection,) = contents.view["inputs"]
-        if engine.follower.state.entries.get(collection) is None:  # Somebody dropped it, and left its index behind.
+        if engine.follower.entry(collection) is None:  # Somebody dropped it, and left its index behind.
             engine.submit("drop_index", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
     elif contents.id in indexes_by_collection(engine):
         bring_up(handle_on(engine, contents, contents.schema), least_rows=LAG_ROWS)

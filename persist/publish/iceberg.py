@@ -42,7 +42,6 @@ from persist.publish.planning import COMMON_NAMES, REPLACES, PlannedFile, check_
 from persist.read import required
 from persist.state import CollectionState, Publication, PublishedFile, resolved_numbers, version_of
 
-HEAD_BYTES = 256  # Of metadata: whose it is stands first.
 HAS = (
     "Iceberg has bool, int8 to int64, float32, float64, decimal128, strings, binary, dates, times and timestamps in "
     "microseconds, and lists, maps and structs of those"
@@ -143,21 +142,17 @@ class IcebergTable:
         return _Metadata(self._handle, contents, step, self._url_of).stored()
 
     def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
-        """Write the metadata of the present version, unless it is there, and say that it is the newest.
-
-        Raises:
-            InvalidUsage: metadata of that number, or of the newest one, is there that is not of this table.
-        """
+        """Write the metadata of the present version, unless it is there, and say that it is the newest."""
         root, number = f"{table_root(contents.id)}metadata/", known.version + 1
         key, hint = f"{root}v{number}.metadata.json", f"{root}version-hint.text"
-        shown = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
+        shown = None if is_new else self._blob.get(key)
         if shown is None and not self._blob.create(key, self._table_bytes(contents, known)):
-            shown = self._blob.get(key, (0, HEAD_BYTES))
+            shown = self._blob.get(key)
         told = self._blob.get(hint)
         newest = int(told) if told is not None and told.strip().isdigit() else 0
         if newest > number:
             key = f"{root}v{newest}.metadata.json"
-            shown = self._blob.get(key, (0, HEAD_BYTES))
+            shown = self._blob.get(key)
         if shown is not None and self.mark(known.id) not in shown.replace(b" ", b""):
             raise written_by_others(f"{self._blob.url}/{key}", contents.name)
         if newest < number:

@@ -47,7 +47,7 @@ from persist.replica.past import (
     fate_of,
     record_of,
 )
-from persist.state import PENDING_MAX, CollectionState, DoesNotFollow, State, apply
+from persist.state import PENDING_MAX, CollectionEntry, CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")
 
@@ -517,6 +517,13 @@ class Follower:
             except MissingBlob:  # As in `advance`.
                 self.restart()
                 return self._state.ids.get(name)
+
+    def entry(self, id_: str) -> CollectionEntry | None:
+        """Return what the newest known state says of a collection; None if it is gone. Waits for no other thread."""
+        try:
+            return self._state.entries.get(id_)
+        except MissingBlob:  # As in `advance`.
+            return self.restart().entries.get(id_)
 
     def over_all(self, look: Callable[[State], T]) -> T:
         """Return what look says of the newest known state, at all of whose collections it may look.

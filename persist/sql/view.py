@@ -131,7 +131,7 @@ class LiveView:
 
     def _known_upper(self) -> Antichain | None:
         """Return how far the view is sealed, as far as this client knows."""
-        entry = self.engine.follower.state.entries.get(self.handle.id)
+        entry = self.engine.follower.entry(self.handle.id)
         return None if entry is None or entry.contents is None else entry.contents.upper
 
     def _refreshed_as_known(self, policy: Policy, elsewhere: Elsewhere | None, where: Where) -> Refreshed | None:
@@ -141,7 +141,7 @@ class LiveView:
         """
         follower = self.engine.follower
         ids = (self.handle.id, *self.definition.inputs)
-        known = [None if entry is None else entry.contents for entry in map(follower.state.entries.get, ids)]
+        known = [None if entry is None else entry.contents for entry in map(follower.entry, ids)]
         if None in known:
             follower.refresh_and_load(ids, self.engine.pool)
             return None

@@ -126,7 +126,7 @@ class CompactionSchedule:
 
     def relieve(self, collection: str) -> None:
         """Make the caller, who is about to write, wait for a merge if there are too many runs to go on."""
-        entry = self._follower.state.entries.get(collection)
+        entry = self._follower.entry(collection)
         if entry is None or entry.contents is None or len(entry.contents.history) < self._runs_max:
             return
         drawn, relieved_at = entry.contents.next_number, self._relieved_at.get(collection, 0)

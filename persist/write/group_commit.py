@@ -248,7 +248,7 @@ class GroupCommit:
         marks = [step for step in operation.steps if isinstance(step, kinds.Tokens)] if operation.at_commit else []
         times: dict[str, int] = {}
         for marked in marks:
-            entry = self._follower.state.entries.get(marked.collection)
+            entry = self._follower.entry(marked.collection)
             known = {} if entry is None or entry.contents is None else entry.contents.tokens
             for mark in marked.tokens:
                 if mark.token in known:
@@ -497,7 +497,7 @@ class GroupCommit:
 
     def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
         """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
-        entry = self._follower.state.entries.get(collection)
+        entry = self._follower.entry(collection)
         if upload.exception() is not None or (entry is not None and entry.contents is None):
             return  # Nobody knows whether they are in use, so they are left to garbage collection.
         committed = set() if entry is None or entry.contents is None else entry.contents.named_blobs

@@ -457,7 +457,7 @@ def test_a_client_goes_on_from_newer_pages_where_those_that_it_knows_were_collec
     writer = Writer(blob)
     writer.create(60)
     writer.checkpoint()
-    slow = [Follower(blob, ImpatientClock()) for _ in range(3)]
+    slow = [Follower(blob, ImpatientClock()) for _ in range(4)]
     old = pages_named(blob)
     writer.seal_in_turn(120)
     writer.checkpoint()
@@ -470,6 +470,9 @@ def test_a_client_goes_on_from_newer_pages_where_those_that_it_knows_were_collec
     assert slow[1].known(id_, name).upper == writer.follower.known(id_, name).upper
     assert slow[2].refresh().seqno == writer.follower.state.seqno
     assert slow[2].known(other, "").upper == writer.follower.known(other, "").upper
+    entry = slow[3].entry(id_)
+    assert entry is not None
+    assert entry.name == name
 
 
 @pytest.mark.usefixtures("tiny_pages")
