@@ -40,7 +40,7 @@ from persist.engine import CollectionHandle, difference
 from persist.errors import AsOfCompacted, InvalidUsage
 from persist.log import Deletes, Table, is_shown, kinds, part_key, table_root, vectors_key
 from persist.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, framed, unframed
-from persist.publish.planning import COMMON_NAMES, PlannedFile, check_columns, rows_left_out, written_by_others
+from persist.publish.planning import COMMON_NAMES, PlannedFile, check_columns, foreign, rows_left_out
 from persist.read import CHANGE, OLD
 from persist.state import CollectionState, Publication, PublishedFile, version_of
 
@@ -160,7 +160,7 @@ class DeltaTable:
         if shown is None and not self._blob.create(key, version_bytes(contents, known, now_ms, changes)):
             shown = self._blob.get(key, (0, HEAD_BYTES))
         if shown is not None and self.mark(known.id) not in shown:
-            raise written_by_others(f"{self._blob.url}/{key}", contents.name)
+            raise foreign(f"{self._blob.url}/{key}", contents.name)
         if shown is None and known.version and known.version % CHECKPOINT_EVERY == 0:
             checkpoint, last = checkpoint_keys(contents.id, known.version)
             for name, data in zip((checkpoint, last), checkpoint_bytes(contents, known, now_ms), strict=True):

@@ -38,7 +38,7 @@ from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage, Unavailable
 from persist.log import Deletes, Table, kinds, manifest_key, part_key, table_root
 from persist.publish.bitmaps import Rows
-from persist.publish.planning import COMMON_NAMES, REPLACES, PlannedFile, check_columns, rows_left_out, written_by_others
+from persist.publish.planning import COMMON_NAMES, REPLACES, PlannedFile, check_columns, foreign, rows_left_out
 from persist.read import required
 from persist.state import CollectionState, Publication, PublishedFile, resolved_numbers, version_of
 
@@ -148,13 +148,13 @@ class IcebergTable:
         shown = None if is_new else self._blob.get(key)
         if shown is None and not self._blob.create(key, self._table_bytes(contents, known)):
             shown = self._blob.get(key)
-        told = self._blob.get(hint)
-        newest = int(told) if told is not None and told.strip().isdigit() else 0
+        pointer = self._blob.get(hint)
+        newest = int(pointer) if pointer is not None and pointer.strip().isdigit() else 0
         if newest > number:
             key = f"{root}v{newest}.metadata.json"
             shown = self._blob.get(key)
         if shown is not None and self.mark(known.id) not in shown.replace(b" ", b""):
-            raise written_by_others(f"{self._blob.url}/{key}", contents.name)
+            raise foreign(f"{self._blob.url}/{key}", contents.name)
         if newest < number:
             self._blob.set(hint, str(number).encode())
             if number > 2 and "identifier" not in known.options:  # Or else a catalog may point to it.

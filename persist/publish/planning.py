@@ -307,7 +307,7 @@ def _numbers(contents: CollectionState) -> dict[str, int]:
     return {part.blob: number for number, part in contents.numbered.items()}
 
 
-def written_by_others(url: str, name: str) -> InvalidUsage:
+def foreign(url: str, name: str) -> InvalidUsage:
     """Return the error of whoever finds a file that is not of a published table where one of its own is to be."""
     return InvalidUsage(
         f"{url} was not written by this library: another program writes to a published table, which holds a copy of "

@@ -9,8 +9,8 @@ Whoever dies before 3 has changed nothing; what is stored is garbage. Between 3 
 which is kept as long as no later one has been recorded. Of two that publish at once, the second finds the record of the
 first, and plans again from there. A table is never shown without a record that keeps what it names.
 
-A table may be given up between 3 and 4, by `unpublish` or an erasure, and another one may have begun. So whoever shows a
-version looks at the log after that, and takes back what is of no table any more. If it died before, the next version
+A table may be given up between 3 and 4, by `unpublish` or an erasure, and another one may have begun. So whoever shows
+a version looks at the log after that, and takes back what is of no table any more. If it died before, the next version
 that meets such a file takes it away.
 
 Tables are kept current by whoever writes to the location, in the background, or by `Client.maintain`. A table remembers
