@@ -195,10 +195,10 @@ class Collections(list[str]):
         Cost: a GET for each collection that this client has not used yet.
         """
         self._engine.check_open("collections")
-        state = self._engine.follower.refresh()
+        self._engine.follower.refresh()
         rows = []
         for name in self:
-            if (id_ := state.ids.get(name)) is not None:
+            if (id_ := self._engine.follower.find(name)) is not None:
                 try:
                     contents = self._engine.follower.known(id_, name)
                 except CollectionNotFound:

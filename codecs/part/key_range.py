@@ -11,6 +11,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,14 @@ _KNOWN: ByteBoundedLru[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] =
 )
 
 
+class Within(NamedTuple):
+    """The interval `[start, end)` of rows of a part that holds all rows of a range, and how many keys are sampled."""
+
+    start: int
+    end: int
+    samples: int
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRange:
     """Keys with `lower <= key < upper`; None means no bound on that side."""
@@ -37,6 +46,9 @@ class KeyRange:
     lower: Bound | None = None
     upper: Bound | None = None
     _known: dict[tuple[pa.DataType, ...], tuple[Orderable | None, Orderable | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _within: dict[tuple[str, tuple[pa.DataType, ...]], "Within"] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -48,6 +60,10 @@ class KeyRange:
             lower, upper = (None if bound is None else order(bound) for bound in (self.lower, self.upper))
             known = self._known[types] = lower, upper
         return known
+
+    def know(self, types: tuple[pa.DataType, ...], lower: Orderable | None, upper: Orderable | None) -> None:
+        """Take note of what `ordered` gives."""
+        self._known[types] = lower, upper
 
     @property
     def is_all(self) -> bool:
@@ -92,17 +108,25 @@ class KeyRange:
 
     def bracket(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
         """Return an interval of rows of part that holds all rows that are inside, from the sampled keys alone."""
-        sampled = None if self.is_all else ordered_keys(part, schema)
-        if sampled is None:
-            return 0, part.rows
+        return self.within(part, schema)[:2]
+
+    def within(self, part: Part, schema: CollectionSchema) -> "Within":
+        """Return the same, and how many keys are sampled."""
+        if self.is_all:
+            return Within(0, part.rows, 0)
+        known = self._within.get((part.checksum, schema.key_types))
+        return self.note(part, schema, ordered_keys(part, schema)) if known is None else known
+
+    def note(self, part: Part, schema: CollectionSchema, sampled: list[Orderable] | None) -> "Within":
+        """Return what `within` gives from now on, of a part whose sampled keys are these."""
         lower, upper = self.ordered(schema.key_types)
-        start, end, samples = 0, part.rows, len(sampled)
-        if lower is not None and lower > sampled[0]:
+        start, end, samples = 0, part.rows, len(sampled or ())
+        if sampled is not None and lower is not None and lower > sampled[0]:
             start = sample_row(part.rows, samples, bisect.bisect_left(sampled, lower) - 1)
-        if upper is not None and upper <= sampled[-1]:
-            following = bisect.bisect_left(sampled, upper)
-            end = sample_row(part.rows, samples, following)
-        return start, max(start, end)
+        if sampled is not None and upper is not None and upper <= sampled[-1]:
+            end = sample_row(part.rows, samples, bisect.bisect_left(sampled, upper))
+        within = self._within[part.checksum, schema.key_types] = Within(start, max(start, end), samples)
+        return within
 
     def decode(
         self,
@@ -195,16 +219,18 @@ def parts_within(
     assert None not in bounds, "ranges that are adjacent have a bound between them"
     cuts = keys_order(schema.key_types)([bound for bound in bounds if bound is not None])
     lower, upper = ranges[0].ordered(schema.key_types)[0], ranges[-1].ordered(schema.key_types)[1]
+    for each, start, stop in zip(ranges, [lower, *cuts], [*cuts, upper], strict=True):
+        each.know(schema.key_types, start, stop)
     within: list[list[Part]] = [[] for _ in ranges]
     for part, keys in zip(parts, sampled, strict=True):
-        if keys is None:
-            touched = within
-        elif (lower is None or keys[-1] >= lower) and (upper is None or keys[0] < upper):
-            touched = within[bisect.bisect_right(cuts, keys[0]) : bisect.bisect_right(cuts, keys[-1]) + 1]
-        else:
-            continue
-        for each in touched:
-            each.append(part)
+        first, end = 0, len(within)
+        if keys is not None:
+            if (lower is not None and keys[-1] < lower) or (upper is not None and keys[0] >= upper):
+                continue
+            first, end = bisect.bisect_right(cuts, keys[0]), bisect.bisect_right(cuts, keys[-1]) + 1
+        for n in range(first, end):
+            within[n].append(part)
+            ranges[n].note(part, schema, keys)  # While the keys are at hand: they are asked for again.
     return within
 
 

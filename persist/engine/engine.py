@@ -24,7 +24,7 @@ from persist.settings import Storage
 from persist.work import commit_span
 from persist.write import CommitFuture, Step, Unclosed
 
-IO_THREADS, REMOTE_IO_THREADS = 4, 32  # Many where each request waits for a network; memory is bounded elsewhere.
+IO_THREADS, REMOTE_IO_THREADS = 4, 40  # Many where each request waits for a network; memory is bounded elsewhere.
 
 
 class Engine:

@@ -90,8 +90,7 @@ def created_or_loaded(
     Raises: as `Client.create_or_load`.
     """
     while True:
-        engine.follower.refresh()
-        id_ = engine.follower.find(name)
+        id_ = engine.follower.found(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
             if retention not in (None, contents.retention):
@@ -110,7 +109,7 @@ def created_or_loaded(
         except CollectionExists:
             continue  # Another client created it in between: load that one.
         except Locked:  # Another client may have created it before an exclusive one came: loading needs no lock.
-            if name not in engine.follower.refresh().ids:
+            if engine.follower.found(name) is None:
                 raise
 
 
@@ -132,8 +131,7 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
-    engine.follower.refresh()
-    if engine.follower.find(name) is None:
+    if engine.follower.found(name) is None:
         columns = columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]
@@ -148,7 +146,7 @@ def target_of_rows(
             return handle_on(engine, contents, schema)
         except SchemaMismatch:
             # Somebody may have created it in between: then the rows are for that one, as if this call had come later.
-            if name not in engine.follower.refresh().ids:
+            if engine.follower.found(name) is None:
                 raise
     handle = loaded(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:

@@ -7,7 +7,7 @@ time, so that a thousand of them in a far store take seconds and not a minute.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import persist
@@ -16,7 +16,7 @@ from persist.facts.costs import GIB, LIST_PRICES
 from persist.names import INDEX_HOLD, VIEW_HOLD, owner_of_groups
 from persist.read import record_count
 from persist.replica import load_contents
-from persist.state import CollectionEntry, CollectionState, Unsealed, definition_number, last_sealed, unsealed
+from persist.state import CollectionEntry, CollectionState, State, Unsealed, definition_number, last_sealed, unsealed
 from persist.timeline import Timeline
 
 THREADS = 16
@@ -120,8 +120,8 @@ class Facts:
 def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
     """Yield the facts of collections, in their order, without those that do not exist (any more)."""
     follower, blob = client.engine.follower, client.engine.blob
-    state = follower.state
-    entries = [state.entries[state.ids[name]] for name in names if name in state.ids]
+    state, known = follower.over_all(partial(_entries_of, names))
+    entries = [*known.values()]
 
     def load(entry: CollectionEntry) -> CollectionEntry:
         assert state.location is not None, "a location without a record has no entries"
@@ -166,8 +166,7 @@ class KnownFacts:
 
     def of(self, names: Iterable[str]) -> list[Facts]:
         """Return the facts of collections, in their order, without those that do not exist (any more)."""
-        state = self._client.engine.follower.state
-        entries = {name: state.entries[state.ids[name]] for name in names if name in state.ids}
+        _, entries = self._client.engine.follower.over_all(partial(_entries_of, [*names]))
         stale = [n for n, entry in entries.items() if n not in self._known or self._known[n][0] is not entry]
         fresh = {facts.name: facts for facts in survey(self._client, stale)}
         self._known = {
@@ -180,7 +179,12 @@ class KnownFacts:
 
 def names_by_id(client: "persist.Client") -> dict[str, str]:
     """Return what collections are called, by their ids."""
-    return {id_: name for name, id_ in client.engine.follower.state.ids.items()}
+    return client.engine.follower.over_all(lambda state: {id_: name for name, id_ in state.ids.each()})
+
+
+def _entries_of(names: Sequence[str], state: State) -> tuple[State, dict[str, CollectionEntry]]:
+    found = ((name, state.ids.get(name)) for name in names)
+    return state, {name: state.entries[id_] for name, id_ in found if id_ is not None}
 
 
 def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:

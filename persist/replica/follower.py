@@ -509,6 +509,11 @@ class Follower:
                 self._restart(self._newest_checkpoint())
                 return self._load(id_)
 
+    def found(self, name: str) -> str | None:
+        """Refresh, and return what `find` does."""
+        self.refresh()
+        return self.find(name)
+
     def find(self, name: str) -> str | None:
         """Return the id of the collection of a name in the newest known state; None if there is none."""
         with self._lock:

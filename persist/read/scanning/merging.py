@@ -121,9 +121,11 @@ class Split:
 
     def is_touching(self, scan: Scan) -> bool:
         """Return whether the rest is so small beside what stands that most of that is passed on as it is read."""
+        if not self.is_merged or not scan.schema.key_names:
+            return bool(scan.schema.key_names)
         standing_rows = sum(scan.rows_within(part) for part in (*self.base, *self.history))
         rest_rows = sum(scan.rows_within(part) for part in (*self.base_rest, *self.rest))
-        return bool(scan.schema.key_names) and rest_rows <= TOUCH_FRACTION * standing_rows
+        return rest_rows <= TOUCH_FRACTION * standing_rows
 
 
 def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:

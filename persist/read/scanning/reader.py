@@ -30,7 +30,6 @@ from persist.codecs import (
     decode_groups,
     decode_part,
     give_back_freed,
-    ordered_keys,
 )
 from persist.errors import LeaseExpired
 from persist.hold import Claim
@@ -357,11 +356,10 @@ def _alone(table: pa.Table, first: int, end: int) -> pa.Table:
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
     """Return about how many bytes the rows of a part that are inside take when decoded."""
-    start, end = keys.bracket(part, schema)
+    start, end, samples = keys.within(part, schema)
     if not keys.is_all and end - start < part.rows:
         # A bound lies anywhere between two known keys, on the average in the middle.
-        known = len(ordered_keys(part, schema) or ())
-        between = (part.rows - 1) / max(known - 1, 1)
+        between = (part.rows - 1) / max(samples - 1, 1)
         end -= int(between * ((start > 0) + (end < part.rows)) / 2)
     return part.memory * max(end - start, 0) // part.rows
 

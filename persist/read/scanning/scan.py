@@ -141,23 +141,26 @@ class Scan:
         return max(1, min(wanted, worth))
 
     def slices_within(self, bytes_max: int, held: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
-        """Return slices that hold about bytes_max, at most twice that, in key order: as few as that takes.
+        """Return slices that hold about bytes_max, at most twice that, in key order.
 
-        They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones.
+        They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones. Only
+        what is too large is cut again.
 
         Args:
             bytes_max: how much of a slice is in memory at a time.
             held: says that of a scan; without it, all that is decoded.
         """
         held = held or (lambda scan: scan.memory)
-        largest = held(self)
-        slices, count = [self], -(-largest // bytes_max)
-        while count > 1 and largest > 2 * bytes_max:
-            finer = self.slices(min(count, SLICES_MAX))
-            before, largest = largest, max(held(scan) for scan in finer)
-            if largest > 0.8 * before:
-                break  # No more keys are known between the bounds there are.
-            slices, count = finer, 2 * count
+        slices: list[Scan] = []
+        waiting = [(held(self), self)]
+        while waiting:
+            size, scan = waiting.pop()
+            finer = scan.slices(min(-(-size // bytes_max), SLICES_MAX)) if size > 2 * bytes_max else []
+            sizes = [*map(held, finer)]
+            if not finer or max(sizes) > 0.8 * size:
+                slices.append(scan)  # It is small, or no more keys are known between the bounds that there are.
+            else:
+                waiting += [*zip(sizes, finer, strict=True)][::-1]
         return slices
 
     def time_slices(self, bytes_max: int) -> "list[Scan]":
