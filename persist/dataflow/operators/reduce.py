@@ -31,6 +31,7 @@ from persist.dataflow.operators.operators import PIECE_ROWS, Arrangement, Operat
 from persist.dataflow.state.spine import Allocate, Spine
 from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
 from persist.dataflow.updates.times import Flags, Ints, Stash
+from persist.work import check_limits
 
 CELLS_MAX = 1 << 22  # Cells of versions (records times moments) that are looked at together.
 FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.
@@ -147,6 +148,7 @@ class TotalReduce(ReduceOperator):
         Memory: several times `PIECE_ROWS` rows, or the rows of the largest key, besides what is given and returned.
         """
         count = keys.shape[1]
+        check_limits()
         if len(numbers) + len(old_numbers) <= PIECE_ROWS or count == 1:
             return [self.shape(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])]
         changes = []

@@ -11,7 +11,6 @@ for each row, and the aggregates of `operators.folds` the sizes of the distinct 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from decimal import Context
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from persist.dataflow.operators.folds import Rows, folded, framed
 from persist.dataflow.operators.logic import copies
 from persist.dataflow.plan.plan import WindowFunction
 from persist.dataflow.updates.times import Flags, Ints
-from persist.dataflow.updates.words import NULL, Domain, directed, ranks
+from persist.dataflow.updates.words import FIRST_WIDE, NULL, Domain, directed, ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,41 +378,43 @@ def directed_for(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -
 def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
     totals, counts = _totals(p, arguments[0], kinds[0], domain)
     if pat.is_floating(call.result):
-        sums = [to_float(total) if n else None for total, n in zip(totals, counts, strict=True)]
+        sums = [to_float(total) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
         return _with_others(domain.encode(pa.array(sums, pa.float64())), p, arguments[0], kinds[0], domain)
     if pat.is_decimal(call.result):
-        context, limit = Context(prec=76), 10**call.result.precision
-        if any(abs(total) >= limit for total in totals):
+        most = _magnitude(totals, 1)
+        if most >= 10**call.result.precision:
             raise DiffOverflow(f"a sum over a window needs more than the digits of {call.result}")
-        made = [context.scaleb(context.create_decimal(total), -call.result.scale) for total in totals]
-        return domain.encode(pa.array([t if n else None for t, n in zip(made, counts, strict=True)], call.result))
-    return np.where(np.array(counts) == 0, NULL, np.array(totals, np.int64))
+        if most >= FIRST_WIDE or not pat.is_decimal128(call.result):
+            there = zip(totals.tolist(), counts.tolist(), strict=True)
+            return domain.of_digits([total if n else None for total, n in there], call.result)
+    return np.where(counts == 0, NULL, totals.astype(np.int64))
 
 
 def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
     totals, counts = _totals(p, arguments[0], kinds[0], domain)
     if pat.is_floating(kinds[0]):
-        made = [to_float(total, n) if n else None for total, n in zip(totals, counts, strict=True)]
+        made = [to_float(total, n) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
         return _with_others(domain.encode(pa.array(made, pa.float64())), p, arguments[0], kinds[0], domain)
     scale = 10 ** kinds[0].scale if pat.is_decimal(kinds[0]) else 1
-    made = [total / (n * scale) if n else None for total, n in zip(totals, counts, strict=True)]
-    return domain.encode(pa.array(made, pa.float64()))
+    if max(_magnitude(totals, 1), _magnitude(counts, scale)) <= 2**53:  # Then both are floats, and it is rounded once.
+        shares = totals.astype(np.float64) / np.where(counts == 0, 1, counts * scale)
+        return np.where(counts == 0, NULL, domain.encode(pa.array(shares)))
+    there = zip(totals.tolist(), counts.tolist(), strict=True)
+    return domain.encode(pa.array([total / (n * scale) if n else None for total, n in there], pa.float64()))
 
 
-def _totals(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[list[Any], list[int]]:
+def _totals(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[Any, Ints]:
     """Return the sum of each frame, as whole numbers, and of how many values it is; of floats in 2**-1074."""
     counts = p.framed((words != NULL).astype(np.int64), p.before.values, p.whole.values)
     amounts = wholes(words, kind, domain)
-    largest_sum = max(abs(p.before.total), abs(p.whole.total)) + _magnitude(amounts)
+    largest_sum = max(abs(p.before.total), abs(p.whole.total)) + _magnitude(amounts, len(amounts))
     amounts = amounts.astype(np.int64 if largest_sum < 2**62 else object, copy=False)
-    return p.framed(amounts, p.before.total, p.whole.total).tolist(), counts.tolist()
+    return p.framed(amounts, p.before.total, p.whole.total), counts
 
 
-def _magnitude(amounts: Any) -> int:
-    """Return what no sum of some of the amounts exceeds."""
-    if not len(amounts):
-        return 0
-    return len(amounts) * max(abs(int(amounts.max())), abs(int(amounts.min())))
+def _magnitude(amounts: Any, times: int) -> int:
+    """Return what no amount exceeds that is taken so many times."""
+    return times * max(abs(int(amounts.max())), abs(int(amounts.min()))) if len(amounts) else 0
 
 
 def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
@@ -421,6 +422,8 @@ def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
     if pat.is_floating(kind):
         return _wholes(domain.decode(words, kind))
     if pat.is_decimal(kind):
+        if pat.is_decimal128(kind) and not (len(words) and words.max() >= FIRST_WIDE):
+            return np.where(words == NULL, 0, words)
         scale = kind.scale
         values = domain.decode(words, kind).to_pylist()
         return np.array([0 if value is None else int(value.scaleb(scale)) for value in values], object)
