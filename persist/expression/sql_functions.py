@@ -180,27 +180,26 @@ def _database() -> Any:
     return database
 
 
-Array = Any
 _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 
 
-def compared(function: Callable[..., Array]) -> Callable[..., Array]:
-    def compare(one: Array, other: Array, kind: pa.DataType) -> Array:
+def compared(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    def compare(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
         return function(ordered(one), ordered(other))
 
     return compare
 
 
-def _not_distinct_from(one: Array, other: Array, kind: pa.DataType) -> Array:
+def _not_distinct_from(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     both = pc.and_(pc.is_null(one), pc.is_null(other))
     return pc.or_(both, pc.fill_null(pc.equal(ordered(one), ordered(other)), False))
 
 
-def _distinct_from(one: Array, other: Array, kind: pa.DataType) -> Array:
+def _distinct_from(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.invert(_not_distinct_from(one, other, kind))
 
 
-def _in(value: Array, *others: Array) -> Array:
+def _in(value: pa.Array, *others: pa.Array) -> pa.Array:
     *candidates, _ = others
     matches = pc.equal(ordered(value), ordered(candidates[0]))
     for other in candidates[1:]:
@@ -208,12 +207,12 @@ def _in(value: Array, *others: Array) -> Array:
     return matches
 
 
-def _not_in(value: Array, *others: Array) -> Array:
+def _not_in(value: pa.Array, *others: pa.Array) -> pa.Array:
     return pc.invert(_in(value, *others))
 
 
-def _arithmetic(sign: str, function: Callable[..., Array]) -> Callable[..., Array]:
-    def apply(*arguments: Any) -> Array:
+def _arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    def apply(*arguments: Any) -> pa.Array:
         *values, kind = arguments
         kinds = [*(value.type for value in values), kind]
         if INTERVAL in kinds or any(map(pat.is_temporal, kinds)):
@@ -226,23 +225,23 @@ def _arithmetic(sign: str, function: Callable[..., Array]) -> Callable[..., Arra
     return apply
 
 
-def _coalesce(*arguments: Any) -> Array:
+def _coalesce(*arguments: Any) -> pa.Array:
     *values, kind = arguments
     return pc.coalesce(*values).cast(kind)
 
 
-def _nullif(one: Array, other: Array, kind: pa.DataType) -> Array:
+def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     same = pc.fill_null(pc.equal(ordered(one), ordered(other)), False)
     return pc.if_else(same, pa.scalar(None, one.type), one).cast(kind)
 
 
-def _time_from(*, after: bool) -> Callable[..., Array]:
+def _time_from(*, after: bool) -> Callable[..., pa.Array]:
     """Return the function that gives the first times that are not before moments, or with after those after them.
 
     It takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
     """
 
-    def apply(value: Array, unit: Array, kind: pa.DataType) -> Array:
+    def apply(value: pa.Array, unit: pa.Array, kind: pa.DataType) -> pa.Array:
         if not len(value):
             return pa.array([], kind)
         unit = unit[0].as_py()
@@ -265,7 +264,7 @@ def _time_from(*, after: bool) -> Callable[..., Array]:
     return apply
 
 
-def _as_micros(value: Array) -> Any:
+def _as_micros(value: pa.Array) -> Any:
     """Return dates or timestamps as microseconds since 1970, int64[n], rounded down; NULL as 0."""
     if pat.is_timestamp(value.type) and value.type.unit == "ns":
         return value.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) // 1000
@@ -273,8 +272,8 @@ def _as_micros(value: Array) -> Any:
     return pc.cast(stamps, pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
 
 
-def _part(unit: str) -> Callable[..., Array]:
-    def part(value: Array, kind: pa.DataType) -> Array:
+def _part(unit: str) -> Callable[..., pa.Array]:
+    def part(value: pa.Array, kind: pa.DataType) -> pa.Array:
         if pat.is_date(value.type) and unit in ("hour", "minute", "second"):
             value = value.cast(pa.timestamp("us"))
         return getattr(pc, unit)(value).cast(kind)
@@ -282,10 +281,10 @@ def _part(unit: str) -> Callable[..., Array]:
     return part
 
 
-def _of_pattern(function: Callable[[Array, str], Array]) -> Callable[..., Array]:
+def _of_pattern(function: Callable[[pa.Array, str], pa.Array]) -> Callable[..., pa.Array]:
     """Return a function of texts and a pattern that is the same for all."""
 
-    def apply(text: Array, pattern: Array, kind: pa.DataType) -> Array:
+    def apply(text: pa.Array, pattern: pa.Array, kind: pa.DataType) -> pa.Array:
         if not len(text) or not pattern[0].is_valid:
             return pa.nulls(len(text), kind)
         return function(text, pattern[0].as_py())
@@ -293,27 +292,27 @@ def _of_pattern(function: Callable[[Array, str], Array]) -> Callable[..., Array]
     return apply
 
 
-def _like(is_like: bool, ignore_case: bool) -> Callable[..., Array]:
+def _like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
     """Return LIKE or ILIKE without an escape: a backslash in a pattern is one of its characters."""
 
-    def like(text: Array, pattern: str) -> Array:
+    def like(text: pa.Array, pattern: str) -> pa.Array:
         matches = pc.match_like(text, pattern.replace("\\", "\\\\"), ignore_case=ignore_case)
         return matches if is_like else pc.invert(matches)
 
     return _of_pattern(like)
 
 
-def _parts_of_interval(value: Array, kind: pa.DataType) -> Array:
+def _parts_of_interval(value: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return intervals as the structs that collections have."""
     return pa.StructArray.from_arrays(value.flatten(), fields=list(kind), mask=value.is_null())
 
 
-def _error(text: Array, kind: pa.DataType) -> Array:
+def _error(text: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.nulls(0, kind)  # Types only; it raises in `persist.expression.evaluation`, where there is a record.
 
 
-def _logical(function: Callable[..., Array]) -> Callable[..., Array]:
-    def apply(*arguments: Any) -> Array:
+def _logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    def apply(*arguments: Any) -> pa.Array:
         *values, _ = arguments
         truths = values[0]
         for value in values[1:]:
@@ -323,21 +322,21 @@ def _logical(function: Callable[..., Array]) -> Callable[..., Array]:
     return apply
 
 
-def _case(*arguments: Any) -> Array:
+def _case(*arguments: Any) -> pa.Array:
     return pa.nulls(0, arguments[-1])  # Types only; `persist.expression.evaluation` does the work.
 
 
-def _fits(function: Callable[..., Any]) -> Callable[..., Array]:
+def _fits(function: Callable[..., Any]) -> Callable[..., pa.Array]:
     return lambda value, kind: function(value)
 
 
-def _bucket(*arguments: Any) -> Array:
+def _bucket(*arguments: Any) -> pa.Array:
     *columns, kind = arguments
     return pa.array(numbers.bucket(tuple(columns), BUCKETS)).cast(kind)
 
 
 BUCKETS = 64
-FUNCTIONS: dict[str, Callable[..., Array]] = {
+FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "add": _arithmetic("+", numbers.add),
     "subtract": _arithmetic("-", numbers.subtract),
     "multiply": _arithmetic("*", numbers.multiply),

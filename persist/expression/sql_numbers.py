@@ -16,24 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-Array = Any
 Floats = npt.NDArray[np.float64]
 _WIDE = 76  # The digits of decimal256.
 
 
-def add(one: Array, other: Array, kind: pa.DataType) -> Array:
+def add(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return _arithmetic(pc.add_checked, one, other, kind)
 
 
-def subtract(one: Array, other: Array, kind: pa.DataType) -> Array:
+def subtract(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return _arithmetic(pc.subtract_checked, one, other, kind)
 
 
-def multiply(one: Array, other: Array, kind: pa.DataType) -> Array:
+def multiply(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return _arithmetic(pc.multiply_checked, one, other, kind)
 
 
-def _arithmetic(function: Callable[..., Array], one: Array, other: Array, kind: pa.DataType) -> Array:
+def _arithmetic(function: Callable[..., pa.Array], one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_floating(kind):
         plain = {pc.add_checked: pc.add, pc.subtract_checked: pc.subtract, pc.multiply_checked: pc.multiply}
         return plain[function](as_kind(one, kind), as_kind(other, kind))
@@ -48,7 +47,7 @@ def _arithmetic(function: Callable[..., Array], one: Array, other: Array, kind: 
     return as_decimal(function(one, other), kind)
 
 
-def _product(one: Array, other: Array, kind: pa.DataType) -> Array:
+def _product(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the products of decimals of 38 digits, of which Arrow would want more digits than it has."""
     try:
         narrow = pc.cast(one, pa.decimal256(_WIDE - 1 - other.type.precision, one.type.scale))
@@ -60,13 +59,13 @@ def _product(one: Array, other: Array, kind: pa.DataType) -> Array:
         return as_decimal(pa.array(made, pa.decimal256(_WIDE, one.type.scale + other.type.scale)), kind)
 
 
-def _decimal(value: Array) -> Array:
+def _decimal(value: pa.Array) -> pa.Array:
     if pat.is_decimal(value.type):
         return value
     return pc.cast(value, pa.decimal128(20, 0))
 
 
-def as_decimal(value: Array, kind: pa.DataType) -> Array:
+def as_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return decimals as another type, digits behind the last rounded half away from zero; what does not fit raises."""
     if value.type == kind:
         return value
@@ -80,7 +79,7 @@ def as_decimal(value: Array, kind: pa.DataType) -> Array:
         raise ValueError(f"a number needs more than the {kind.precision} digits of {kind}: {error}") from error
 
 
-def rounded_decimal(value: Array, digits: int) -> Array:
+def rounded_decimal(value: pa.Array, digits: int) -> pa.Array:
     """Return decimals rounded to so many digits behind the point, as decimals of one digit more: 99.9 becomes 100.0."""
     precision, scale = value.type.precision, value.type.scale
     if -digits > precision - scale:
@@ -89,12 +88,12 @@ def rounded_decimal(value: Array, digits: int) -> Array:
     return pc.round(pc.cast(value, wide), ndigits=digits, round_mode="half_towards_infinity")
 
 
-def divide(one: Array, other: Array, kind: pa.DataType) -> Array:
+def divide(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     """`/`, which is of floats: x/0 is infinite, 0/0 NaN."""
     return pc.divide(as_kind(one, pa.float64()), as_kind(other, pa.float64())).cast(kind)
 
 
-def divide_whole(one: Array, other: Array, kind: pa.DataType) -> Array:
+def divide_whole(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     """`//`: of whole numbers, towards zero; of floats, `/`; of decimals by DuckDB. A divisor of zero raises."""
     _no_zero(one, other)
     if pat.is_floating(kind):
@@ -102,7 +101,7 @@ def divide_whole(one: Array, other: Array, kind: pa.DataType) -> Array:
     return pc.divide_checked(as_kind(one, kind), _without_zero(other, kind))
 
 
-def remainder(one: Array, other: Array, kind: pa.DataType) -> Array:
+def remainder(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     """`%`, of the sign of the dividend; a divisor of zero raises, if it is no float."""
     if pat.is_floating(kind):
         with np.errstate(invalid="ignore"):
@@ -115,35 +114,35 @@ def remainder(one: Array, other: Array, kind: pa.DataType) -> Array:
     return pc.subtract(one, pc.multiply(pc.divide_checked(one, other), other))
 
 
-def _no_zero(one: Array, divisor: Array) -> None:
+def _no_zero(one: pa.Array, divisor: pa.Array) -> None:
     is_zero = pc.equal(divisor, pa.scalar(Decimal(0) if pat.is_decimal(divisor.type) else 0, divisor.type))
     if pc.any(pc.and_(is_zero, pc.is_valid(one))).as_py():
         raise ValueError("division by zero; write nullif(divisor, 0) for NULL instead")
 
 
-def _without_zero(divisor: Array, kind: pa.DataType) -> Array:
+def _without_zero(divisor: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return divisors; a zero, of which the dividend is NULL, is NULL as well."""
     divisor = as_kind(divisor, kind)
     return pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
 
 
-def negate(one: Array, kind: pa.DataType) -> Array:
+def negate(one: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.negate(one) if pat.is_decimal(kind) else pc.negate_checked(as_kind(one, kind))
 
 
-def as_kind(value: Array, kind: pa.DataType) -> Array:
+def as_kind(value: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return numbers as another type, where that changes nothing or raises."""
     return value if value.type == kind else pc.cast(value, kind)
 
 
-def floats(value: Array) -> Floats:
+def floats(value: pa.Array) -> Floats:
     """Return floats as numpy; NULL as 0."""
     filled = value.fill_null(0.0) if value.null_count else value
     values: Floats = filled.to_numpy(zero_copy_only=False).astype(np.float64)
     return values
 
 
-def of_floats(values: Floats, *given: Array) -> Array:
+def of_floats(values: Floats, *given: pa.Array) -> pa.Array:
     """Return floats as Arrow, NULL where one of the arguments was."""
     mask = np.zeros(len(values), np.bool_)
     for argument in given:
@@ -160,7 +159,7 @@ def round_half_away(values: Floats) -> Floats:
     return rounded_values
 
 
-def to_double(value: Array) -> Array:
+def to_double(value: pa.Array) -> pa.Array:
     """Return numbers as floats, rounded once."""
     if not pat.is_decimal(value.type):
         return pc.cast(value, pa.float64(), safe=False) if not pat.is_boolean(value.type) else _of_boolean(value)
@@ -169,11 +168,11 @@ def to_double(value: Array) -> Array:
     return pa.array([None if number is None else float(number) for number in value.to_pylist()], pa.float64())
 
 
-def _of_boolean(value: Array) -> Array:
+def _of_boolean(value: pa.Array) -> pa.Array:
     return pc.cast(pc.cast(value, pa.int8()), pa.float64())
 
 
-def unscaled(value: Array) -> npt.NDArray[np.int64]:
+def unscaled(value: pa.Array) -> npt.NDArray[np.int64]:
     """Return decimals of at most 18 digits as whole numbers of their last digit; NULL as 0."""
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
@@ -187,7 +186,7 @@ def unscaled(value: Array) -> npt.NDArray[np.int64]:
 LIMB = 62  # Bits of the lower limb of a wide decimal.
 
 
-def limb(value: Array, number: int) -> Array:
+def limb(value: pa.Array, number: int) -> pa.Array:
     """Return the lower (0) or the upper (1) limb of decimals: value * 10**scale = lower + upper * 2**62.
 
     Raises:
@@ -209,7 +208,7 @@ def limb(value: Array, number: int) -> Array:
     return pa.array((high << 2) | ((low >> LIMB) & 3), mask=mask)
 
 
-def joined_limbs(lower: Array, upper: Array, kind: pa.DataType) -> Array:
+def joined_limbs(lower: pa.Array, upper: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return sums of limbs as decimals.
 
     Raises:
@@ -230,11 +229,11 @@ def joined_limbs(lower: Array, upper: Array, kind: pa.DataType) -> Array:
     return pa.array(sums, kind)
 
 
-def _has_upper(upper: Array) -> bool:
+def _has_upper(upper: pa.Array) -> bool:
     return bool(pc.any(pc.not_equal(upper, pa.scalar(Decimal(0), upper.type))).as_py())
 
 
-def mean_of_limbs(lower: Array, upper: Array, counts: Array, scale: Array) -> Array:
+def mean_of_limbs(lower: pa.Array, upper: pa.Array, counts: pa.Array, scale: pa.Array) -> pa.Array:
     """Return sums of limbs over counts, rounded once."""
     columns = (column.to_pylist() for column in (lower, upper, counts, scale))
     means = [
@@ -244,7 +243,7 @@ def mean_of_limbs(lower: Array, upper: Array, counts: Array, scale: Array) -> Ar
     return pa.array(means, pa.float64())
 
 
-def bucket(columns: tuple[Array, ...], buckets: int) -> npt.NDArray[np.int64]:
+def bucket(columns: tuple[pa.Array, ...], buckets: int) -> npt.NDArray[np.int64]:
     """Return a number below buckets for each record, the same for equal ones."""
     hashes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -252,7 +251,7 @@ def bucket(columns: tuple[Array, ...], buckets: int) -> npt.NDArray[np.int64]:
     return (hashes ^ (hashes >> 7) ^ (hashes >> 17)) & np.int64(buckets - 1)
 
 
-def _small(column: Array) -> npt.NDArray[np.int64]:
+def _small(column: pa.Array) -> npt.NDArray[np.int64]:
     kind = column.type
     if pat.is_list(kind):
         return pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -280,7 +279,7 @@ def _small(column: Array) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> Array:
+def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
     """Return whole numbers of the last digit as decimals; mask says where NULL is."""
     pairs = np.empty((len(words), 2), np.int64)
     pairs[:, 0], pairs[:, 1] = words, words >> 63
@@ -292,7 +291,7 @@ _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _MOMENTS = (("date", "timestamp"), ("timestamp", "date"), ("timestamp", "time"))
 
 
-def ordered(value: Array) -> Array:
+def ordered(value: pa.Array) -> pa.Array:
     """Return values that compare as SQL says: of floats, numbers in their order, with NaN last and equal to itself."""
     if pat.is_boolean(value.type):
         return pc.cast(value, pa.int8())
@@ -304,7 +303,7 @@ def ordered(value: Array) -> Array:
     return of_floats(words, value)
 
 
-def cast(value: Array, kind: pa.DataType) -> Array:
+def cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return values as another type.
 
     Raises:
@@ -348,7 +347,7 @@ def _family(kind: pa.DataType) -> str:
     return next((name for name, test in tests if test(kind)), "other")
 
 
-def _to_moment(value: Array, kind: pa.DataType) -> Array:
+def _to_moment(value: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_timestamp(kind):
         if pat.is_timestamp(value.type) and value.type.tz != kind.tz:  # Both are in UTC.
             value = value.cast(pa.timestamp(value.type.unit, kind.tz))
@@ -357,7 +356,7 @@ def _to_moment(value: Array, kind: pa.DataType) -> Array:
     return pc.cast(whole, kind, safe=False)
 
 
-def _to_decimal(value: Array, kind: pa.DataType) -> Array:
+def _to_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(value.type):
         return as_decimal(value, kind)
     if pat.is_boolean(value.type):
@@ -375,7 +374,7 @@ def _to_decimal(value: Array, kind: pa.DataType) -> Array:
     return pa.Array.from_buffers(kind, len(whole), whole.buffers(), offset=whole.offset)
 
 
-def _to_float(value: Array, kind: pa.DataType) -> Array:
+def _to_float(value: pa.Array, kind: pa.DataType) -> pa.Array:
     floats = to_double(value) if not pat.is_floating(value.type) else value
     if not pat.is_float32(kind):
         return pc.cast(floats, kind)
@@ -387,7 +386,7 @@ def _to_float(value: Array, kind: pa.DataType) -> Array:
     return narrow
 
 
-def _to_integer(value: Array, kind: pa.DataType) -> Array:
+def _to_integer(value: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(value.type):
         return pc.cast(as_decimal(value, pa.decimal128(38, 0)), kind)
     if pat.is_floating(value.type):
