@@ -184,7 +184,7 @@ def without(held: Counter[Row], column: str) -> Counter[Row]:
 
 
 @pytest.mark.costly("a location for each of many sequences, all times of which are read")
-@settings(deadline=None, max_examples=examples(100))
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(STEP, min_size=4, max_size=14))
 def test_look_ups_agree_with_a_model_whatever_happens_to_a_collection_and_its_indexes(
     steps: list[tuple[str, int, int]],

@@ -341,6 +341,7 @@ os._exit(0)  # Its threads cannot be ended in good order without files.
 """
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("kind", "names"),
     [("s3", ["StoreFull"] * 4), ("fsspec", ["Indeterminate", "StoreFull", "StoreFull", "Indeterminate"])],
