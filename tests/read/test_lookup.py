@@ -467,6 +467,17 @@ def test_what_holds_no_keys_is_refused(client: persist.Client, keys: Any) -> Non
         c.snapshot().get(keys)
 
 
+def test_keys_that_say_that_they_are_arrow_and_give_none_are_refused(client: persist.Client) -> None:
+    class Broken:
+        def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+            raise TypeError("nothing to give")
+
+    c = client.create_or_load("c", key={"k": pa.int64()})
+    c.seal(1).result()
+    with pytest.raises(persist.errors.SchemaMismatch, match="Broken does not give Arrow data: nothing to give"):
+        c.get(Broken())
+
+
 def test_a_lookup_does_not_import_pandas(tmp_path: Path) -> None:
     """It would take most of a second of every short process."""
     with persist.open(tmp_path) as client:

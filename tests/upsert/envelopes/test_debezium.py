@@ -188,6 +188,18 @@ def test_what_cannot_be_read_is_said_with_its_column() -> None:
         _named("n", lambda column: column.cast(pa.int8()), pa.array([300]))
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_bytes_that_were_left_out_are_told_from_bytes_that_are_there(kind: pa.DataType) -> None:
+    schema = pa.schema([("id", pa.int64()), ("blob", kind)])
+    left_out = base64.b64encode(b"__debezium_unavailable_value").decode()
+    with pytest.raises(BadMessage, match="'blob' holds a large value that did not change"):
+        debezium([json.dumps({"op": "c", "after": {"id": 1, "blob": left_out}})], key="id", schema=schema)
+    (row,) = debezium(
+        [json.dumps({"op": "c", "after": {"id": 1, "blob": "AQI="}})], key="id", schema=schema
+    ).table.to_pylist()
+    assert row["blob"] == b"\x01\x02"
+
+
 def test_the_row_before_a_change_is_there_if_asked_for() -> None:
     values = [json.dumps(message) for message in (CREATE, UPDATE, DELETE)]
     table = debezium(values, key="id", schema=SCHEMA, before=True).table
