@@ -433,7 +433,7 @@ def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHol
         if not is_id(step.hold) or (held is not None and held.lease != step.lease):
             raise ValueError(f"{step.hold!r} is not the id of a hold, or that of another lease")
         return
-    if held is None:
+    if held is None or held.lease is not None:  # The name of one that is permanent was looked at when it was set.
         check_hold_name(step.hold)
     actual = None if held is None else held.time
     if actual != step.expected:
