@@ -25,7 +25,7 @@ from persist.source import CollectionAddress
 
 LOOKED_UP_KEYS = 50_000  # For each task that looks up, at least.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
-SPARSE = 100  # Rows for each key that is looked up in the order of a collection, at least, if that reads no less.
+SPARSE = 20  # Rows for each key that is looked up in the order of a collection, at least, if that reads no less.
 MISSED_BYTES = 1 << 20  # Below that, nobody misses an index.
 
 
@@ -163,7 +163,8 @@ class Reading:
         if keys is not None:
             lookup = Lookup(self.contents)
             size, parts = lookup.bytes_of(Wanted.of(keys, self.contents.schema))
-            if 2 * size <= self.contents_bytes or not parts:
+            rows = sum(part.rows for part in self.contents.all_parts)
+            if 2 * size <= self.contents_bytes or not parts or SPARSE * len(keys) <= rows:
                 count = max(1, min(parallel, len(keys) // LOOKED_UP_KEYS))
                 cuts = [len(keys) * at // count for at in range(count + 1)]
                 slices = [Slice(self.contents, keys=keys.slice(start, end - start)) for start, end in pairwise(cuts)]
