@@ -25,7 +25,8 @@ from persist.source import CollectionAddress
 
 LOOKED_UP_KEYS = 50_000  # For each task that looks up, at least.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
-SPARSE = 20  # Rows for each key that is looked up in the order of a collection, at least, if that reads no less.
+SPARSE = 20  # Rows for each key that is looked up, at least, if that reads no less than a scan.
+SPARSE_TIMES = 4  # As much is decoded, at most, by looking a few keys up in several orders.
 MISSED_BYTES = 1 << 20  # Below that, nobody misses an index.
 
 
@@ -140,14 +141,16 @@ class Reading:
 
         None if an index is missing. A record that is found in several ways is given by the first of them.
         """
-        wanted = self._wanted_keys(need, known)
-        size, slices, before = 0, list[Slice](), list[pa.Table]()
-        for columns, keys in wanted:
+        by_path: dict[Keys, tuple[Path, list[pa.Table]]] = {}
+        for columns, keys in self._wanted_keys(need, known):
             path = self._path(columns)
             if path is None:
                 return None
-            keys = keys.select([columns.index(name) for name in path.columns])  # One may be there twice.
-            keys = _distinct(keys)
+            of_path = keys.select([columns.index(name) for name in path.columns])  # One may be there twice.
+            by_path.setdefault(path.columns, (path, []))[1].append(of_path)
+        size, slices, before = 0, list[Slice](), list[pa.Table]()
+        for path, tables in by_path.values():
+            keys = _distinct(pa.concat_tables(tables))
             own, _ = path.bytes_of(keys)
             size += own
             slices.append(Slice(self.contents, keys=keys, path=path, without=tuple(before)))
@@ -176,13 +179,11 @@ class Reading:
         return scan.memory, [Slice(part_scan) for part_scan in scan.slices(scan.task_count(parallel))]
 
     def _is_sparse(self, found: tuple[int, list[Slice]]) -> bool:
-        """Return whether few records are found in the order of the collection itself: then as much is read, and of
-        most rows the key alone is looked at."""
+        """Return whether few records are found: of most rows the key alone is looked at then, whatever is decoded."""
         size, slices = found
         keys = sum(len(piece.keys) for piece in slices if piece.keys is not None)
         rows = sum(part.rows for part in self.contents.all_parts)
-        is_own = all(piece.path is not None and piece.path.contents.base == self.contents.base for piece in slices)
-        return is_own and size <= self.contents_bytes and SPARSE * keys <= rows
+        return size <= SPARSE_TIMES * self.contents_bytes and SPARSE * keys <= rows
 
     def _keys(self, need: Need, known: Known) -> pa.Table | None:
         """Return the keys to look up, in order, if whole keys say what is needed."""
