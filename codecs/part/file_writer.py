@@ -16,6 +16,10 @@ What is written per column, by measurement (1M rows, CPU milliseconds of one thr
                                      DELTA_BINARY_PACKED, none     2.67     12     2.4
     random doubles                   BYTE_STREAM_SPLIT, zstd-1     6.92     20     4.0
                                      the same, none                8.01     11     2.1
+    random decimals of 6 digits      PLAIN, zstd-1                 3.50     31    20.9
+                                     as integers, DELTA …, none    2.67     12     2.5
+    50 decimals                      dictionary, zstd-1            0.76     18    23.2
+                                     as integers, dictionary       0.77     10     2.4
     random strings of 20 letters     PLAIN, zstd-1                13.2     115    39
                                      the same, zstd-3             13.2     279    42
                                      the same, lz4                22.8      83    21
@@ -25,7 +29,8 @@ So:
 
 - integers and temporal types: DELTA_BINARY_PACKED, but a dictionary where a sample has very few values; float32 and
   float64: BYTE_STREAM_SPLIT;
-- other flat types: a dictionary only if a sample shows values repeat, because on unique strings it doubles
+- decimals of up to 18 digits: as integers, which Arrow reads in a sixth of the time that bytes of fixed length take;
+- other flat types, and these: a dictionary only if a sample shows values repeat, because on unique strings it doubles
   the time of writing and reading and makes the file larger. Of a thousand texts that come often, a small sample has
   most only once or twice, so a large one decides; as a dictionary, 1M of 20 letters take 4 ms to read as numbers, 17
   as texts, and 25 without one; nested columns: a dictionary for each leaf but
@@ -74,6 +79,7 @@ GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
 _SAMPLE_ROWS = 1024
 _LARGE_SAMPLE_ROWS, _MAY_REPEAT = 8 << 10, 0.97  # More than that share distinct: a large sample would tell the same.
 _FEW = 16
+_LONG_DIGITS = 18  # Decimals of so many digits at most are integers in Parquet.
 _PROBED_MIN, _PROBE_ROWS = 16 << 10, 8 << 10
 _WORTH = 0.95  # Compression must leave less than this of a column.
 
@@ -116,6 +122,7 @@ class FileWriter:
             write_page_index=True,
             write_page_checksum=True,
             max_rows_per_page=1 << 30,  # They end at 1 MiB, or with the row group.
+            store_decimal_as_integer=True,
             **self._compression,
             sorting_columns=_sorting_columns(self._schema, self._sorted_by),
             **_column_options(self._schema, self._dictionaries, self.without_statistics),
@@ -127,7 +134,8 @@ class FileWriter:
         """Return the compression of each leaf: none for those that it hardly makes smaller, judged by some rows."""
         sink = io.BytesIO()
         options = _column_options(self._schema, self._dictionaries, ())
-        pq.write_table(stored, sink, **self._compression, **options | {"write_statistics": False})
+        options |= {"write_statistics": False, "store_decimal_as_integer": True}
+        pq.write_table(stored, sink, **self._compression, **options)
         group = pq.read_metadata(sink).row_group(0)
         chunks = [group.column(at) for at in range(group.num_columns)]
         # A flat "a.b" and a field b of struct a have one path.
@@ -229,7 +237,7 @@ def _repeating(rows: pa.Table) -> Iterator[str]:
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pt.is_nested(field.type) or pt.is_boolean(field.type) or pt.is_floating(field.type):
             continue
-        if _encoding(field.type) is None:
+        if _encoding(field.type) is None or pt.is_decimal(field.type):
             distinct, sampled = _distinct(column, _SAMPLE_ROWS)
             # Of a thousand values that come often, a small sample has most no more than once or twice.
             if sampled / 2 < distinct <= sampled * _MAY_REPEAT and len(rows) >= _PROBED_MIN:
@@ -249,7 +257,7 @@ def _distinct(column: pa.ChunkedArray, rows: int) -> tuple[int, int]:
 
 
 def _encoding(kind: pa.DataType) -> str | None:
-    if pt.is_integer(kind) or pt.is_temporal(kind):
+    if pt.is_integer(kind) or pt.is_temporal(kind) or (pt.is_decimal(kind) and kind.precision <= _LONG_DIGITS):
         return "DELTA_BINARY_PACKED"
     return "BYTE_STREAM_SPLIT" if pt.is_float32(kind) or pt.is_float64(kind) else None
 
