@@ -56,6 +56,28 @@ def test_a_refresh_ends_at_its_limit_of_memory(client: persist.Client) -> None:
     assert view.upper == before
 
 
+def test_a_recursion_ends_at_its_limit_between_iterations(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.load("t").write([((1, 7), 0, 1)], seal=1).result()
+    view = client.create_view(
+        "far", "WITH RECURSIVE r(n) AS (SELECT k FROM t UNION SELECT n + 1 FROM r WHERE n < 1000) SELECT n FROM r"
+    )
+    looks = iter(range(10))
+
+    def limited() -> None:
+        if next(looks, None) is None:
+            raise LimitReached("time", "timeout_s=1")
+
+    monkeypatch.setattr("persist.dataflow.operators.loop.check_limits", limited)
+    with pytest.raises(LimitReached, match="limit of time"):
+        view.refresh()
+    assert (view.upper, view.is_open) == (persist.Antichain(0), False)
+    monkeypatch.undo()
+    view.refresh()
+    assert len(rows(view)) == 1000
+
+
 @pytest.mark.parametrize("limits", [{"timeout_s": -1}, {"memory_limit": "1 GB"}, {"timeout_s": True}])
 def test_what_is_no_limit_is_refused(client: persist.Client, limits: dict[str, float]) -> None:
     with pytest.raises(InvalidUsage, match="is no limit: give a number of at least 0"):

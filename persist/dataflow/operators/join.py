@@ -49,6 +49,7 @@ from persist.dataflow.updates.batch import key_hashes, products
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL, Domain
 from persist.expression import SQL, Call, Col, Term, calls, columns_of, factored_conjuncts, type_of
+from persist.work import check_limits
 
 SORT_ROWS = 4096  # From so many look-ups on, sorting them pays: neighbours then share what they touch.
 
@@ -117,6 +118,7 @@ class JoinOperator(Operator):
         layout = path.start.layout
         words, times, diffs = new[1 : 1 + layout.words], layout.times(new), new[-1]
         for step in path.steps:
+            check_limits()
             target = step.arrangement.layout
             keys = words.take(step.keys, axis=0)
             if not self._null_equals and _has_null(keys):

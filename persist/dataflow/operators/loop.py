@@ -20,6 +20,7 @@ from persist.dataflow.updates.batch import Layout, to_batch
 from persist.dataflow.updates.times import Ints, Stash, meet_of
 from persist.dataflow.updates.words import NULL
 from persist.errors import NotConverging, OperatorFailed
+from persist.work import check_limits
 
 LAST_ENTRY = 2**62
 """The last iteration that a record can enter at. What comes of it has as many iterations to go before 64 bits wrap."""
@@ -161,6 +162,7 @@ class Loop(Operator):
         frontier, outer = self.frontier, self.rounds
         round_ = 0 if any(operator.has_news for operator in enters) else self._next()
         while round_ is not None:
+            check_limits()
             if round_ > self._limit + max((operator.last for operator in enters), default=0):
                 raise NotConverging(self.title, self._limit, sum(operator.rows for operator in variables))
             rounds = (*outer, round_)
