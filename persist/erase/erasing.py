@@ -53,6 +53,7 @@ from persist.sql import dependents_of, views_anew
 from persist.state import (
     CollectionState,
     ExpectDerived,
+    ExpectKeyframes,
     Publication,
     check_reason,
     derived_holds,
@@ -270,6 +271,7 @@ class _Erasing:
         tables: dict[str, Mapping[str, Publication]] = {**views.published}
         for handle, contents, step in concerned:
             steps.append(ExpectDerived(handle.id, derived_holds(contents)))
+            steps.append(ExpectKeyframes(handle.id, contents.keyframes))
             steps.append(step)
             names[handle.id] = contents.name
             tables[contents.name] = contents.published

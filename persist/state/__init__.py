@@ -9,6 +9,7 @@ from persist.state.collection_rules import (
     ExpectDefinition,
     ExpectDerived,
     ExpectErasures,
+    ExpectKeyframes,
     ExpectNothingBeyondUpper,
     ExpectParts,
     ExpectRuns,
