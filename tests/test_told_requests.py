@@ -84,6 +84,7 @@ def test_telling_adds_one_request_to_a_hundred_at_most() -> None:
             assert size <= made(client)[kind][1]
 
 
+@pytest.mark.costly("a client for each hour of a day and some more, of which each makes enough requests to be told")
 def test_the_hours_of_a_day_are_kept_and_cost() -> None:
     store = FarStore(ImpatientClock())
     for _ in range(28):

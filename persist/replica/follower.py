@@ -13,7 +13,6 @@ time is the longer one of the monotonic and the wall clock's, so that a machine 
 import logging
 import math
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -35,7 +34,6 @@ from persist.log import (
 from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
 from persist.replica.log_queries import Submissions
-from persist.replica.looks import Looks
 from persist.replica.past import (
     PROVE_AFTER_S,
     PROVE_READS_AFTER_S,
@@ -47,6 +45,7 @@ from persist.replica.past import (
     fate_of,
     record_of,
 )
+from persist.replica.waiting import POLL_FIRST_S, POLL_MAX_S, Waiting
 from persist.state import PENDING_MAX, CollectionEntry, CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")
@@ -57,14 +56,10 @@ STALE_AFTER_S = 120.0
 FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
 FAR = 100  # Records that are not read one by one where a checkpoint will do.
-HINT_S = 1.0
 OVER_ALL_MAX = 10
-POLL_FIRST_S = 0.005
-TOLD_FIRST_S = 0.25  # A GET that is under way when a hint comes would only delay the one that finds the record.
-POLL_MAX_S = 1.0  # Where a request costs money and takes a while; elsewhere the first pause stays.
 
 
-class Follower:
+class Follower(Waiting):
     """Reads the log and answers what the state is."""
 
     def __init__(self, blob: Blob, clock: Clock, poll_s: float | None = None) -> None:
@@ -77,17 +72,9 @@ class Follower:
         after it, or for its own record if there is none. Of a remote store, they take three or four times as long as
         one.
         """
+        super().__init__(clock, (POLL_MAX_S if is_remote(blob) else POLL_FIRST_S) if poll_s is None else poll_s)
         self._blob = blob
-        self._clock = clock
-        self.longest_pause_s = (POLL_MAX_S if is_remote(blob) else POLL_FIRST_S) if poll_s is None else poll_s
         self.on_advance: Callable[[int], object] = lambda seqno: None  # Told of each record; must return at once.
-        self.is_told = False  # Whether somebody has promised to tell of each record.
-        self._hints = 0
-        self._hinted, self._hinted_s = -1, 0.0
-        self.looks = Looks()
-        self._lock = threading.RLock()
-        self._advanced = threading.Condition(self._lock)
-        self._is_closed = False
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._levels = KnownLevels()
@@ -465,30 +452,6 @@ class Follower:
                     self.submissions = whole
             return self.submissions
 
-    def hint(self, seqno: int) -> None:
-        """Let those who wait look now, because somebody says that there is a record at seqno.
-
-        It need not be true. While it is not, and for `HINT_S`, no other hint is taken: so a liar costs a look a second.
-        """
-        with self._lock:
-            now_s = self._clock.monotonic_s()
-            is_doubtful = self._hinted > self._state.seqno and now_s - self._hinted_s < HINT_S
-            if seqno > self._state.seqno and not is_doubtful:
-                self._hinted, self._hinted_s = seqno, now_s
-                self._hints += 1
-                self._advanced.notify_all()
-
-    def wake(self) -> None:
-        """Let those who wait look now, because something else than the log has changed that they look at."""
-        with self._lock:
-            self._hints += 1
-            self._advanced.notify_all()
-
-    @property
-    def first_pause_s(self) -> float:
-        """How long who waits does so after a look that found nothing new, for the first time."""
-        return min(TOLD_FIRST_S if self.is_told else POLL_FIRST_S, self.longest_pause_s)
-
     def _does_not_follow(self, record: Record) -> LogReplaced | LogInterrupted | CorruptBlob:
         """Return the error for a next record that was made after another one than the last that is known."""
         seqno, commit = self._state.seqno, self._state.commit
@@ -599,39 +562,6 @@ class Follower:
         """Do what `known` does for collections by (id, name), all in one state; return its seqno, too."""
         with self._lock:
             return self._state.seqno, [self.known(id_, name) for id_, name in wanted]
-
-    def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        """Return the first answer of look that is not None, or None when timeout_s has passed.
-
-        It looks after a refresh, whenever this client commits, upon a `hint`, and at intervals that double from
-        `first_pause_s` to the longest pause while the log stands still.
-
-        Raises:
-            ClientClosed: `close` was called; anything that look raises.
-        """
-        ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
-        pause_s, is_hinted = self.first_pause_s, False
-        seen: int | None = None
-        while True:
-            self.check_open()
-            if is_hinted:
-                self._read_hinted()
-                if (answer := look()) is not None:
-                    return answer
-            hints = self._hints
-            seqno = self.refresh().seqno
-            if (answer := look()) is not None:
-                return answer
-            left_s = None if ends_s is None else ends_s - self._clock.monotonic_s()
-            if left_s is not None and left_s <= 0:
-                return None
-            pause_s = self.first_pause_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
-            seen = seqno
-            self.looks.again()
-            with self._advanced:
-                if self._state.seqno == seqno and not self._is_closed and self._hints == hints:
-                    self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))
-            is_hinted = self._hints != hints
 
     def _read_hinted(self) -> None:
         """Read up to the record that a hint spoke of, and do not ask for the one after it as `refresh` does.

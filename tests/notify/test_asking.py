@@ -66,7 +66,7 @@ def test_who_is_not_told_of_records_says_so_once_and_tries_again(
 
 def test_who_commits_tells_the_server_also_of_what_comes_after_it_was_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "RETRY_S_MIN", 0.001)
-    monkeypatch.setattr(replica.follower, "POLL_FIRST_S", 3600.0)
+    monkeypatch.setattr(replica.waiting, "POLL_FIRST_S", 3600.0)
     writer = Writer(MemoryBlob())
     with persist.open(writer.blob, settings=persist.Settings(background=False, poll_s=3600.0)) as hub:
         follower, hints = hub.engine.follower, set[int]()

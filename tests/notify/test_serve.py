@@ -15,7 +15,7 @@ import persist
 from persist.blob import MemoryBlob
 from persist.client import Client
 from persist.notify import asking, server
-from persist.replica.follower import HINT_S, POLL_FIRST_S, TOLD_FIRST_S
+from persist.replica.waiting import HINT_S, POLL_FIRST_S, TOLD_FIRST_S
 from tests.clocks import ImpatientClock
 from tests.stepped import wait_until
 

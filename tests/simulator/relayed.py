@@ -113,11 +113,19 @@ class Wires:
 
     @contextlib.contextmanager
     def laid(self) -> Iterator[None]:
-        """Have calls of servers go these ways."""
+        """Have calls of these servers go these ways; a client of another test may still call a real one."""
+        connected, answers, answer_in_pieces = wire.connected, wire.answers, wire.answer_in_pieces
+
+        def lead(url: str, certificate: Any) -> Any:
+            return _Connection(self._servers[url]) if url in self._servers else connected(url, certificate)
+
+        def ours(act: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda to, *rest: (act if isinstance(to, _Connection) else real)(to, *rest)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wire, "connected", lambda url, certificate: _Connection(self._servers[url]))
-            patch.setattr(wire, "answers", self._answers)
-            patch.setattr(wire, "answer_in_pieces", self._answer)
+            patch.setattr(wire, "connected", lead)
+            patch.setattr(wire, "answers", ours(self._answers, answers))
+            patch.setattr(wire, "answer_in_pieces", ours(self._answer, answer_in_pieces))
             yield
 
     def _answers(self, to: "_Connection", token: str, what: str, body: bytes, timeout_s: float) -> Iterator[bytes]:
