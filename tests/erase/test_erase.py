@@ -410,6 +410,34 @@ def test_what_is_written_while_parts_are_looked_at_goes_too(dated: DatedBlob) ->
         assert sorted(row[0] for row in orders.snapshot().rows()) == [1, 1, 2]
 
 
+def test_a_keyframe_made_meanwhile_loses_them_in_the_same_record(dated: DatedBlob) -> None:
+    """Or else a sealed time would read otherwise by the keyframe than by history, until a second record."""
+    store: Any = Stepped(dated)
+    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
+        orders = client.create_or_load("orders", key=KEY, value=VALUE)
+        changes = [(time, diff) for time in range(8) for diff in ((-1, 1) if time else (1,))]
+        orders.write(
+            [
+                ((id_, (email, float(time - (diff < 0)))), time, diff)
+                for id_, email in PEOPLE.items()
+                for time, diff in changes
+            ]
+        ).result()
+        orders.compact()
+        assert not orders.handle.contents().keyframes
+
+        def meanwhile() -> None:
+            orders.seal(9).result()
+            orders.compact()
+            assert orders.handle.contents().keyframes
+
+        store.before("create", "log/", meanwhile)
+        late.load("orders").erase([3], reason="request 17")
+        assert store.is_done
+        assert len(orders.handle.contents().erasures) == 1
+        assert all(row[0] != 3 for row in orders.snapshot().rows())
+
+
 def test_a_clone_made_meanwhile_loses_them_too(dated: DatedBlob) -> None:
     store: Any = Stepped(dated)
     with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
