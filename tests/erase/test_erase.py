@@ -277,7 +277,7 @@ def test_open_handles_of_views_go_on_after_an_erasure(dated: DatedBlob) -> None:
             assert list(view.snapshot(7).rows()) == [(14.0, None)]
             assert (view.id, view) == (client.load("all").id, client.load("all"))
             view.compact()
-            view.describe("of everybody")
+            view.describe("of everybody").result()
         assert client.load("all").comment == "of everybody"
         client.view("all").drop().result()
         client.create_view("all", "SELECT count(*) AS total FROM orders")
