@@ -47,6 +47,7 @@ def test_whose_fixture_is_shared(shared):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.costly("the suite has to take long")
 def test_a_test_that_is_dear_fails_unless_it_says_why(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)

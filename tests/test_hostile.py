@@ -684,6 +684,7 @@ def life(folder: str, commits: int) -> None:
         gone.drop().result()
 
 
+@pytest.mark.thorough
 def test_neighbours_in_a_bucket_do_not_see_each_other(s3_options: dict[str, Any], gate: Gate) -> None:
     bucket = make_bucket(s3_options)
     s3_options = {**s3_options, "endpoint_url": gate.url}

@@ -51,6 +51,7 @@ def test_the_readme_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: 
     assert done.stdout
 
 
+@pytest.mark.thorough
 def test_the_page_about_python_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path) -> None:
     write_files(tmp_path)
     done = pasted("\n\n".join(blocks_of("docs/python.md")), tmp_path)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.queue import FIRST, ROOT
 
 CONFTEST = """
@@ -34,6 +36,7 @@ def begin(root: Path, queue: Path) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.thorough
 def test_each_test_is_run_once_by_one_of_two_processes(tmp_path: Path) -> None:
     root = tmp_path / "suite"
     for folder in "ab":

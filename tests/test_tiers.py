@@ -45,6 +45,7 @@ def collected(folder: Path, share: float) -> list[str]:
     return [line.partition("::")[2] for line in lines if "::" in line]
 
 
+@pytest.mark.thorough
 def test_the_first_tier_leaves_out_what_is_marked_and_everything_has_it(tmp_path: Path) -> None:
     assert collected(tmp_path, 0) == FIRST
     assert sorted(collected(tmp_path, 1)) == sorted([*FIRST, *SECOND])
@@ -57,12 +58,14 @@ def test_a_share_of_the_second_tier_holds_each_smaller_one() -> None:
     assert (len(tenth), len(half)) == pytest.approx((100, 500), rel=0.2)
 
 
+@pytest.mark.thorough
 def test_a_share_is_added_to_the_first_tier(tmp_path: Path) -> None:
     half = [name for name in SECOND if is_in(0.5, f"test_suite.py::{name}")]
     assert sorted(collected(tmp_path, 0.5)) == sorted([*FIRST, *half])
     assert half
 
 
+@pytest.mark.thorough
 def test_the_first_tier_makes_the_same_few_examples_each_time(tmp_path: Path) -> None:
     runs = [run(tmp_path, "-s", "--thorough", "0", "-k", "examples") for _ in range(2)]
     examples = [[line for line in text.splitlines() if line.startswith("example")] for text in runs]
@@ -70,5 +73,6 @@ def test_the_first_tier_makes_the_same_few_examples_each_time(tmp_path: Path) ->
     assert 1 < len(examples[0]) <= 5
 
 
+@pytest.mark.thorough
 def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "--thorough 20: the share must be from 0 to 1" in run(tmp_path, "--thorough=20")

@@ -156,13 +156,11 @@ def test_storage_options_reach_the_store(folder: Path) -> None:
 
 
 def test_the_module_runs_as_a_program(folder: Path) -> None:
-    command = [sys.executable, "-m", "persist", "fsck", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "no problem" in done.stdout
     (folder / "log" / f"{0:020d}").unlink()
+    command = [sys.executable, "-m", "persist", "fsck", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout
 
 
 def test_holds_are_listed_with_who_has_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

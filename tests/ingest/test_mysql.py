@@ -287,6 +287,7 @@ def test_statements_that_change_tables_are_followed(shop: Shop, caplog: Any) -> 
     assert done.uppers["t"] == done.uppers["u"]
 
 
+@pytest.mark.thorough
 @needs_server
 @pytest.mark.costly("it dies again and again")
 def test_whoever_is_killed_around_any_statement_goes_on_right(shop: Shop) -> None:

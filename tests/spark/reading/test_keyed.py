@@ -75,7 +75,7 @@ def check(spark: SparkSession, path: str, *kinds: str) -> None:
             assert bag(here.changes("rows", 2, last, native=native).collect()) == changes
 
 
-@pytest.mark.thorough(except_every=6)
+@pytest.mark.thorough
 @pytest.mark.parametrize("resolve", POLICIES)
 @pytest.mark.parametrize("policy", TOMBSTONES, ids=["boolean", "value", "not NULL"])
 def test_tombstones_are_left_out_by_sparks_own_scan(

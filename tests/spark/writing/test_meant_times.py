@@ -59,6 +59,7 @@ def test_times_far_ahead_or_in_another_unit_are_refused_unless_they_are_allowed(
         assert list(client.load("keyed").snapshot("2026-11-23").rows()) == [(1, "a")]
 
 
+@pytest.mark.thorough
 def test_a_stream_of_times_far_ahead_ends_before_it_seals_them(
     spark: SparkSession, location: str, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def contents(location: str) -> list[Any]:
         return sorted(client.load("c").snapshot().rows())
 
 
+@pytest.mark.thorough
 def test_an_overwrite_or_a_deletion_without_a_time_is_made_again_if_another_comes_first(
     spark: SparkSession, location: str
 ) -> None:

@@ -104,7 +104,7 @@ def test_keys_that_spark_does_not_order_are_written_all_the_same(spark: SparkSes
     assert {part.blob for name in ("unit", "map") for part in parts(str(tmp_path), name)} == blobs(str(tmp_path))
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["write", "format"])
 def test_a_write_with_a_token_happens_once(spark: SparkSession, location: str, way: str) -> None:
     frame = spark.createDataFrame([(i, "x", 1.0) for i in range(100)], ROWS)
