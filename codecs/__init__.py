@@ -46,6 +46,7 @@ from persist.codecs.types.arrow_types import (
     check_type,
     children,
     is_flat,
+    is_text,
     leaf_count,
     scalar_from_json,
     type_from_json,

@@ -18,7 +18,7 @@ begins at byte 4, after the magic, and each other where the one before it ends; 
 
 import bisect
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Any, NamedTuple
@@ -111,6 +111,13 @@ class PartIndex:
                 # Parquet has unsigned integers as signed ones of the same bits.
                 limits.append(value % 2 ** max(kind.bit_width, 32) if pt.is_unsigned_integer(kind) else value)
         return limits_by_group
+
+    def coded(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those of some columns that the file has as dictionaries, judged by its first row group."""
+        group = self._footer.metadata.row_group(0)
+        chunks = (group.column(at) for at in range(group.num_columns))
+        there = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
+        return tuple(name for name in names if name in there)
 
 
 def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema) -> PartIndex:

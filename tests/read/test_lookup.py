@@ -508,6 +508,34 @@ def test_other_columns_are_decoded_only_where_a_key_is_found(monkeypatch: pytest
         assert kept.bytes - keys_alone < 1.2 * keys_alone
 
 
+def test_texts_that_repeat_are_decoded_as_numbers_and_given_as_texts(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persist.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
+    kinds = {"often": pa.string(), "once": pa.string(), "bytes": pa.binary(), "long": pa.large_string()}
+    collection = client.create_or_load("c", key={"k": pa.int64()}, value=kinds)
+    few = [["ä", None, "long " * 9][k % 3] for k in range(ROWS)]
+    columns = [few, [f"{k} once" for k in range(ROWS)], [(text or "").encode() for text in few], few]
+    rows = pa.table([range(ROWS), *columns], pa.schema([("k", pa.int64()), *kinds.items()]))
+    collection.write(rows, time=0, seal=1).result()
+    coded, before = list[str](), PartReader.decoded_groups
+
+    def decoded_groups(*args: Any, **options: Any) -> pa.Table:
+        table = before(*args, **options)
+        coded.extend(field.name for field in table.schema if pa.types.is_dictionary(field.type))
+        return table
+
+    monkeypatch.setattr(PartReader, "decoded_groups", decoded_groups)
+    chosen = [0, 1, 2, 70_000, ROWS - 1]
+    for _ in range(2):  # Cold and warm.
+        with collection.snapshot() as snapshot:
+            assert rows_with(snapshot, chosen).equals(rows.take(pa.array(chosen)))
+            assert snapshot.get([2]) == [(2, ("long " * 9, "2 once", b"long " * 9, "long " * 9))]
+        with collection.snapshot(form="diff") as snapshot:
+            assert rows_with(snapshot, chosen).drop_columns("_diff").equals(rows.take(pa.array(chosen)))
+    assert {*coded} == {"often", "bytes"}
+
+
 def test_many_tiny_runs_are_looked_into_together_and_stay_right_as_they_change(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": pa.int64(), "t": pa.string()}, value={"v": pa.int64()})
     held: dict[int, int] = {}
@@ -700,9 +728,9 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
     keys, decoded = rows.select(["k"]), []
     before = PartReader.fetched_groups
 
-    def fetched_groups(*args: Any) -> Any:
+    def fetched_groups(*args: Any, **options: Any) -> Any:
         decoded.append(len(args[3]))
-        return before(*args)
+        return before(*args, **options)
 
     monkeypatch.setattr(PartReader, "fetched_groups", fetched_groups)
 

@@ -102,6 +102,33 @@ def test_a_view_that_needs_all_of_an_input_leaves_the_others_their_touched_keys(
         assert views[1].snapshot().to_arrow()["w"].to_pylist() == [*range(1, 8)]
 
 
+def test_keys_are_looked_for_in_what_is_read_in_any_case_however_much_that_is(client: persist.Client) -> None:
+    ids = range(80_000)
+    lines = pa.table({"o": [n // 2 for n in ids], "p": ids, "q": [n % 7 for n in ids]})
+    client.write("lines", lines, key=["o", "p"], timeline=None, time=0, seal=1).result()
+    orders = pa.table({"o": ids[:40_000], "day": [n % 9 for n in ids[:40_000]]})
+    client.write("orders", orders, key=["o"], timeline=None, time=0, seal=1).result()
+    parts = pa.table({"p": ids, "name": [n % 5 for n in ids]})
+    client.write("parts", parts, key=["p"], timeline=None, time=0, seal=1).result()
+    query = "SELECT name, day, sum(q) AS n FROM lines JOIN orders USING (o) JOIN parts USING (p) GROUP BY name, day"
+    view = client.create_view("v", query, indexes="auto")
+    view.refresh()
+    view.close()
+    with client.multi_write() as multi:
+        for o in range(5, 40_000, 1000):
+            multi.write(client.load("orders"), [((o, o % 9), 1, -1), ((o, 9), 1, 1)])
+        for name in ("lines", "orders", "parts"):
+            multi.seal(client.load(name), 2)
+    told = {line.split(":")[0]: line for line in view.explain_refresh().splitlines() if line.startswith("read ")}
+    assert "what touched keys hold, by o" in told["read lines"]
+    assert "what touched keys hold, by p" in told["read parts"]
+    view.refresh()
+    with client.sql(query) as wanted:
+        assert sorted(map(str, wanted.to_arrow().to_pylist())) == sorted(
+            map(str, view.snapshot().to_arrow().to_pylist())
+        )
+
+
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::persist.sql.UnboundedState")
 @pytest.mark.parametrize("block", range(10))

@@ -247,8 +247,9 @@ class StepPlan:
             )
         ]
 
+    @cached_property
     def levels(self) -> list[tuple[int, list[Brought]]]:
-        """Return the keys that are of use, by how many others have to be known before them, one after the other.
+        """The keys that are of use, by how many others have to be known before them, one after the other.
 
         Those of a level are found by a `wave` when those of the levels before are known: together, where that can be.
         """
@@ -322,8 +323,8 @@ class StepPlan:
     def wave(self, wanted: Sequence[Brought], known: Known, partitions: int) -> tuple[list[StageTask], int]:
         """Return what tasks do to find keys, each of another exchange, and about how many bytes they read, decoded.
 
-        The blocks that are asked for are these keys: of those that are not known, and may save about as much reading as
-        they take.
+        In this process, these are the bytes that the step does not read in any case. The blocks that are asked for are
+        these keys: of those that are not known, and may save about as much reading as they take.
         """
         asked = [
             keys
@@ -339,22 +340,38 @@ class StepPlan:
             if keys.of and (condition := Condition.of(keys.of, known)) is not None
         }
         numbers = frozenset(keys.exchange for keys in asked)
-        tasks, size = self._tasks(before(self.stages, numbers), partitions, known, {}, asked)
+        stages = before(self.stages, numbers)
+        tasks, size = self._tasks(stages, partitions, known, {}, asked)
+        if self._is_brief:
+            size = self._size_beyond(self._together(stages, known, needs_of(stages, self.quiet, asked))[1], known)
         return [replace(task, asked=numbers, asked_of=of) for task in tasks], size
+
+    def _size_beyond(self, needs: Mapping[int, Need], known: Known) -> int:
+        """Return what reading by some needs takes beyond what the step reads in any case, which `Found` keeps."""
+        _, read_anyway = self._together(self.stages, known, self._needs)
+        readings = {id(reading): reading for reading in self._readings.values()}
+        return sum(
+            self._sliced(readings[at], need, known)[1] - readings[at].changes_bytes
+            for at, need in needs.items()
+            if need != read_anyway[at]
+        )
 
     def told_bytes(self, wanted: Set[Brought]) -> int:
         """Return how many bytes, decoded, the sources hold of which some keys, or what these tell, tell a part."""
+        telling = {*wanted}
+        for _, keys in self.levels:  # Each after those that it is told by.
+            telling |= {one for one in keys if any(term.keys in telling for term in one.of)}
         return sum(
             self._readings[stage.number].contents_bytes
             for stage in self.stages
-            if stage.source is not None and not wanted.isdisjoint(self._telling.get(stage.source.number, ()))
+            if stage.source is not None and not telling.isdisjoint(self._telling.get(stage.source.number, ()))
         )
 
     @cached_property
     def _telling(self) -> dict[int, frozenset[Brought]]:
         """By source the keys that tell which part of it is read, by a step or by what finds other keys."""
         parts: list[tuple[Sequence[StagePlan], tuple[Brought, ...]]] = [(self.stages, ())]
-        parts += [(before(self.stages, {keys.exchange}), (keys,)) for _, wanted in self.levels() for keys in wanted]
+        parts += [(before(self.stages, {keys.exchange}), (keys,)) for _, wanted in self.levels for keys in wanted]
         telling: dict[int, frozenset[Brought]] = {}
         for stages, asked in parts:
             needs = needs_of(stages, self.quiet, asked)
@@ -427,16 +444,7 @@ class StepPlan:
         asked: Sequence[Brought] = (),
     ) -> tuple[list[StageTask], int]:
         needs = {} if known is None else self._needs if stages is self.stages else needs_of(stages, self.quiet, asked)
-        own: dict[int, Need] = {}  # Of each stage that reads.
-        every: dict[int, Need] = {}  # Of all that read together, by their reading.
-        for stage in stages:
-            if stage.source is not None:
-                need = None if known is None else self._known_only(needs.get(stage.source.number, NOTHING), known)
-                reading = self._readings[stage.number]
-                before_it = every.get(id(reading), NOTHING)
-                own[stage.number] = need
-                is_whole = need is None or before_it is None or (need and id(reading) in self._read_whole)
-                every[id(reading)] = None if is_whole else (need or NOTHING) | (before_it or NOTHING)
+        own, every = self._together(stages, known, needs)
         read = {
             id(reading): self._sliced(reading, every[id(reading)], known or {})
             for reading in self._readings.values()
@@ -457,6 +465,22 @@ class StepPlan:
             }
             tasks.append(StageTask(stage, partitions, written, slices, self.as_of, needed))
         return tasks, sum(size for _, size in read.values())
+
+    def _together(
+        self, stages: Sequence[StagePlan], known: Known | None, needs: Mapping[int, Need]
+    ) -> tuple[dict[int, Need], dict[int, Need]]:
+        """Return what is read of each stage that reads, and, by their reading, of all that read together."""
+        own: dict[int, Need] = {}
+        every: dict[int, Need] = {}
+        for stage in stages:
+            if stage.source is not None:
+                need = None if known is None else self._known_only(needs.get(stage.source.number, NOTHING), known)
+                reading = self._readings[stage.number]
+                before_it = every.get(id(reading), NOTHING)
+                own[stage.number] = need
+                is_whole = need is None or before_it is None or (need and id(reading) in self._read_whole)
+                every[id(reading)] = None if is_whole else (need or NOTHING) | (before_it or NOTHING)
+        return own, every
 
     @cached_property
     def _read_whole(self) -> set[int]:

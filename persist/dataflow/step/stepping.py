@@ -48,6 +48,7 @@ from persist.errors import (
 Where = Literal["auto", "here", "tasks"]
 Policy = Literal["auto", "incremental"]
 
+LOOK_BYTES = 1 << 20  # Read in the time that a look for keys takes here, whatever it reads.
 LOOKED_AT_HERE = 128 << 20  # Bytes, decoded: touched keys that less tells are found here, and otherwise by a job.
 KEYS_BYTES_MAX = 64 << 20  # Of touched keys, which all tasks get; if there are more, everything is read.
 OUTWORN = "the steps of this handle have taken as long as its state does"
@@ -293,7 +294,7 @@ class Stepping:
 
     def _work(self, step: StepPlan, needed: int | None) -> Work:
         elsewhere = self.elsewhere
-        jobs = 1 + sum(level > 1 or step.changed_bytes > LOOKED_AT_HERE for level, _ in step.levels())
+        jobs = 1 + sum(level > 1 or step.changed_bytes > LOOKED_AT_HERE for level, _ in step.levels)
         return Work(
             step.bytes,
             step.changed_bytes,
@@ -312,18 +313,17 @@ class Stepping:
         known = step.untouched()
         jobs = 0
         elsewhere = self.elsewhere
-        for level, wanted in step.levels():
+        for level, wanted in step.levels:
             shares = 1 if elsewhere is None else elsewhere.shares(step.changed_bytes)
             tasks, size = step.wave(wanted, known, shares)
-            is_read_anyway = elsewhere is None and any(keys.of for keys in wanted)  # `Found` keeps it for the step.
-            if level > 1 and not is_read_anyway and step.told_bytes({*wanted}) <= size:
+            if level > 1 and step.told_bytes({*wanted}) <= size + (LOOK_BYTES if elsewhere is None else 0):
                 continue  # To look costs more than to read what they may be.
             if not tasks:
                 continue
             if elsewhere is None or size <= LOOKED_AT_HERE:
                 keys = here.asked(tasks)
             elif not finds_by_tasks:
-                return known, len(step.levels()) - level + 1
+                return known, len(step.levels) - level + 1
             else:
                 keys, jobs = elsewhere.executor.asked(tasks), jobs + 1
             known |= step.touched(wanted, tasks, keys)

@@ -270,7 +270,7 @@ class Lookup:
         start = len(self.scan.schema.key_names)
         values = columns[start : start + len(self.scan.schema.value_names)]
         try:
-            return [to_values(column.slice(row, 1), "a column")[0] for column in values]
+            return [to_values(_plain(column.slice(row, 1)), "a column")[0] for column in values]
         except InvalidUsage:
             return None
 
@@ -413,6 +413,10 @@ class Lookup:
             return table.filter(filter)
         except (pa.ArrowException, ValueError) as error:
             raise bad_filter(filter, self.scan.schema.arrow, error) from error
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
 
 
 def _has_comparable_values(schema: CollectionSchema) -> bool:

@@ -6,6 +6,7 @@
 - What is decoded (`PartRows`): keys first; other columns only of row groups that have a wanted key. Each is kept by
   itself, because snapshots with other columns have the keys in common: by row group, or as a block of them once nearly
   all of it was wanted. Bytes that were fetched for the keys serve for the other columns.
+- Texts that the file has as dictionaries stay so until rows are taken: to make them takes Arrow seven times as long.
 - Where a client has a cache folder, what is large enough is kept in mapped files (`SpilledRows`), and in memory only
   what cannot go there. Rows of a file are used only after these very rows have been checked.
 """
@@ -28,6 +29,7 @@ from persist.codecs import (
     SortedKeys,
     empty_batch,
     int64_array,
+    is_text,
     ordered_keys,
     sample_rows,
     scalar_from_json,
@@ -198,6 +200,7 @@ class PartRows:
         self._columns = columns
         self._reader = reader
         self._is_small = bool(part.inline) or part.bytes <= WHOLE_BYTES_MAX
+        self._coded: tuple[str, ...] | None = None  # Columns that come as dictionaries.
         self._known_bounds: GroupBounds | None = None
         self._looked: tuple[SortedKeys | None, Blocks] | None = None  # Where to look for what was wanted last.
 
@@ -313,8 +316,8 @@ class PartRows:
         if len(pieces) == 1 and len(pieces[0][1]) == len(keys) and pieces[0][0] == start:
             # Mostly both are one block, and one call for all columns takes half as long.
             columns = [*keys.batch.columns, *_batch(pieces[0][1]).columns]
-            block = pa.RecordBatch.from_arrays(columns, schema=self._row_fields)
-            yield pa.Table.from_batches([block.take(int64_array(rows))])
+            block = pa.RecordBatch.from_arrays(columns, names=self._row_fields.names)
+            yield _plain(pa.Table.from_batches([block.take(int64_array(rows))]), self._row_fields)
             return
         taken = [keys.batch.take(int64_array(rows))]
         if pieces:
@@ -325,12 +328,13 @@ class PartRows:
                 for (first, piece), (a, b) in zip(pieces, pairwise(cuts), strict=True)
             ]
             taken.append(parts[0] if len(parts) == 1 else pa.Table.from_batches(parts))
-        fields = [field for table in taken for field in table.schema]
-        yield pa.Table.from_arrays([column for table in taken for column in table.columns], schema=pa.schema(fields))
+        names = [name for table in taken for name in table.column_names]
+        whole = pa.Table.from_arrays([column for table in taken for column in table.columns], names=names)
+        yield _plain(whole, self._row_fields)
 
     def _tables(self, pieces: list[tuple[int, Piece]]) -> Iterator[pa.Table]:
         """Yield all rows of some pieces of a collection without keys."""
-        return (pa.Table.from_batches([_batch(piece)]) for _, piece in pieces)
+        return (_plain(pa.Table.from_batches([_batch(piece)]), self._row_fields) for _, piece in pieces)
 
     def _whole_values(self, rows: Numbers) -> list[tuple[int, Piece]]:
         values = self._whole(self._columns, rows)
@@ -461,12 +465,22 @@ class PartRows:
 
     def _read(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
         """Return columns of consecutive row groups. Cost: one GET of a range, unless they are among those fetched."""
+        coded = () if columns == self._keys else self._texts()
         for groups, data in fetched:
             if groups[0] <= run[0] and run[-1] <= groups[-1]:
-                return self._reader.decoded_groups(self._part, self._schema, groups, run, data, columns)
-        table, data = self._reader.fetched_groups(self._part, self._schema, run, columns)
+                return self._reader.decoded_groups(self._part, self._schema, groups, run, data, columns, coded=coded)
+        table, data = self._reader.fetched_groups(self._part, self._schema, run, columns, coded=coded)
         fetched.append((run, data))
         return table
+
+    def _texts(self) -> tuple[str, ...]:
+        """Return the columns of texts that are decoded to the numbers of their values, of which few are wanted."""
+        if self._coded is None:
+            kinds = ((name, self._schema.arrow.field(name).type) for name in self._columns)
+            names = [name for name, kind in kinds if is_text(kind)]
+            is_mapped = self._reader.spilled is not None  # Files have texts as they are.
+            self._coded = self._reader.index(self._part, self._schema).coded(names) if names and not is_mapped else ()
+        return self._coded
 
     def _keep(self, columns: tuple[str, ...], span: Span, table: pa.Table) -> Piece:
         batches = table.combine_chunks().to_batches()
@@ -530,6 +544,15 @@ def places_of(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: 
     """Return, ascending, which rows of a part have a wanted key. Cost: what a look-up of the keys alone reads."""
     fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
     return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(wanted)
+
+
+def _plain(table: pa.Table, fields: pa.Schema) -> pa.Table:
+    """Return rows without dictionaries."""
+    columns = [
+        column.cast(field.type) if pat.is_dictionary(column.type) else column
+        for field, column in zip(fields, table.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=fields)
 
 
 def _batch(piece: Piece) -> pa.RecordBatch:

@@ -43,7 +43,7 @@ def stepped(
         known: dict[Brought, TouchedKeys] | None = None
         if looks_up and step.why_everything() is None:
             known = step.untouched()
-            for _, wanted in step.levels():
+            for _, wanted in step.levels:
                 tasks, _ = step.wave(wanted, known, partitions)
                 known |= step.touched(wanted, tasks, asked(tasks, chance))
         try:
