@@ -13,7 +13,7 @@ MOST: dict[str, tuple[int, int | None]] = {
     "snapshot of the same": (480, None),
     "compaction of 450 small parts": (480, None),
     "snapshots of 100 collections": (9, 2),
-    "the same, one after the other": (260, 200),  # With the checkpoints that are made meanwhile.
+    "the same, one after the other": (250, 100),  # With the checkpoints that are made meanwhile.
     "create_view and first refresh": (6, 1),  # With the proof of the store, if that comes late.
     "refresh by an open handle, 10 rows changed": (2, 0),
     "the same, nothing changed": (0, 1),

@@ -17,7 +17,7 @@ from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Sta
 from persist.engine.engine import Engine
 from persist.engine.moments import MOMENTS, MomentMap
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound, with_timeline
-from persist.hold import no_claim
+from persist.hold import Claim, WantedClaim, no_claim
 from persist.log import KeyedForm, check_parts, kinds
 from persist.read import ClaimedRead, machine_needed, snapshot_scan, snapshot_tables
 from persist.replica import last_moved
@@ -142,10 +142,7 @@ class CollectionHandle:
         self.engine.settle()
         if as_of == LATEST:
             as_of = None
-        if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
-            raise InvalidUsage(
-                f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit"
-            )
+        _check_timeout(timeout_s)
         if as_of is not None:
             as_of = self._time_when_known(as_of, timeout_s)
 
@@ -194,6 +191,9 @@ class CollectionHandle:
             AsOfCompacted: since has passed time.
         """
         claim = no_claim(self.id) if self.is_kept else self.engine.claim(self.id, self.name, time, consumer)
+        return self._reading_by(claim, time, end)
+
+    def _reading_by(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
         try:
             # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
             contents = self.known()
@@ -233,9 +233,43 @@ class CollectionHandle:
     def sealed_and_claimed(
         self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""
     ) -> tuple[CollectionState, int, ClaimedRead]:
-        """Do what `sealed` does, then `claim` the time it gives."""
+        """Do what `sealed` does, then `claim` the time it gives. Cost: a commit, or a look where a claim is free."""
+        _check_timeout(timeout_s)
+        early = None if consumer else self._claimed_unseen(as_of)
+        if early is not None:
+            return early
         _, time = self.sealed(as_of, timeout_s)
         contents, reading = self.claim(time, consumer, end=time + 1)
+        return contents, time, reading
+
+    def _claimed_unseen(self, as_of: int | Moment | None) -> tuple[CollectionState, int, ClaimedRead] | None:
+        """Do what `sealed_and_claimed` does for the latest time, or one that is known to be sealed, without a look.
+
+        None if only a look tells. The state that is read has the record of the claim, and so all that was committed
+        before it was asked for.
+        """
+        self.engine.check_open("reading")
+        given = as_of if type(as_of) is int and as_of >= 0 else None
+        if self.is_kept or not (as_of is None or as_of == LATEST or given is not None):
+            return None
+        self.engine.settle()
+
+        def sealed_time() -> int | None:
+            entry = self.engine.follower.entry(self.id)
+            contents = None if entry is None else entry.contents
+            if contents is None or contents.upper.has_beyond(given or 0):
+                return None
+            return last_sealed(contents) if given is None else given
+
+        time = sealed_time()
+        claim = None if time is None else self.engine.claim_unseen(WantedClaim(self.id, self.name, time))
+        if claim is None:
+            return None
+        if time is None or sealed_time() != time:
+            claim.release()
+            return None
+        contents, reading = self._reading_by(claim, time, end=time + 1)
+        self.engine.follower.looks.noted()
         return contents, time, reading
 
     def needs(self, blob: str) -> bool:
@@ -509,6 +543,11 @@ class CollectionHandle:
                 'timeline by which a moment would be one. Give a number, or create one with timeline="us".'
             )
         return timeline
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+        raise InvalidUsage(f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit")
 
 
 def _frontier_for_time(what: str, given: Antichain, shown: Callable[[int], str]) -> str:

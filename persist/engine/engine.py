@@ -6,6 +6,7 @@ that belong to one collection are in `CollectionHandle`.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Self
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 from persist.blob import InvalidUsage, Pool, ReadOnlyStore, StoreFull, StoreMisconfigured, is_remote
 from persist.closing import close_after
 from persist.engine.writer import Mode, OpenOptions, Writer
-from persist.errors import ClientClosed, LogInterrupted, ReadOnly
+from persist.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly
 from persist.hold import Claim, WantedClaim, no_claim
 from persist.metrics import Metrics, register
 from persist.names import OWN_PREFIX
@@ -196,6 +197,17 @@ class Engine:
             CollectionNotFound: the collection was dropped.
         """
         return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
+
+    def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
+        """Claim as `claim` does without a look at the log before, where the claim's own record does for one.
+
+        None if it does not, or if the claim is refused as things are known here: look, and claim then.
+        """
+        if self._writer is None or self.follower.looks.is_enough or not self.follower.knows_end:
+            return None
+        with suppress(InvalidUsage, Conflict, ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
+            return self._writer.leases.claim_unseen(wanted)
+        return None
 
     def claim_all(self, wanted: Sequence[WantedClaim], consumer: str = "") -> list[Claim]:
         """Do what `claim` does for many collections, each at its own time: all or none, for one commit in all.

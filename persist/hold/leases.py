@@ -192,13 +192,35 @@ class Leases:
             CollectionNotFound: a collection was destroyed.
             Unavailable, Indeterminate: the store did not take it.
         """
-        reads_from = self._follower.state.seqno if reads else SEQNO_MAX
+        return self._claimed(wanted, self._follower.state.seqno if reads else SEQNO_MAX)[0]
+
+    def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
+        """Return a claim if it takes a commit, whose record this client has read then: nothing before that is unknown.
+
+        Who claims so need not look at the log before. None if the claim would be free, or the record was not read.
+
+        Raises: as `claim_all`.
+        """
+        with self._lock:
+            self._drain()
+            held = self._held.get(wanted.collection)
+            if held is not None and held.durable is not None and held.durable <= wanted.time:
+                return None
+        (claim,), seqno = self._claimed([wanted], self._follower.state.seqno)
+        if 0 <= seqno <= self._follower.state.seqno:
+            return claim
+        claim.release()
+        return None
+
+    def _claimed(self, wanted: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
+        """Return claims, and the seqno of the record that was made for them; -1 if none was."""
         while True:
             lease, claims, uncovered = self._noted(wanted, reads_from)
             try:
+                seqno = -1
                 if uncovered:
                     self.check_may_wait()
-                    self._settle(uncovered, eager=False)
+                    seqno = self._settle(uncovered, eager=False)
             except LeaseExpired:
                 self._lose(lease)
             except BaseException:
@@ -206,7 +228,7 @@ class Leases:
                     claim.release()
                 raise
             if not lease.is_lost:  # Or else: nothing relied on it yet, so begin another one.
-                return claims
+                return claims, seqno
 
     def _noted(
         self, wanted: Sequence[WantedClaim], reads_from: int
@@ -379,48 +401,59 @@ class Leases:
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
         return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
 
-    def _settle(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> None:
-        """Commit what `_steps` says of holds, in one record; one that is refused keeps no other from its place."""
+    def _settle(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> int:
+        """Commit what `_steps` says of holds, in one record; one that is refused keeps no other from its place.
+
+        Return the seqno of the record; -1 if there was nothing to commit.
+        """
         with ExitStack() as moving:
             for collection in sorted(holds):  # In an order that all threads keep, so that none waits for another.
                 moving.enter_context(holds[collection].moving)
             planned = {collection: self._steps(collection, held, eager=eager) for collection, held in holds.items()}
-            errors = self._committed(holds, {collection: steps for collection, steps in planned.items() if steps})
+            errors, seqno = self._committed(holds, {id_: steps for id_, steps in planned.items() if steps})
             for collection, error in errors.items():
                 held = holds[collection]
                 if held.claims and not (eager and held.is_gone):
                     error.add_note(f"This is about the collection {held.name!r}.")
                     raise error
+        return seqno
 
     def _committed(
         self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]]
-    ) -> dict[str, BaseException]:
-        """Commit the steps of each collection, together if that is possible; return what went wrong, and take it in."""
+    ) -> tuple[dict[str, BaseException], int]:
+        """Commit the steps of each collection, together if that is possible; return what went wrong, and take it in.
+
+        Return the seqno of the record besides; -1 unless all of them are in one.
+        """
         if not planned:
-            return {}
-        (error,) = self._outcomes(holds, planned, [[*planned]])
+            return {}, -1
+        (together,) = self._outcomes(holds, planned, [[*planned]])
+        error = together.exception()
         errors = dict.fromkeys(planned, error)
         if len(planned) > 1 and isinstance(error, InvalidUsage | Conflict) and not isinstance(error, LeaseExpired):
             # One of them was refused, and all with it: now each by itself, which is one record again.
-            errors = dict(zip(planned, self._outcomes(holds, planned, [[each] for each in planned]), strict=True))
+            alone = self._outcomes(holds, planned, [[each] for each in planned])
+            errors = {collection: future.exception() for collection, future in zip(planned, alone, strict=True)}
         for collection, error in errors.items():
             self._settled(collection, holds[collection], planned[collection], error)
-        return {collection: error for collection, error in errors.items() if error is not None}
+        failed = {collection: error for collection, error in errors.items() if error is not None}
+        return failed, -1 if together.exception() is not None else together.result()
 
     def _outcomes(
         self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]], groups: Sequence[Sequence[str]]
-    ) -> list[BaseException | None]:
-        """Ask for each group of collections at once, all or none of a group; return what went wrong with each."""
+    ) -> list[Future[int]]:
+        """Ask for each group of collections at once, all or none of a group; return what became of each."""
         lease = next(iter(holds.values())).lease
         begins = self._beginning(lease, [step for steps in planned.values() for step in steps])
         alone = self._commit(begins, {}) if begins and len(groups) > 1 else None
-        futures = []
+        futures: list[Future[int]] = []
         for group in groups:
             steps = [*(begins if alone is None else []), *(step for each in group for step in planned[each])]
             futures.append(self._commit(steps, {each: holds[each].name for each in group}))
-        outcomes = [future.exception() for future in futures]
+        for future in futures:
+            future.exception()
         self._take_in_grant(lease, begins, futures[0] if alone is None else alone)
-        return outcomes
+        return futures
 
     def _steps(self, collection: str, held: _SharedHold, *, eager: bool) -> list[Step]:
         """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.

@@ -293,10 +293,14 @@ class Follower(Waiting):
                 self._verify_newest()
             return self._state
 
+    @property
+    def knows_end(self) -> bool:
+        """Whether this client has seen the end of the log lately, `FRESH_S` ago at most."""
+        return self._clock.monotonic_s() - self._seen_end[0] < FRESH_S
+
     def next_seqno(self) -> int:
         """Return the next seqno of the log, as of `FRESH_S` ago at most. Cost: mostly nothing, or a GET."""
-        age_s = self._clock.monotonic_s() - self._seen_end[0]
-        return (self._state if age_s < FRESH_S else self.refresh()).seqno + 1
+        return (self._state if self.knows_end else self.refresh()).seqno + 1
 
     def was_truncated(self, record: Record, *, past_is_there: bool) -> bool:
         """Return whether the slot of a record that was just created has been truncated, before or after that.

@@ -161,3 +161,40 @@ def test_claims_that_threads_make_while_the_store_is_busy_share_a_record() -> No
         found = kinds_after(blob, start)
         assert len(found) <= 3
         assert sum(kinds.get(record_kinds.SetHold, 0) for kinds in found) == len(collections)
+
+
+def test_a_first_snapshot_has_what_others_committed_before_it_though_it_does_not_look(blob: MemoryBlob) -> None:
+    with opened(blob) as writer, opened(blob) as reader:
+        theirs, ours, dropped = (
+            client.create_or_load(n, key=KEY) for client, n in ((writer, "c"), (reader, "c"), (reader, "d"))
+        )
+        theirs.write([((1, None), 0, 1)], seal=1).result()
+        assert ours.snapshot().as_of == 0
+        for end, as_of, found in ((3, None, 2), (5, 4, 4), (6, "latest", 5)):
+            leases_of(reader).tick()  # Nothing is held, so the next claim is a commit again.
+            theirs.write([((1, None), end - 1, 1), ((2, None), end - 1, 1)], seal=end).result()
+            with ours.snapshot(as_of) as snapshot:
+                assert snapshot.as_of == found
+                assert snapshot.count() == theirs.snapshot(found).count()
+        writer.drop("d").result()
+        with pytest.raises(persist.errors.CollectionNotFound):
+            dropped.snapshot()
+
+
+def test_a_claim_that_takes_a_commit_takes_no_look(blob: MemoryBlob) -> None:
+    with opened(blob) as writer, opened(blob) as reader:
+        collections_of(writer, 3)
+        ours = [reader.load(f"c{n:03}") for n in range(3)]
+        seqno = reader.seqno
+        looks: list[int] = []
+        refreshed = type(reader.engine.follower)._refreshed
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(reader.engine.follower), "_refreshed", lambda self: looks.append(1) or refreshed(self))
+            snapshots = [each.snapshot(as_of) for each, as_of in zip(ours, (None, 7, "latest"), strict=True)]
+            assert not looks
+            snapshots.append(ours[0].snapshot())  # This one is covered, so only a look shows that nothing has come.
+        assert looks
+        assert [each.as_of for each in snapshots] == [19, 7, 19, 19]
+        assert reader.seqno == seqno + 3
+        with pytest.raises(persist.InvalidUsage, match="timeout_s"):
+            ours[2].snapshot(timeout_s="soon")  # type: ignore[arg-type]
