@@ -15,7 +15,6 @@ ROWS = 1_500_000  # About 90 MiB decoded, in each of four collections.
 USUAL = 120
 BOUNDS = {
     "consumer": 200,
-    "follow several": 380,
     "write a dataset": 290,
     "ingest files": 210,
     "upsert everything": 340,

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.blob import MemoryBlob
+from persist.read import PartReader
 from persist.settings import Tuning
 
 KEY = {"k": pa.int64()}
@@ -166,3 +167,108 @@ def test_what_one_collection_gave_is_given_again_if_another_one_cannot_be_read()
             step = following.poll()
             assert step is not None
             assert {each.name: rows(step[each]) for each in step} == {"a": [(1, 1, 1)], "b": [(1, 1, 1)]}
+
+
+def test_a_state_that_is_larger_than_the_budget_comes_in_parts_that_end_together(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = made(client, "a", "b")
+    for time in range(3):
+        both(client, a, b, time)
+    monkeypatch.setattr(PartReader, "slice_bytes", 1)
+    with client.follow({a: 0, b: None}) as following:
+        steps = [next(following)]
+        both(client, a, b, 3)
+        while not steps[-1].is_last:
+            steps.append(next(following))
+        assert len(steps) == 5
+        assert {step.seqno for step in steps} == {client.seqno - 1}
+        assert [{each.name: step[each].upper.time for each in step} for step in steps[:-1]] == [
+            *[{"a": 1}] * 2,
+            *[{"b": 0}] * 2,
+        ]
+        assert {each.name: step.upper.time for each, step in steps[-1].progress.items()} == {"a": 3, "b": 3}
+        assert len(steps[-1][a].updates) == 0
+        assert steps[-1][a].updates.schema == steps[0][a].updates.schema
+        assert [row for step in steps if a in step for row in rows(step[a])] == [(1, 1, 1), (2, 2, 1)]
+        assert [row for step in steps if b in step for row in rows(step[b])] == [(0, 0, 1), (1, 1, 1), (2, 2, 1)]
+        both(client, a, b, 4)
+        assert not next(following).is_last
+
+
+Steps = st.lists(st.tuples(st.sampled_from(["both", "a", "b", "poll", "close"]), st.integers(1, 5)), max_size=12)
+
+
+@given(Steps, st.sampled_from([1, 100, 1 << 20]), st.booleans())
+def test_parts_of_a_state_add_up_to_what_that_state_holds(
+    commits: list[tuple[str, int]], slice_bytes: int, contents: bool
+) -> None:
+    """A follower that takes in what it was given whenever a step is the last one has each state as a whole."""
+    settings = persist.Settings(background=False)
+    with pytest.MonkeyPatch.context() as patch, persist.open(MemoryBlob(), settings=settings) as client:
+        patch.setattr(PartReader, "slice_bytes", slice_bytes)
+        a, b = made(client, "a", "b")
+        model: dict[str, Rows] = {"a": [], "b": []}
+        uppers = dict.fromkeys("ab", 0)
+        states: dict[int, tuple[dict[str, int], dict[str, Rows]]] = {}
+
+        def commit(names: str, count: int) -> None:
+            with client.multi_write() as multi:
+                for each in (a, b):
+                    if each.name in names:
+                        at = uppers[each.name]
+                        added = [(key, at, 1) for key in range(count)]
+                        multi.write(each, [((key, None), time, diff) for key, time, diff in added])
+                        multi.seal(each, at + 1)
+                        model[each.name] = [*model[each.name], *added]
+                        uppers[each.name] = at + 1
+            states[client.seqno] = dict(uppers), {name: [*held] for name, held in model.items()}
+
+        commit("ab", 3)
+        given: dict[str, Rows] = {"a": [], "b": []}
+        begun = {a: 0, b: 0} if contents else {a: None, b: None}
+        with client.follow(begun, contents=contents) as following:
+            pending: dict[str, Rows] = {"a": [], "b": []}
+            seen = dict.fromkeys("ab", 0)
+            for what, count in [*commits, *[("poll", 1)] * 200]:
+                if what in ("both", "a", "b"):
+                    commit("ab" if what == "both" else what, count)
+                    continue
+                if (step := following.poll()) is None:
+                    continue
+                for each in step:
+                    pending[each.name] += rows(step[each])
+                    if step.is_last:
+                        seen[each.name] = step[each].upper.time or 0
+                    else:
+                        assert step[each].upper == seen[each.name]
+                if step.is_last:
+                    for name in given:
+                        given[name] += pending.pop(name)
+                    pending = {"a": [], "b": []}
+                    known, held = states[max(seqno for seqno in states if seqno <= step.seqno)]
+                    assert all(seen[name] in (known[name], 1) for name in seen) if contents else seen == known
+                    for name in given:
+                        assert sorted(given[name]) == sorted(row for row in held[name] if row[1] < seen[name])
+        assert {name: sorted(held) for name, held in given.items()} == {n: sorted(h) for n, h in model.items()}
+
+
+def test_a_part_of_a_state_that_could_not_be_read_comes_with_the_next_step(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = made(client, "a", "b")
+    both(client, a, b, 0)
+    monkeypatch.setattr(PartReader, "slice_bytes", 1)
+    with client.follow({a: None, b: None}) as following:
+        assert rows(next(following)[a]) == [(0, 0, 1)]
+        with monkeypatch.context() as patch:
+            patch.setattr(PartReader, "tables", unavailable)
+            with pytest.raises(persist.Unavailable):
+                following.poll()
+        step = next(following)
+        assert step.is_last
+        assert {each.name: rows(step[each]) for each in step} == {"a": [], "b": [(0, 0, 1)]}
+
+
+def unavailable(*_: object, **__: object) -> None:
+    raise persist.Unavailable("the store did not answer")

@@ -241,15 +241,16 @@ def listen_from(
         scan = planned(contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
-        for slices in slices_by_time(scan, reading().slice_bytes):
+        for slices in slices_by_time(scan, reading().changes_slice_bytes):
             start, end = slices[0].time_lower, slices[0].time_upper
             after = upper if end == scan.time_upper else Antichain(end)
             if is_whole or len(slices) == 1:
                 interval = replace(scan, time_lower=start, time_upper=end).pruned()
-                pieces.append(Piece(partial(read, interval), after))
+                pieces.append(Piece(partial(read, interval), after, interval.updates_memory))
                 continue
             uppers = [*[Antichain(start)] * (len(slices) - 1), after]
-            pieces += [Piece(partial(read, part), upper) for part, upper in zip(slices, uppers, strict=True)]
+            sized = zip(slices, uppers, strict=True)
+            pieces += [Piece(partial(read, part), upper, part.updates_memory) for part, upper in sized]
         return pieces
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
@@ -272,7 +273,7 @@ def contents_as_of(
     They are one piece, or several within the budget, of which the last one completes that time.
     """
     scan = snapshot_scan(handle.folded(contents), handle.schema, time, None, None)
-    slices = [scan] if whole_times else scan.slices_within(reading().slice_bytes)
+    slices = [scan] if whole_times else scan.slices_within(reading().changes_slice_bytes)
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
         empty = scan.given_out(scan.empty([*scan.columns, "_diff"]))
@@ -282,7 +283,7 @@ def contents_as_of(
         return with_moments(updates, moments)
 
     uppers = [*[Antichain(time)] * (len(slices) - 1), Antichain(time + 1)]
-    return [Piece(partial(read, part), upper) for part, upper in zip(slices, uppers, strict=True)]
+    return [Piece(partial(read, part), upper, part.memory) for part, upper in zip(slices, uppers, strict=True)]
 
 
 def begun_listen(

@@ -186,7 +186,7 @@ def test_a_time_that_is_larger_than_the_budget_comes_in_parts_that_end_at_one_fr
         assert contents.drop_columns("_time").equals(c.snapshot(1, form="diff").to_arrow().sort_by("k"))
 
 
-def test_a_consumer_and_several_collections_are_given_each_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_is_given_each_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PartReader, "slice_bytes", 64)
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         c = one_large_time(client)
@@ -194,13 +194,6 @@ def test_a_consumer_and_several_collections_are_given_each_time_as_a_whole(monke
             steps = [next(consumer), next(consumer)]
             assert [step.upper.time for step in steps] == [2, 3]
             assert len(steps[0].updates) == 150
-        with client.follow({c: None}) as together:
-            step = next(together)
-            assert step[c].upper.time == 3
-            assert len(step[c].updates) == 152
-        with client.follow({c: 1}, contents=True) as together:
-            assert len(next(together)[c].updates) == 150
-            assert next(together)[c].upper.time == 3
 
 
 def test_a_part_of_a_time_that_could_not_be_read_comes_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

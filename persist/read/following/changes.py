@@ -76,13 +76,13 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
 
 def joined_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
     """Return what `read_changes` does. Memory: the result, and a quarter of the budget while it is made."""
-    if scan.memory <= reading().slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
+    if scan.memory <= reading().changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
         return read_changes(scan, reading())
     reader = reading()
     return pa.concat_tables(
         [
             read_changes(scan_slice, reading.checked(reader))
-            for some in slices_by_time(scan, reader.slice_bytes)
+            for some in slices_by_time(scan, reader.changes_slice_bytes)
             for scan_slice in some
         ]
     )
@@ -213,7 +213,7 @@ class Changes(ArrowResult):
 
     def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
         reader = self._reading()
-        for slices in slices_by_time(whole, reader.slice_bytes):
+        for slices in slices_by_time(whole, reader.changes_slice_bytes):
             for scan_slice in slices:
                 yield read_changes(scan_slice, self._reading.checked(reader), retractions_first=True)
 

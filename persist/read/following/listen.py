@@ -10,7 +10,8 @@ piece has the next `upper`, and those before have the one that was reached befor
 each time as a whole, because it can acknowledge nothing less. A piece that could not be read comes with the next step.
 
 A `JointListen` is several listens that look at the same states: each `JointProgress` says what all of them gave at one
-point of the log, so that what one commit did to several collections is never seen in parts. However many
+point of the log. A state that is more than a slice of the budget comes in several steps. All uppers move with the last
+one (`is_last`), so what one commit did to several collections is never complete in some of them alone. However many
 collections there are, a poll costs one refresh, and nothing for those that have not advanced.
 
 Both can be awaited (`Steps`): a thread waits for the store, a second at a time, so no event loop is blocked. When
@@ -112,10 +113,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step will give out: how it is read, which may be tried again, and what is complete with it."""
+    """What one step will give out.
+
+    Attributes:
+        read: reads it, and may be tried again.
+        upper: what is complete with it.
+        size: about how many bytes it takes.
+    """
 
     read: Callable[[ClaimedRead], pa.Table]
     upper: Antichain
+    size: int
 
 
 PlanChanges = Callable[[ClaimedRead, CollectionState, int, Antichain], Sequence[Piece]]
@@ -178,13 +186,14 @@ class Listen(ShownByRepr, Steps[Progress]):
             contents = self._follower.wait_for(self._look, timeout_s)
             if contents is None or self._closed:
                 return None
-            self._left.extend(self._planned(contents, None))
-        progress = self._joined([self._left[0]])
+            self._left.extend(self.planned(contents))
+        piece = self._left[0]
+        updates = self.read([piece])
         if self._closed:
             return None
         self._left.popleft()
-        self._move_to(progress.upper)
-        return progress
+        self.move_to(piece.upper)
+        return Progress(updates, piece.upper)
 
     def check_unclosed(self) -> None:
         """Raise InvalidUsage if this was closed: that nothing came is not what a poll should say then."""
@@ -196,13 +205,11 @@ class Listen(ShownByRepr, Steps[Progress]):
         if not self.is_finished:
             self._reading()
 
-    def first(self) -> Progress | None:
-        """Return the contents that come before all updates; None if there are none, or `pass_first` was called."""
-        return None if self._closed or not self._left else self._joined(self._left)
-
-    def pass_first(self) -> None:
-        """Go on behind what `first` has returned."""
+    def take_first(self) -> Sequence[Piece]:
+        """Return the contents that come before all updates, for `read`; none if they were taken."""
+        first = [*self._left]
         self._left.clear()
+        return first
 
     def close(self) -> None:
         """Stop, and let since advance; a wait in another thread ends within a second."""
@@ -228,25 +235,24 @@ class Listen(ShownByRepr, Steps[Progress]):
         assert self._lower is not None
         return self._lower
 
+    @property
+    def slice_bytes(self) -> int:
+        """How much one step should hold."""
+        return self._reading().changes_slice_bytes
+
     def advance(self, contents: CollectionState, until: int | None = None) -> Progress:
-        """Return what is sealed in a state that `has_advanced`; see `poll`.
+        """Return all that is sealed in a state that `has_advanced`; see `poll`.
 
         Args:
             until: return what is before this time only, which is beyond the one that was `reached`.
         """
-        progress = self.ahead(contents, until)
-        self.move_past(progress)
+        pieces = self.planned(contents, until)
+        progress = Progress(self.read(pieces), pieces[-1].upper)
+        self.move_to(progress.upper)
         return progress
 
-    def ahead(self, contents: CollectionState, until: int | None = None) -> Progress:
-        """Return what `advance` does, but stay here: it comes again, unless `move_past` is told of it."""
-        return self._joined(self._planned(contents, until))
-
-    def move_past(self, progress: Progress) -> None:
-        """Go on behind what `ahead` has returned."""
-        self._move_to(progress.upper)
-
-    def _planned(self, contents: CollectionState, until: int | None) -> Sequence[Piece]:
+    def planned(self, contents: CollectionState, until: int | None = None) -> Sequence[Piece]:
+        """Return the pieces of what `advance` gives, but stay here until `move_to` is called with the last upper."""
         lower = self._lower
         assert lower is not None
         assert not self._left
@@ -255,13 +261,14 @@ class Listen(ShownByRepr, Steps[Progress]):
         upper = contents.upper if until is None else contents.upper.meet(until)
         return self._plan(self._reading, contents, lower, upper)
 
-    def _joined(self, pieces: Sequence[Piece]) -> Progress:
-        """Return what pieces come to. Memory: that."""
+    def read(self, pieces: Sequence[Piece]) -> pa.Table:
+        """Return what some pieces, one at least, come to. Memory: that."""
         with self._reading.explained():
             tables = [piece.read(self._reading) for piece in pieces]
-        return Progress(tables[0] if len(tables) == 1 else pa.concat_tables(tables), pieces[-1].upper)
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
-    def _move_to(self, upper: Antichain) -> None:
+    def move_to(self, upper: Antichain) -> None:
+        """Go on behind what was given out up to a frontier."""
         if upper.time is None:
             self._lower = None
             self._reading.close()
@@ -279,11 +286,15 @@ class JointProgress(Generic[K]):
 
     Attributes:
         seqno: the point of the log; what was sealed by then is there, and nothing of later.
-        progress: of the collections that have advanced, in the order in which they were given.
+        progress: of the collections that have advanced, in the order in which they were given. In a step that is not
+            the last of its state, some of them, each with the upper from before.
+        is_last: whether all that the state at seqno holds has been given out with this step. It mostly has. A state
+            that takes more memory than there is comes in several steps, and all uppers move with the last one.
     """
 
     seqno: int
     progress: Mapping[K, Progress]
+    is_last: bool = True
 
     def __getitem__(self, collection: K) -> Progress:
         return self.progress[collection]
@@ -298,6 +309,15 @@ class JointProgress(Generic[K]):
         return len(self.progress)
 
 
+@dataclass(slots=True)
+class _Advance:
+    """How one collection advances in the state that is being given out; schema is that of its updates, once known."""
+
+    before: Antichain
+    after: Antichain
+    schema: pa.Schema | None = None
+
+
 class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     """An iterator of `JointProgress`; close it, or use it in a `with`. Not for several threads at once, except `close`.
 
@@ -308,6 +328,13 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         assert listens, "there is nothing to wait for"
         self._follower = follower
         self._listens = dict(listens)
+        self._seqno = follower.state.seqno
+        self._advances: dict[K, _Advance] = {}  # Of the state that is being given out.
+        self._left: deque[tuple[K, Piece]] = deque()  # What of it was not given out.
+        for key, listen in self._listens.items():
+            first = listen.take_first()
+            if first:  # The contents, as updates of one time.
+                self._give_out(key, Antichain(listen.reached - 1), first)
 
     @property
     def is_finished(self) -> bool:
@@ -326,30 +353,21 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     def step(self, timeout_s: float | None) -> JointProgress[K] | None:
         """Do what `poll` does, but return None once this is closed."""
         self._follower.check_open()
-        first = {
-            key: first_progress
-            for key, listen in self._listens.items()
-            if (first_progress := listen.first()) is not None
-        }
-        if first:
-            for key in first:
-                self._listens[key].pass_first()
-            return JointProgress(self._follower.state.seqno, first)
         if self.is_finished:
             return None
-        looked = self._follower.wait_for(self._look, timeout_s)
-        if looked is None:
-            return None
-        seqno, advanced = looked
-        progress = {
-            key: self._listens[key].ahead(contents)
-            for key, contents in advanced.items()
-            if not self._listens[key].is_finished
-        }
-        # All or none: if one of them cannot be read now, what the others have comes with the next step.
-        for key, listen_progress in progress.items():
-            self._listens[key].move_past(listen_progress)
-        return JointProgress(seqno, progress) if progress else None
+        if not self._left:
+            looked = self._follower.wait_for(self._look, timeout_s)
+            if looked is None:
+                return None
+            self._seqno, advanced = looked
+            planned = {
+                key: self._listens[key].planned(contents)
+                for key, contents in advanced.items()
+                if not self._listens[key].is_finished
+            }
+            for key, pieces in planned.items():
+                self._give_out(key, Antichain(self._listens[key].reached), pieces)
+        return self._given_out() if self._left else None
 
     def close(self) -> None:
         """Stop, and let since advance; a wait in another thread ends within a second."""
@@ -358,6 +376,42 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
 
     def __repr__(self) -> str:
         return f"<JointListen to {', '.join(repr(listen.name) for listen in self._listens.values())}>"
+
+    def _give_out(self, key: K, before: Antichain, pieces: Sequence[Piece]) -> None:
+        self._advances[key] = _Advance(before, pieces[-1].upper)
+        self._left.extend((key, piece) for piece in pieces)
+
+    def _given_out(self) -> JointProgress[K] | None:
+        """Return the next step of the state that is being given out: what fits into a slice, one piece at least.
+
+        All or none: if one of its pieces cannot be read now, all of them come with the next step.
+        """
+        taken: dict[K, list[Piece]] = {}
+        count = size = 0
+        slice_bytes = self._listens[self._left[0][0]].slice_bytes
+        for key, piece in self._left:
+            if count and size + piece.size > slice_bytes:
+                break
+            taken.setdefault(key, []).append(piece)
+            count, size = count + 1, size + piece.size
+        updates = {key: self._listens[key].read(pieces) for key, pieces in taken.items()}
+        if self.is_finished:
+            return None  # It was closed meanwhile.
+        for key, table in updates.items():
+            self._advances[key].schema = table.schema
+        for _ in range(count):
+            self._left.popleft()
+        if self._left:
+            parts = {key: Progress(table, self._advances[key].before) for key, table in updates.items()}
+            return JointProgress(self._seqno, parts, is_last=False)
+        advances, self._advances = self._advances, {}
+        progress = {}
+        for key, advance in advances.items():
+            assert advance.schema is not None
+            given = updates[key] if key in updates else advance.schema.empty_table()
+            progress[key] = Progress(given, advance.after)
+            self._listens[key].move_to(advance.after)
+        return JointProgress(self._seqno, progress)
 
     def _look(self) -> tuple[int, dict[K, CollectionState]] | None:
         """Return the seqno and the contents of those that have advanced at it; None if none has."""

@@ -89,6 +89,11 @@ class PartReader:
         return self.memory_budget // 5
 
     @property
+    def changes_slice_bytes(self) -> int:
+        """The same for updates in the order of times, which are all sorted; the caller still has the slice before."""
+        return max(1, self.slice_bytes // 2)
+
+    @property
     def rewrite_slice_bytes(self) -> int:
         """The same where what was merged is encoded besides: merging takes about four times a slice."""
         return self.memory_budget // 8

@@ -82,6 +82,15 @@ class Scan:
         """Return the same of some of the parts."""
         return sum(memory_within(part, self.keys, self.schema) for part in parts)
 
+    @property
+    def updates_memory(self) -> int:
+        """About how many bytes the updates take that are read of the history: those of a part spread evenly in time."""
+        return sum(
+            memory_within(part, self.keys, self.schema) * times // (part.time_max + 1 - part.time_min)
+            for part in self.parts
+            if (times := min(part.time_max + 1, self.time_upper) - max(part.time_min, self.time_lower)) > 0
+        )
+
     def pruned(self) -> "Scan":
         """Return this scan without the parts that cannot hold anything of it."""
         in_time = [p for p in self.parts if p.time_min < self.time_upper and p.time_max >= self.time_lower]
