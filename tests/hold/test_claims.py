@@ -10,7 +10,9 @@ from persist.blob import MemoryBlob
 from persist.hold import Leases, WantedClaim
 from persist.log import kinds as record_kinds
 from persist.log import read_record
+from persist.replica import Follower
 from persist.settings import Tuning
+from persist.state import State
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -187,9 +189,14 @@ def test_a_claim_that_takes_a_commit_takes_no_look(blob: MemoryBlob) -> None:
         ours = [reader.load(f"c{n:03}") for n in range(3)]
         seqno = reader.seqno
         looks: list[int] = []
-        refreshed = type(reader.engine.follower)._refreshed
+        refreshed = Follower._refreshed
+
+        def counted(follower: Follower) -> State:
+            looks.append(1)
+            return refreshed(follower)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(reader.engine.follower), "_refreshed", lambda self: looks.append(1) or refreshed(self))
+            patch.setattr(Follower, "_refreshed", counted)
             snapshots = [each.snapshot(as_of) for each, as_of in zip(ours, (None, 7, "latest"), strict=True)]
             assert not looks
             snapshots.append(ours[0].snapshot())  # This one is covered, so only a look shows that nothing has come.
