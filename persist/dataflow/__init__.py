@@ -7,7 +7,7 @@ an output is complete, and sealed, as far as the inputs it depends on are; all o
 from persist.antichain import Antichain, Time
 from persist.dataflow.linear_logic import Logic
 from persist.dataflow.plan.draft import Captured, DefinedAs, Probed
-from persist.dataflow.plan.optimise import Statistics, of_collection
+from persist.dataflow.plan.optimise import Statistics, of_collection, trimmed
 from persist.dataflow.plan.plan import Source, WindowFunction
 from persist.dataflow.plan.types import is_read_as
 from persist.dataflow.program import Program, Scope, open_together

@@ -37,11 +37,12 @@ from persist.sql.algebra import (
     WindowCall,
     every,
     terms_of,
+    types_of,
+    width_of,
 )
 from persist.sql.by_duckdb import name_of
 from persist.sql.by_place import by_place, is_by_place
 from persist.sql.duck import Columns
-from persist.sql.prune import types_of, width_of
 from persist.sql.temporal import bounded, check_without_now, reads_now
 from persist.sql.types import Unreadable, constant, to_arrow
 

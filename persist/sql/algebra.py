@@ -9,13 +9,14 @@ the condition of a join those of the left, and behind them those of the right. R
 order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 
-from persist.expression import Lit, Term, all_of
+from persist.expression import Lit, Place, Term, all_of, places_in, shifted
+from persist.sql.types import kind_in, kind_of, to_arrow
 
 TRUE = Lit(pa.scalar(True))
 
@@ -297,3 +298,108 @@ def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
 def filtered(node: Node, conditions: Sequence[Term]) -> Node:
     """Return the rows of a relation for which some conditions hold."""
     return Filter(node, all_of(conditions)) if conditions else node
+
+
+def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
+    """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
+    lefts, rights, both = [], [], []
+    for part in conditions:
+        reads = places_in(part)
+        if reads and max(reads) < width:
+            lefts.append(part)
+        elif reads and min(reads) >= width:
+            rights.append(shifted(part, -width))
+        else:
+            both.append(part)
+    return lefts, rights, both
+
+
+def width_of(node: Node) -> int:
+    """Return how many columns a relation has."""
+    return len(types_of(node))
+
+
+def types_of(node: Node) -> tuple[str, ...]:
+    """Return the types of the columns of a relation."""
+    match node:
+        case Scan(_, _, types) | Values(types) | Ref(_, types):
+            return types
+        case Project(input_, outputs):
+            return types_in(outputs, types_of(input_))
+        case Filter(input_) | Temporal(input_) | Distinct(input_) | TopK(input_):
+            return types_of(input_)
+        case Join(how, left, right):
+            if how in ("semi", "anti", "unless"):
+                return types_of(left)
+            return (*types_of(left), *(("boolean",) if how == "mark" else types_of(right)))
+        case Aggregate(input_, keys, aggregates, _, groupings):
+            made = (*(aggregation.type for aggregation in aggregates), *("int64" for _ in groupings))
+            return (*types_in(keys, types_of(input_)), *made)
+        case SetOperation(_, left) | Recursive(_, _, left):
+            return types_of(left)
+        case Window(input_, calls):
+            return (*types_of(input_), *(call.type for call in calls))
+        case Unnest(input_, lists):
+            given = types_of(input_)
+            elements = (to_arrow(kind).value_type for kind in types_in(lists, given))
+            return (*given, *map(kind_of, elements))
+        case Let(_, _, body):
+            return types_of(body)
+    raise AssertionError(node)
+
+
+def types_in(expressions: Iterable[Term], given: Sequence[str]) -> tuple[str, ...]:
+    """Return the types of expressions over columns of given types."""
+    return tuple(given[term.index] if isinstance(term, Place) else kind_of(kind_in(term)) for term in expressions)
+
+
+def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
+    """Return whether a relation surely has no rows if those with some numbers have none."""
+    match node:
+        case Scan():
+            return False
+        case Values(_, rows):
+            return not rows
+        case Ref(number):
+            return number in empty
+        case Aggregate(input_, _, _, sets):
+            return all(sets) and is_empty_without(input_, empty)
+        case Join(how, left, right):
+            sides = is_empty_without(left, empty), is_empty_without(right, empty)
+            return any(sides) if how in ("inner", "semi") else all(sides) if how == "full" else sides[how == "right"]
+        case SetOperation(how, left, right):
+            parts = is_empty_without(left, empty), is_empty_without(right, empty)
+            return all(parts) if how == "union" else parts[0] or (how == "intersect" and parts[1])
+        case Let(number, value, body):
+            return is_empty_without(body, empty | {number} if is_empty_without(value, empty) else empty)
+        case Recursive(_, _, anchor):
+            return is_empty_without(anchor, empty)
+    return all(is_empty_without(child, empty) for child in children(node))
+
+
+def unique_columns(node: Node) -> list[frozenset[int]]:
+    """Return sets of columns in which no two rows agree, as far as the plan tells."""
+    match node:
+        case Aggregate(_, keys, _, sets) if len(sets) == 1:
+            return [frozenset(range(len(keys)))]
+        case Filter(input_) | Temporal(input_):
+            return unique_columns(input_)
+        case Let(_, _, body):
+            return unique_columns(body)
+        case Project(input_, outputs):
+            places = {
+                output.index: at for at, output in reversed(list(enumerate(outputs))) if isinstance(output, Place)
+            }
+            unique_sets = unique_columns(input_)
+            return [frozenset(places[at] for at in columns) for columns in unique_sets if columns <= places.keys()]
+        case Join(how, left) if how in ("semi", "anti", "mark", "single", "unless"):
+            return unique_columns(left)
+        case Join(how, left) if how in ("inner", "left") and has_one_partner(node):
+            return unique_columns(left)
+    return []
+
+
+def has_one_partner(join: Join) -> bool:
+    """Return whether no row of the left has two partners, because the right has no two rows of one key."""
+    keys = {other.index for _, other in (*join.equal, *join.same) if isinstance(other, Place)}
+    return any(unique <= keys for unique in unique_columns(join.right))

@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from persist.expression import Lit, Place, Term, all_of, sql_call
 from persist.sql.adapt_expression import Expressions, Json
-from persist.sql.algebra import Frame, Join, Let, Node, Order, Project, Ref, Window, WindowCall
+from persist.sql.algebra import Frame, Join, Let, Node, Order, Project, Ref, Window, WindowCall, types_of
 from persist.sql.by_duckdb import bare
-from persist.sql.prune import types_of
 from persist.sql.types import constant, to_arrow
 
 _NUMBER = {"WINDOW_LAG": 1, "WINDOW_LEAD": 1, "WINDOW_NTH_VALUE": 1, "WINDOW_NTILE": 0}

@@ -9,11 +9,10 @@ from persist.errors import InvalidUsage
 from persist.expression import Call, Place, Term, sql_call
 from persist.log import KeyedForm
 from persist.sql.adapt import Adapter
-from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of
+from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of, types_of
 from persist.sql.duck import Columns, bound, names_column, place, tables_of
 from persist.sql.emission import lateness, without_emission
 from persist.sql.lower_join import with_constants
-from persist.sql.prune import types_of
 from persist.sql.temporal import MARK
 from persist.sql.types import Unreadable, of_arrow, to_arrow
 

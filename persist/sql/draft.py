@@ -11,10 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema
-from persist.dataflow import Program, Statistics
+from persist.dataflow import Statistics
 from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.expression import Col
 from persist.log import kinds as record_kinds
 from persist.names import GROUPS_PREFIX, groups_prefix, view_hold
 from persist.sql.algebra import Node
@@ -22,8 +21,6 @@ from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition, Readable, Start, shared_timeline, start_of
 from persist.sql.graph import definition_of, read_by, size_of
 from persist.sql.groups import Groups, cut
-from persist.sql.lower import Lowering
-from persist.sql.lower_join import column
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from persist.state import CollectionState, version_of
@@ -44,6 +41,7 @@ class Draft:
     steps: tuple[Any, ...]
     names: Mapping[str, str]
     bound: Node
+    columns: Mapping[str, Mapping[str, str]]
     groups: tuple[Readable, ...] = ()
 
 
@@ -94,15 +92,15 @@ class Catalog:
     def read_as(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
         """Return how a view that is there reads a collection itself: by which schema, and which columns of it."""
         try:
-            definition = definition_of(loaded_by_id(self._engine, view.id, view.name))
             contents = loaded_by_id(self._engine, id_, id_).contents()
         except CollectionNotFound:
-            return None  # One of them is planned.
+            return None  # It is planned.
         held = contents.holds.get(view_hold(view.id))
-        columns = {} if definition is None else read_by(definition).get(id_, {})
-        if held is None or held.schema is None or not columns:
+        if held is None or held.schema is None or not held.columns:
             return None
-        return version_of(contents, held.schema), set(columns)
+        schema = version_of(contents, held.schema)
+        names = dict(zip(schema.ids, schema.names, strict=True))
+        return schema, {names[column] for column in held.columns}
 
     def sizes(self, reads: Mapping[str, Readable]) -> dict[str, Statistics]:
         """Return what is known of the sizes of collections that a query calls by these names."""
@@ -147,7 +145,6 @@ def drafted(
     forms = {read_name: readable.keyed for read_name, readable in reads.items() if readable.keyed is not None}
     plan, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
     check_columns(columns)
-    _check_runs(name, plan, columns, reads)
     keys = key_of(plan, columns, key)
     every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
     unit = shared_timeline(reads.values())
@@ -172,7 +169,7 @@ def drafted(
             every = {**every, held_by.id: held_by}
     answer = Groups(name, plan, tuple(columns), keys)
     draft = _made(id_, answer, sql, reads, every, begin, unit)
-    _check_together(catalog, name, draft.definition, every)
+    _check_together(catalog, name, draft.columns, every)
     return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(made))
 
 
@@ -195,36 +192,27 @@ def _made(
     definition = Definition(VERSION, sql, tuple(every), ids, what.columns, what.key, what.plan, start=begin)
     schema = _schema_of(what.columns, what.key, unit)
     made = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
+    try:
+        columns = read_by(definition)
+    except InvalidUsage as error:
+        whose = sql if what.name.startswith(GROUPS_PREFIX) else f"the query of view {what.name!r}"
+        raise InvalidUsage(f"{whose} cannot be computed on any rows: {error}") from error
     steps = (
         record_kinds.Create(id_, what.name, schema.to_json(), view=definition.to_json()),
         *([record_kinds.AllowCompaction(id_, (begin,))] if begin else []),
-        *_holds(id_, definition, every.values()),
+        *_holds(id_, definition, columns, every.values()),
     )
     names = {id_: what.name, **{readable.id: readable.name for readable in every.values()}}
-    return Draft(made, definition, steps, names, what.plan)
+    return Draft(made, definition, steps, names, what.plan, columns)
 
 
-def _check_runs(name: str, plan: Node, columns: Sequence[tuple[str, str]], reads: Mapping[str, Readable]) -> None:
-    """Raise InvalidUsage if the plan is none that can be run, such as one whose constants cannot be computed."""
-    program = Program("view")
-    sources = {
-        read_name: program.source(read_name, schema=pa.schema(_columns_of(readable)))
-        for read_name, readable in reads.items()
-    }
-    try:
-        answer = Lowering(program, sources.__getitem__).answer(plan)
-        outputs: dict[str, Any] = {column_name: Col(column(at)) for at, (column_name, _) in enumerate(columns)}
-        answer.map(**outputs)
-    except InvalidUsage as error:
-        raise InvalidUsage(f"the query of view {name!r} cannot be computed on any rows: {error}") from error
-
-
-def _check_together(catalog: Catalog, name: str, definition: Definition, every: Mapping[str, Readable]) -> None:
+def _check_together(
+    catalog: Catalog, name: str, own: Mapping[str, Mapping[str, str]], every: Mapping[str, Readable]
+) -> None:
     """Raise InvalidUsage if a collection has evolved between what the view reads of it and what views below it read.
 
     All views of a graph are refreshed by one program, which reads a collection once.
     """
-    own = read_by(definition)
     for id_, readable in every.items():
         parts = [(name, readable.schema, set(own[id_]))] if own.get(id_) else []
         for view in every.values():
@@ -250,13 +238,14 @@ def _columns_of(readable: Readable) -> list[pa.Field]:
     return [pa.field(name, kind) for name, kind in zip(schema.names, schema.types, strict=False)]
 
 
-def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> list[record_kinds.SetHold]:
+def _holds(
+    view: str, definition: Definition, columns: Mapping[str, Mapping[str, str]], inputs: Iterable[Readable]
+) -> list[record_kinds.SetHold]:
     """Return the holds of a new view on all that it depends on, with the columns that it reads itself.
 
     Its program begins where the view does. What views hold is computed again, and not read, so their history is not
     kept; the hold says only that they are needed.
     """
-    columns = read_by(definition)
     return [
         record_kinds.SetHold(
             readable.id,

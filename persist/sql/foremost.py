@@ -10,6 +10,9 @@ For `rank` and `dense_rank`, rows that agree in the order are in or out together
 
 That holds if all functions of the window see the same of these rows as before: they have the same partitions and
 order, and say nothing about what stands behind a row. Ties are broken by the same columns in both.
+
+Where only the columns that tell partitions apart are asked for, it does not matter which row of one is the first. So
+`SELECT DISTINCT a FROM t ORDER BY b` keeps no order.
 """
 
 import math
@@ -20,9 +23,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.expression import Call, Lit, Place, Term, calls, evaluate, factored_conjuncts
-from persist.sql.algebra import Filter, Node, TopK, Window, WindowCall, replaced
-from persist.sql.prune import types_of
+from persist.expression import Call, Lit, Place, Term, calls, evaluate, factored_conjuncts, moved, places_in
+from persist.sql.algebra import Distinct, Filter, Node, Project, TopK, Window, WindowCall, replaced, types_of
 
 FEW = 1000  # Of more first rows, the whole partition kept in order is the better way.
 _PLACES = ("row_number", "rank", "dense_rank")
@@ -41,6 +43,8 @@ class _Bound:
 def with_first_rows(plan: Node) -> Node:
     """Return an equivalent plan in which windows are put over the first rows of partitions where no others count."""
     made: Node = replaced(plan, with_first_rows)
+    if isinstance(made, Project) and isinstance(made.input, TopK):
+        return _without_order(made, made.input)
     if isinstance(made, Filter) and isinstance(made.input, Window):
         window, bound = made.input, _bound(made.input, factored_conjuncts(made.condition))
         if bound is not None:
@@ -48,6 +52,17 @@ def with_first_rows(plan: Node) -> Node:
             first = TopK(window.input, call.order, bound.most, 0, call.partition, call.function)
             return Filter(Window(first, window.calls), made.condition)
     return made
+
+
+def _without_order(shown: Project, top: TopK) -> Node:
+    """Return columns of first rows; where these tell partitions only, it does not matter which row is the first."""
+    places = {term: Place(at) for at, term in enumerate(top.partition)}
+    read = set().union(*map(places_in, shown.outputs))
+    is_first = bool(places) and (top.limit, top.offset, top.counted) == (1, 0, "row_number")
+    if not is_first or not {*map(Place, read)} <= places.keys():
+        return shown
+    distinct = Distinct(Project(top.input, top.partition))
+    return Project(distinct, tuple(moved(output, lambda at: places[Place(at)]) for output in shown.outputs))
 
 
 def _bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:

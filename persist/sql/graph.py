@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow import DefinedAs, Program, Statistics, Stream, of_collection
+from persist.dataflow import DefinedAs, Program, Source, Statistics, Stream, of_collection, trimmed
 from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.expression import Col, check_functions
@@ -34,14 +34,27 @@ def scans_of(plan: Node) -> dict[str, dict[str, str]]:
     return read_columns
 
 
-def read_by(definition: Definition, plan: Node | None = None) -> dict[str, dict[str, str]]:
-    """Return the columns that a view reads itself, with their types as it takes them for, by id of collection.
+def columns_read(plan: Node) -> dict[str, dict[str, str]]:
+    """Return the collections that a rewritten plan reads, and which columns of them are read when it runs."""
+    program, scanned = Program("columns"), scans_of(plan)
+    sources = {name: program.source(name, schema=_columns(kinds)) for name, kinds in scanned.items()}
+    Lowering(program, sources.__getitem__).lowered(plan).probe()
+    read: dict[str, dict[str, str]] = {}
+    for node in trimmed(program.plan).nodes.values():
+        if isinstance(node.operator, Source):
+            name = node.operator.collection
+            read[name] = {column: scanned[name][column] for column in node.schema.names}
+    return read
 
-    Args:
-        plan: that of the definition, rewritten, if it is there.
-    """
+
+def _columns(kinds: Mapping[str, str]) -> pa.Schema:
+    return pa.schema([(name, to_arrow(kind)) for name, kind in sorted(kinds.items())])
+
+
+def read_by(definition: Definition) -> dict[str, dict[str, str]]:
+    """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
     types_by_id: dict[str, dict[str, str]] = {}
-    for name, columns in scans_of(rewritten(definition.plan) if plan is None else plan).items():
+    for name, columns in columns_read(rewritten(definition.plan)).items():
         types_by_id.setdefault(definition.reads[name], {}).update(columns)
     return types_by_id
 
@@ -68,13 +81,13 @@ class ViewProgram(Program):
         self._views = views
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
-        self._read: dict[str, dict[str, str]] = {}  # By id of collection, the columns that the views read.
+        self._scanned: dict[str, dict[str, str]] = {}  # By id of collection, the columns that the views name.
         names, plans = {view.handle.id: view.handle.name for view in views}, []
         for view in views:
             check_functions(view.handle.name, all_terms_of(view.definition.plan))
             plans.append(rewritten(view.definition.plan, sizes_of(engine, view.definition)))
-            for id_, kinds in read_by(view.definition, plans[-1]).items():
-                self._read.setdefault(id_, {}).update(kinds)
+            for name, kinds in scans_of(plans[-1]).items():
+                self._scanned.setdefault(view.definition.reads[name], {}).update(kinds)
         for view, plan in zip(views, plans, strict=True):
             name, definition = view.handle.name, view.definition
             answer = Lowering(self, partial(self._stream_of, engine, definition)).lowered(plan)
@@ -88,6 +101,7 @@ class ViewProgram(Program):
                 answer.probe()
             else:
                 answer.persist(name, key=definition.key)
+        self.plan = trimmed(self.plan)
 
     def _stream_of(self, engine: Engine, definition: Definition, name: str) -> Stream:
         """Return the stream of what a view calls by a name: another view of the program, or a source."""
@@ -95,8 +109,7 @@ class ViewProgram(Program):
         if id_ not in self._streams:
             now = loaded_by_id(engine, id_, name).name
             self._ids[now] = id_
-            schema = pa.schema([(column, to_arrow(kind)) for column, kind in sorted(self._read[id_].items())])
-            self._streams[id_] = self.source(now, schema=schema).named(f"read {now}")
+            self._streams[id_] = self.source(now, schema=_columns(self._scanned[id_])).named(f"read {now}")
         return self._streams[id_]
 
     def makes_holds(self) -> bool:

@@ -41,9 +41,10 @@ from persist.sql.algebra import (
     Temporal,
     every,
     replaced,
+    types_in,
+    types_of,
 )
 from persist.sql.lower_join import null_of
-from persist.sql.prune import types_in, types_of
 from persist.sql.types import to_arrow
 
 TOTAL = "decimal(38,0)"

@@ -29,11 +29,12 @@ from persist.sql.algebra import (
     Window,
     WindowCall,
     all_terms_of,
+    is_empty_without,
 )
 from persist.sql.compile import check_columns, mentioned, planned
 from persist.sql.lower_aggregate import aggregated, fold_of, kept_where, split, summable
 from persist.sql.lower_join import column, joined, lowered, numbered
-from persist.sql.prune import NOTHING, Known, is_empty_without
+from persist.sql.order import NOTHING, Known
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 

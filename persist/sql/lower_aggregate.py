@@ -17,7 +17,7 @@ import pyarrow.types as pat
 
 from persist.dataflow import Program, Stream, WindowFunction
 from persist.expression import Aggregate as Summary
-from persist.expression import Col, Lit, Term, columns_of, sql_call, type_of
+from persist.expression import Col, Lit, Term, sql_call, type_of
 from persist.sql.algebra import Aggregate, Aggregation
 from persist.sql.lower_join import lowered, null_of, numbered
 from persist.sql.types import to_arrow
@@ -244,7 +244,7 @@ def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *
         else:
             made[name] = _aggregate(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)
-    groups = rows.project(*keys, *_read(made)).group_by(*keys).agg(**made)
+    groups = rows.group_by(*keys).agg(**made)
     return groups if all(name in made for name in wanted) else groups.map(**outputs)
 
 
@@ -256,11 +256,7 @@ def _complete(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> 
         else Summary("total" if aggregation.function == "total" else "count", Col(name))
         for name, aggregation in wanted.items()
     }
-    return rows.project(*keys, *_read(made)).group_by(*keys).aggregated(made, is_complete=True)
-
-
-def _read(made: dict[str, Summary]) -> list[str]:
-    return sorted(set().union(*(columns_of(summary.of) for summary in made.values())))
+    return rows.group_by(*keys).aggregated(made, is_complete=True)
 
 
 def _is_distinct(aggregation: Aggregation) -> bool:

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.dataflow import Stream
-from persist.expression import Call, Col, Lit, Place, Term, conjuncts, evaluate, moved, shifted, sql_call
-from persist.sql.algebra import Join, Node, replaced, with_terms
-from persist.sql.prune import by_side, has_one_partner
+from persist.expression import Call, Col, Lit, Place, Term, columns_of, conjuncts, evaluate, moved, shifted, sql_call
+from persist.sql.algebra import Join, Node, by_side, has_one_partner, replaced, with_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +199,10 @@ def semi(left: Stream, right: Stream, on: On, *, has_one: bool = False) -> Strea
     """Return the rows of the left that have a partner; has_one says that none has two."""
     columns = list(left.columns)
     if on.rest:
-        partners = inner(left, right, on).project(*columns).distinct()
-        return left.join(partners, columns, null_equals=True)
+        # Records that agree in what is asked of them have partners all, or none.
+        terms = (*(one for one, _, _ in on.keys), *on.rest)
+        asked = [name for name in columns if name in set().union(*map(columns_of, terms))] or columns
+        return left.join(inner(left, right, on).project(*asked).distinct(), asked, null_equals=True)
     sides = _keyed(left, right, on)
     if sides.keys:
         keys = sides.right.project(*sides.keys)

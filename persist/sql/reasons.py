@@ -28,8 +28,8 @@ from persist.sql.algebra import (
     children,
     every,
 )
-from persist.sql.graph import scans_of
-from persist.sql.prune import NOTHING, Known, estimated
+from persist.sql.graph import columns_read, scans_of
+from persist.sql.order import NOTHING, Known, estimated
 from persist.sql.rewrite import rewritten, steps_of
 
 _MARKS = (("semi", "a semijoin", "semijoins", "true"), ("unless", "an antijoin", "antijoins", "false"))
@@ -41,13 +41,13 @@ def reasons(plan: Node, known: Known = NOTHING) -> list[str]:
     Args:
         known: what is known of the sizes of collections, as for `rewritten`.
     """
-    pushed, placed, done = steps_of(plan, known)
+    pushed, placed = steps_of(plan, known)
     return [
         *_of_joins(plan, pushed),
         *_of_conditions(plan, pushed),
         *_of_first_rows(pushed, placed),
         *_of_order(pushed, placed, known),
-        *_of_columns(plan, done),
+        *_of_columns(plan, placed),
     ]
 
 
@@ -149,7 +149,7 @@ def _named(node: Node) -> str:
 
 
 def _of_columns(before: Node, after: Node) -> list[str]:
-    was, now = scans_of(before), scans_of(after)
+    was, now = scans_of(before), columns_read(after)
     return [
         f"{name!r} is read without {len(columns) - len(now[name])} of {len(columns)} columns: nothing reads those"
         for name, columns in was.items()

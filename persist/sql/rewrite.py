@@ -4,10 +4,11 @@
    condition becomes a join; a mark that is only asked for becomes a semijoin, its negation an antijoin; an outer join
    whose NULLs are not asked for becomes an inner one. What correlated subqueries join
    without need is left out.
-2. *Joins are put in an order* in which what is in between is small; see `persist.sql.prune`.
+2. *Bounds of time* go below joins, so that these forget what is over.
+3. *Joins are put in an order* in which what is in between is small; see `persist.sql.order`.
    Windows of which only the first rows are asked for are put over these; see `persist.sql.foremost`.
-3. *Columns that nobody reads* are left out where they are made.
-4. *Bounds of time* go below joins, so that these forget what is over.
+
+Columns that nobody reads are left out of the dataflow that is made of the plan (`persist.dataflow.plan.optimise`).
 
 **Conditions that may raise are done last.** Of those that must all hold (those of a WHERE and of the inner joins below
 it), the ones that cannot raise go down first, wherever they stand in the text. The others see, in their order, only
@@ -54,11 +55,15 @@ from persist.sql.algebra import (
     SetOperation,
     Temporal,
     Window,
+    by_side,
     filtered,
+    has_one_partner,
     replaced,
+    types_of,
+    width_of,
 )
 from persist.sql.foremost import with_first_rows
-from persist.sql.prune import NOTHING, Known, by_side, has_one_partner, ordered, pruned, types_of, width_of
+from persist.sql.order import NOTHING, Known, ordered
 from persist.sql.types import to_arrow
 
 # Functions that are NULL, and no error, where an argument is: a condition that is one of NULL keeps no row.
@@ -72,11 +77,10 @@ def rewritten(plan: Node, known: Known = NOTHING) -> Node:
     return steps_of(plan, known)[-1]
 
 
-def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node, Node]:
-    """Return the plan after its conditions went down, then with its joins in order, then without unread columns."""
+def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node]:
+    """Return the plan after its conditions went down, and then with its joins in order."""
     pushed = _pushed(with_inner_joins(without_domains(plan)), [])
-    placed = ordered(with_first_rows(pushed), known)
-    return pushed, placed, pruned(placed)
+    return pushed, ordered(with_first_rows(pushed), known)
 
 
 def _pushed(node: Node, conditions: list[Term]) -> Node:

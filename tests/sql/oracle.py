@@ -16,7 +16,7 @@ from persist.dataflow import Program, Stream, col
 from persist.query import add_functions
 from persist.sql.compile import planned
 from persist.sql.lower import Lowering
-from persist.sql.prune import NOTHING, Known
+from persist.sql.order import NOTHING, Known
 from persist.sql.types import to_arrow, to_duckdb
 
 Row: TypeAlias = tuple[Any, ...]

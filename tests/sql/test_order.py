@@ -7,7 +7,7 @@ from persist.dataflow import Statistics
 from persist.sql.algebra import Join, Node, Scan, children
 from persist.sql.compile import planned
 from persist.sql.duck import names_column
-from persist.sql.prune import Known, estimated
+from persist.sql.order import Known, estimated
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from tests.sql.oracle import changes, check

@@ -1,19 +1,22 @@
-"""Rewriting of plans: the same results, with less work. Each rewriting is local, and all are done until none applies.
+"""Rewriting of plans: what is not needed is left out, and operators become one.
 
-- Linear operators that follow each other become one; maps of maps become one map; conditions and bounds in time come
-  before a map that does not compute what they read.
-- Linear operators before a join or a reduction become part of how it arranges its input, those after it of how it gives
-  its output, unless somebody else reads them too.
-- A condition after a join that reads one input only, and never raises, moves before it. So does a bound in time: the
-  join then forgets what is over.
-- A join of a join becomes a delta join of all inputs, so that nothing in between is kept.
-- In programs that write collections, operators that tell times apart stay as they are: what they give is kept.
-- Columns that nobody reads after a join are left out of its arrangements, unless `arrange_by_key` asked for them.
+What a query means is rewritten before it is a plan (`persist.sql.rewrite`): only there an outer join or a subquery is
+one thing. Everything else is done here, for programs in Python and for queries, in this order:
 
-Joins look up first where few partners are to be found. How large sources are is read from the descriptors of parts when
-a program is opened, without a request: how many rows there are, which columns are a key, and between which bounds whole
-numbers lie, which says how many different ones there can be. It is a hint. What a program computes does not depend on
-it, only in which order it looks things up.
+1. *What is not needed is left out where it comes from* (`trimmed`). Columns that nobody reads are neither read of
+   collections, nor computed, nor arranged, unless `arrange_by_key` asked for them. A condition after a join that reads
+   one input only, and never raises, moves before it. So does a bound in time: the join then forgets what is over.
+2. *Operators become one* (`_fuse`). Linear operators that follow each other are one; maps of maps are one map. Linear
+   operators before a join or a reduction become part of how it arranges its input, those after it of how it gives its
+   output, unless somebody else reads them too. A join of a join becomes a delta join of all inputs, so that nothing in
+   between is kept.
+
+In programs that write collections, operators that tell times apart stay as they are: what they give is kept.
+
+Delta joins look up first where few partners are to be found. How large sources are is read from the descriptors of
+parts when a program is opened, without a request: how many rows there are, which columns are a key, and between which
+bounds whole numbers lie, which says how many different ones there can be. It is a hint. What a program computes does
+not depend on it, only in which order it looks things up.
 """
 
 from collections import Counter
@@ -27,32 +30,227 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs import TIME, Part
-from persist.dataflow.plan.origin import kept_apart
-from persist.dataflow.plan.plan import Arrange, Consolidate, Join, Linear, Node, Operator, Plan, Reduce, Source, Stages
-from persist.dataflow.plan.stages import Among, Filter, Map, Negate, Stage, TemporalFilter, moved_column, through
-from persist.dataflow.plan.stages import Stage as LinearStage
+from persist.dataflow.plan.origin import expressions_of, kept_apart
+from persist.dataflow.plan.plan import (
+    Aggregates,
+    Arrange,
+    Concat,
+    Consolidate,
+    Constant,
+    Join,
+    Linear,
+    Node,
+    Operator,
+    Plan,
+    Reduce,
+    Source,
+    Stages,
+    edges_into,
+)
+from persist.dataflow.plan.stages import (
+    Among,
+    BatchFunction,
+    Filter,
+    FilterFunction,
+    FlatMap,
+    Map,
+    MapFunction,
+    Stage,
+    TemporalFilter,
+    Unnest,
+    moved_column,
+)
 from persist.engine import CollectionHandle, Engine, loaded
 from persist.errors import CollectionNotFound
 from persist.expression import Col, Lit, Term, columns_of, leaves, may_raise, replaced_columns
 from persist.state import CollectionState
 
 # Which operator becomes one with its sole reader, and what is tried first: a stack between two joins goes to the later.
-_FUSED = ((Linear, Linear), (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join))
+_LINEAR = (Linear, Linear)
+_FUSED = (_LINEAR, (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join))
 
 
 def optimised(plan: Plan) -> Plan:
     """Return an equivalent plan that does less."""
     smaller_plan = plan.without_unused()
     apart = kept_apart(smaller_plan)
-    # Both sides of a self-join may read an operator: then its work is shared as it is.
-    shared = {number for number, readers in smaller_plan.consumers().items() if len(readers) > 1}
-    while sum(_fuse(smaller_plan, apart | shared, apart, *kinds) for kinds in _FUSED):
+    while _fuse(smaller_plan, apart, *_LINEAR):
+        pass
+    smaller_plan = trimmed(smaller_plan)
+    while sum(_fuse(smaller_plan, apart, *kinds) for kinds in _FUSED):
         pass
     readers = smaller_plan.consumers()
-    for node in reversed(list(smaller_plan.nodes.values())):  # Who reads a join comes first: it may read less by then.
-        if isinstance(node.operator, Join):
-            _shrink(smaller_plan, node, node.operator, readers[node.number])
+    for node in smaller_plan.nodes.values():
+        if isinstance(node.operator, Join) and not node.operator.after:  # Nobody need read its keys.
+            read = read_by_all(smaller_plan, node, readers[node.number])
+            smaller_plan.change(node.number, schema=_kept(node.schema, read))
     return smaller_plan
+
+
+def trimmed(plan: Plan) -> Plan:
+    """Return an equivalent plan that leaves columns which nobody reads, and records which joins need not see, out where
+    they come from.
+
+    Args:
+        plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
+    """
+    smaller_plan = plan.without_unused()
+    apart, readers, placed = kept_apart(smaller_plan), smaller_plan.consumers(), list[int]()
+    for node in reversed(list(smaller_plan.nodes.values())):  # Who reads it comes first, and reads less by then.
+        before = _taken_over(smaller_plan, node, readers[node.number], apart)
+        if node.number not in apart:
+            _trim(smaller_plan, node, read_by_all(smaller_plan, node, readers[node.number]))
+        placed.append(node.number)
+        if not isinstance(node.operator, Join | Concat | Consolidate):
+            continue  # What these read has to have just their columns. Others read columns by name.
+        inputs = list(node.inputs)
+        for at, names in enumerate(_reads_of(smaller_plan.nodes[node.number])):
+            source = smaller_plan.nodes[inputs[at]]
+            if names is None or isinstance(source.operator, Arrange):
+                continue
+            schema = _kept(source.schema, names)
+            stages = (*before.get(at, ()), *([] if schema is source.schema else [_all_of(schema)]))
+            if stages:
+                inputs[at] = smaller_plan.add(Linear(stages), (source.number,), schema, node.scope).number
+                readers[source.number].remove(node.number)
+                readers[source.number].append(inputs[at])
+                placed.append(inputs[at])
+        smaller_plan.change(node.number, inputs=tuple(inputs))
+    smaller_plan.nodes = {number: smaller_plan.nodes[number] for number in reversed(placed)}
+    for node in list(smaller_plan.nodes.values()):
+        behind = (number if number in plan.nodes else _behind(smaller_plan, number) for number in node.inputs)
+        smaller_plan.change(node.number, inputs=tuple(behind))
+    return smaller_plan.without_unused()
+
+
+def _behind(plan: Plan, number: int) -> int:
+    """Return an operator itself, or the one whose columns it picks, if these are all by now."""
+    node = plan.nodes[number]
+    is_same = node.operator == Linear((_all_of(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
+    return node.inputs[0] if is_same else number
+
+
+def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
+    """Let an operator give the columns that are needed, and no others that it does not need itself."""
+    operator, names = node.operator, needed
+    match operator:
+        case Source(written=False) | Concat() | Consolidate():
+            names = needed or {*node.schema.names[:1]}  # One column tells how many records there are.
+        case Constant(table):
+            names = needed or {*node.schema.names[:1]}
+            operator = Constant(table.select(_kept(node.schema, names).names))
+        case Linear(stages):
+            stages, _ = _needed_of(stages, needed)
+            if not needed >= {*node.schema.names} and not (stages and isinstance(stages[-1], Map)):
+                stages = (*stages, _all_of(_kept(node.schema, needed)))
+            operator = Linear(stages)
+        case Join(on):
+            names = needed | {one for pairs in on for one, _ in pairs}
+        case Reduce(keys, _, Aggregates(outputs, is_complete=False)):
+            outputs = tuple(output for output in outputs if output[0] in needed) or outputs[:1]
+            values = tuple(dict.fromkeys(of for _, _, of in outputs))
+            operator = replace(operator, values=values, logic=Aggregates(outputs))
+            names = {*keys, *(name for name, _, _ in outputs)}
+        case _:
+            return
+    plan.change(node.number, operator=operator, schema=_kept(node.schema, names))
+
+
+def _kept(schema: pa.Schema, names: Set[str]) -> pa.Schema:
+    return schema if names >= {*schema.names} else pa.schema([field for field in schema if field.name in names])
+
+
+def _all_of(schema: pa.Schema) -> Map:
+    return Map(tuple((name, Col(name)) for name in schema.names))
+
+
+def read_by_all(plan: Plan, node: Node, readers: Iterable[int]) -> set[str]:
+    """Return which columns of an operator some others read."""
+    every, read = {*node.schema.names}, set[str]()
+    for reader in map(plan.nodes.__getitem__, readers):
+        for number, names in zip(edges_into(reader), _reads_of(reader), strict=True):
+            if number == node.number:
+                read |= every if names is None else every & names
+    return read
+
+
+def _reads_of(node: Node) -> list[set[str] | None]:
+    """Return of each input which columns a node reads; None for all, or if it cannot be told."""
+    names = {*node.schema.names}
+    match node.operator:
+        case Linear(stages):
+            return [_needed_of(stages, names)[1]]
+        case Reduce(by, values, _, before):
+            return [_needed_of(before, {*by, *values})[1]]
+        case Concat() | Consolidate():
+            return [names for _ in node.inputs]
+        case Join(on, before, after):
+            needed = _needed_of(after, names)[1]
+            ours = {one for pairs in on for one, _ in pairs}
+            keys = [ours, *(ours | {other for _, other in pairs} for pairs in on)]
+            inputs = zip(before, keys, strict=True)
+            return [None if needed is None else _needed_of(stages, needed | own)[1] for stages, own in inputs]
+    return [None for _ in edges_into(node)]
+
+
+def _needed_of(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | None]:
+    """Return stages that compute what is needed and no more, and which columns they read; None is for all."""
+    kept, read, is_all = list[Stage](), set(needed), False
+    for stage in reversed(stages):
+        match stage:
+            case Map(outputs):
+                stage = stage if is_all else Map(tuple(output for output in outputs if output[0] in read))
+                read, is_all = set(), False
+            case Unnest(lists):
+                read -= {name for name, _ in lists}
+            case Among(_, columns):
+                read |= {*columns}
+            case MapFunction() | BatchFunction() | FlatMap() | FilterFunction():
+                is_all = True
+        read = read.union(*map(columns_of, expressions_of(stage)))
+        kept.append(stage)
+    return tuple(reversed(kept)), None if is_all else read - {TIME}
+
+
+def _taken_over(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
+    """Take conditions and bounds in time from the only reader of a join; return those before each of its inputs."""
+    reader, before = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
+    if not isinstance(node.operator, Join) or not isinstance(reader.operator, Linear) or reader.number in apart:
+        return before
+    left = [*reader.operator.stages]
+    while left and isinstance(left[0], Filter | TemporalFilter):
+        parts = [(_sole_input(plan, node, node.operator, term, part), part) for term, part in _conditions(left[0])]
+        if len({at for at, _ in parts}) == 1:
+            parts = [(parts[0][0], left[0])]
+        left[:1] = stay = [part for at, part in parts if at is None]
+        for at, part in parts:
+            if at is not None:
+                before[at] = (*before.get(at, ()), part)
+        if stay:
+            break
+    plan.change(reader.number, operator=Linear(tuple(left)))
+    return before
+
+
+def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
+    """Return the conditions that a stage is made of, each with the stage that is it alone."""
+    if isinstance(stage, Filter):
+        return [(stage.condition, stage)]
+    halves = ((stage.lower, replace(stage, upper=None)), (stage.upper, replace(stage, lower=None)))
+    return [(term, half) for term, half in halves if term is not None]
+
+
+def _sole_input(plan: Plan, node: Node, join: Join, condition: Term, stage: Stage) -> int | None:
+    """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
+    names = columns_of(condition)
+    for at, (source, pairs) in enumerate(zip(map(plan.nodes.__getitem__, node.inputs), ((), *join.on), strict=True)):
+        if names and names <= {*source.schema.names} - {other for _, other in pairs}:
+            kinds = {field.name: field.type for field in source.schema}
+            is_total = isinstance(stage, TemporalFilter) and moved_column(condition, kinds) is not None
+            # Others may read an index that was asked for.
+            may_move = is_total or not may_raise(condition, kinds)
+            return at if may_move and not isinstance(source.operator, Arrange) else None
+    return None
 
 
 def simplified(stages: Sequence[Stage]) -> Stages:
@@ -95,14 +293,15 @@ def _is_cheap(inner: Map, outer: Map) -> bool:
     )
 
 
-def _fuse(plan: Plan, stay: Set[int], apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
+def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
     """Let operators of two kinds be one where the second reads the first; return whether there were any.
 
     Args:
-        stay: what does not become a part of its reader.
-        apart: what does not become a part of what it reads.
+        apart: what stays an operator of its own.
     """
     changed = False
+    # Both sides of a self-join may read an operator: then its work is shared as it is.
+    stay = apart | {number for number, readers in plan.consumers().items() if len(readers) > 1}
     for reader in list(plan.nodes.values()):
         if not isinstance(reader.operator, reader_kind) or reader.number not in plan.nodes.keys() - apart:
             continue
@@ -148,101 +347,6 @@ def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
     return None
 
 
-def _shrink(plan: Plan, node: Node, join: Join, readers: Sequence[int]) -> None:
-    """Let a join look up only records that may pass, and keep and give only columns that are read."""
-    given_columns = read_by_all(reads_of(plan.nodes[reader], node.number) for reader in readers)
-    schema = _kept(node.schema, given_columns)
-    before, after = list(join.before), [*_narrowed(join.after, node.schema, given_columns)]
-    has_time = plan.dimensions == 1
-    schemas = [
-        through(stages, plan.nodes[number].schema, node.title, has_time=has_time)
-        for stages, number in zip(join.before, node.inputs, strict=True)
-    ]
-    keys = [set[str](), *({other for _, other in pairs} for pairs in join.on)]
-    # Others may read an index that was asked for.
-    is_own = [not isinstance(plan.nodes[number].operator, Arrange) for number in node.inputs]
-    while after and isinstance(after[0], Filter | TemporalFilter):
-        inputs = [(_sole_input(term, schemas, keys, part), part) for term, part in _conditions(after[0])]
-        pushed = {at for at, _ in inputs if at is not None and is_own[at]}
-        if not pushed:
-            break
-        if len({at for at, _ in inputs}) == 1:
-            inputs = [(inputs[0][0], after[0])]
-        left = [part for at, part in inputs if at not in pushed]
-        for at, part in inputs:
-            if at is not None and at in pushed:
-                before[at] = (*before[at], part)
-        after[:1] = left
-        if left:
-            break
-    needed = _read_by(after, {*schema.names})
-    if needed is not None:
-        needed |= {one for pairs in join.on for one, _ in pairs}
-        for at, input_schema in enumerate(schemas):
-            if is_own[at]:
-                before[at] = _narrowed(before[at], input_schema, needed | keys[at])
-    plan.change(node.number, operator=replace(join, before=tuple(before), after=tuple(after)), schema=schema)
-
-
-def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
-    """Return the conditions that a stage is made of, each with the stage that is it alone."""
-    if isinstance(stage, Filter):
-        return [(stage.condition, stage)]
-    halves = ((stage.lower, replace(stage, upper=None)), (stage.upper, replace(stage, lower=None)))
-    return [(term, half) for term, half in halves if term is not None]
-
-
-def _sole_input(condition: Term, schemas: Sequence[pa.Schema], keys: Sequence[set[str]], stage: Stage) -> int | None:
-    """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
-    names = columns_of(condition)
-    for at, schema in enumerate(schemas):
-        if names and names <= {*schema.names} - keys[at]:
-            kinds = {field.name: field.type for field in schema}
-            is_total = isinstance(stage, TemporalFilter) and moved_column(condition, kinds) is not None
-            return at if is_total or not may_raise(condition, kinds) else None
-    return None
-
-
-def _kept(schema: pa.Schema, needed: Set[str] | None) -> pa.Schema:
-    return schema if needed is None else pa.schema([field for field in schema if field.name in needed])
-
-
-def _narrowed(stages: Stages, schema: pa.Schema, needed: Set[str] | None) -> Stages:
-    """Return stages, and behind them one that leaves out what is not needed of the columns that they give."""
-    kept = _kept(schema, needed).names
-    return stages if kept == schema.names else simplified((*stages, Map(tuple((name, Col(name)) for name in kept))))
-
-
-def reads_of(reader: Node, number: int) -> set[str] | None:
-    """Return which columns of an input a node reads; None for all, or if that cannot be told."""
-    match reader.operator:
-        case Linear(stages):
-            return _read_by(stages, None)
-        case Reduce(keys, values, _, stages):
-            return _read_by(stages, {*keys, *values})
-        case Join(_, before):
-            inputs = zip(before, reader.inputs, strict=True)
-            return read_by_all(_read_by(stages, None) for stages, source in inputs if source == number)
-    return None
-
-
-def read_by_all(reads: Iterable[set[str] | None]) -> set[str] | None:
-    every = list(reads)
-    return None if None in every else set[str]().union(*(names for names in every if names is not None))
-
-
-def _read_by(stages: Sequence[Stage], needed: set[str] | None) -> set[str] | None:
-    """Return which columns some stages read to give those that are needed; None is for all."""
-    for stage in reversed(stages):
-        if isinstance(stage, Map):
-            needed = set().union(*(columns_of(term) for _, term in stage.outputs))
-        elif not isinstance(stage, Filter | Negate | Among):
-            return None
-        elif needed is not None and not isinstance(stage, Negate):
-            needed = needed | (columns_of(stage.condition) if isinstance(stage, Filter) else {*stage.columns})
-    return None if needed is None else needed - {TIME}
-
-
 PARTS_MAX = 200  # Whose statistics are looked at; of a collection of more, the number of rows is all that is known.
 COVERED_LEAST = 0.9  # Of the rows, by parts that tell the bounds of a column.
 FILTER_KEEPS = 0.3  # Of the rows that pass a filter, for want of anything better.
@@ -284,7 +388,7 @@ class Statistics:
         key = frozenset(map(then.get, self.key)) if self.key is not None and self.key <= then.keys() else None
         return Statistics(self.rows, key, {new: self.distinct[old] for old, new in pairs if old in self.distinct})
 
-    def after(self, stages: Sequence[LinearStage]) -> "Statistics | None":
+    def after(self, stages: Sequence[Stage]) -> "Statistics | None":
         """Return what is known after some linear stages; None if that is nothing."""
         statistics = self
         for stage in stages:
@@ -318,9 +422,7 @@ def of_collection(handle: CollectionHandle) -> Statistics:
     return _of_contents(handle.contents(), handle.schema.key_names)
 
 
-def of_input(
-    plan: Plan, known: Mapping[int, Statistics], number: int, before: Sequence[LinearStage]
-) -> Statistics | None:
+def of_input(plan: Plan, known: Mapping[int, Statistics], number: int, before: Sequence[Stage]) -> Statistics | None:
     """Return what is known of an input of a join after the stages before it; None if that is nothing."""
     node, stages = plan.nodes[number], [*before]
     while number not in known:

@@ -103,7 +103,7 @@ def _captured(function: FunctionType) -> Iterator[Any]:
 
 def reads_time(plan: Plan) -> bool:
     """Return whether an expression of a plan reads `_time`."""
-    return any(TIME in columns_of(term) for stage in _stages(plan) for term in _expressions(stage))
+    return any(TIME in columns_of(term) for stage in _stages(plan) for term in expressions_of(stage))
 
 
 def tells_times(node: Node) -> bool:
@@ -112,7 +112,7 @@ def tells_times(node: Node) -> bool:
     That of `delay` does: it refuses what is late, and lets nothing be late that was in time.
     """
     return isinstance(node.operator, Linear) and any(
-        isinstance(stage, Delay) or any(TIME in columns_of(term) for term in _expressions(stage))
+        isinstance(stage, Delay) or any(TIME in columns_of(term) for term in expressions_of(stage))
         for stage in node.operator.stages
     )
 
@@ -150,7 +150,8 @@ def _stages(plan: Plan) -> list[Stage]:
     return every_stage
 
 
-def _expressions(stage: Stage) -> list[Term]:
+def expressions_of(stage: Stage) -> list[Term]:
+    """Return the expressions that a stage computes."""
     match stage:
         case Map(outputs) | Unnest(outputs):
             return [term for _, term in outputs]

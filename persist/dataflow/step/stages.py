@@ -17,7 +17,7 @@ from graphlib import TopologicalSorter
 
 import pyarrow as pa
 
-from persist.dataflow.plan.optimise import read_by_all, reads_of
+from persist.dataflow.plan.optimise import read_by_all
 from persist.dataflow.plan.origin import reads_time
 from persist.dataflow.plan.plan import (
     ROOT,
@@ -166,8 +166,8 @@ def set_apart(plan: Plan) -> None:
         for number in readers[source.number]:
             by_part.setdefault(part_of[number], []).append(number)
         for numbers in by_part.values() if len(by_part) > 1 else ():
-            read = read_by_all(reads_of(plan.nodes[number], source.number) for number in numbers)
-            schema = pa.schema([field for field in source.schema if read is None or field.name in read])
+            read = read_by_all(plan, source, numbers)
+            schema = pa.schema([field for field in source.schema if field.name in read])
             own = plan.add(source.operator, (), schema)
             plan.change(own.number, name=source.name)
             for number in numbers:
