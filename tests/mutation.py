@@ -74,7 +74,12 @@ ROOMS = {
         "tests/upsert/test_way_back.py",
         *(f"tests/test_{what}.py" for what in ("exchange", "home", "as_of_join", "evolve_narrower", "replacing")),
     ],
-    "dataflow": ["tests/dataflow"],
+    # Windows, kept groups, and steps of queries are reached by queries only.
+    "dataflow": ["tests/dataflow"]
+    + [
+        f"tests/sql/test_{what}.py"
+        for what in ("ranked_windows", "groups", "two_ways", "cold_steps", "bounds", "limits")
+    ],
     "sql": ["tests/sql", "tests/cli/test_apply.py"],
 }
 TEST_S = 2.0  # Tests that take longer judge nothing: they are no fast tests.

@@ -70,7 +70,12 @@ class Lit(Term):
         return self.value.type, repr(self.value)
 
     def __str__(self) -> str:
-        return "NULL" if not self.value.is_valid else repr(self.value.as_py())
+        if not self.value.is_valid:
+            return "NULL"
+        try:
+            return repr(self.value.as_py())
+        except (OverflowError, ValueError):  # A moment that Python has no object for, such as an infinity.
+            return f"{self.value.type}({self.value.value})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ from persist.sql.algebra import (
     Aggregate,
     Distinct,
     Filter,
+    Frame,
     Join,
     Let,
     Node,
@@ -265,6 +266,8 @@ class _Computed:
         return stream.extend(**new) if new else stream
 
 
+# Functions of the place of a row in its partition, whatever its frame is.
+_UNFRAMED = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead")
 # Aggregates of which that of a frame is made of running ones, and to which NULL is nothing.
 _RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool_or")
 
@@ -281,7 +284,7 @@ def _window_function(stream: Stream, call: WindowCall, name: str, known: _Comput
         values = [summable(values[0], stream, function)]
     if function in ("lag", "lead") and len(values) > 1:
         values[1] = sql_call("cast", to_arrow(call.type), values[1])
-    frame, where = call.frame, call.where
+    frame, where = Frame() if function in _UNFRAMED else call.frame, call.where
     if where is not None and function in _RUNNING and not (call.distinct or frame.exclude):
         if function == "count_star":
             function, values = "count", [Lit(pa.scalar(True))]

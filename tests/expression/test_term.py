@@ -47,6 +47,12 @@ def test_a_constant_equals_itself_alone() -> None:
     assert Lit(pa.scalar(None, pa.int64())) != Lit(pa.scalar(None, pa.int32()))
 
 
+def test_a_constant_that_python_has_no_object_for_is_shown_by_its_number() -> None:
+    shown = [str(constant(kind, text)) for kind, text in (("timestamp", str(2**63 - 1)), ("date", "99999999"))]
+    assert shown == ["timestamp[us](9223372036854775807)", "date32[day](99999999)"]
+    assert (str(constant("int32", "7")), str(constant("int32", None))) == ("7", "NULL")
+
+
 def test_what_a_term_reads_is_known_and_can_be_put_elsewhere() -> None:
     term = sql_call("add", pa.int64(), Place(3), sql_call("abs", pa.int64(), Place(1)), Col("x"), at=7)
     assert (places_in(term), columns_of(term)) == ({1, 3}, {"x"})

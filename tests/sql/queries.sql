@@ -794,3 +794,4 @@ SELECT union_tag(union_value(k := a))::VARCHAR AS x, union_value(n := a).n AS y,
 SELECT a, s FROM t WHERE s::ENUM('x', 'xy', 'abc', '', 'a%', 'é_', 'X') < 'abc'::ENUM('x', 'xy', 'abc', '', 'a%', 'é_', 'X');
 SELECT enum_code(s::ENUM('x', 'xy', 'abc', '', 'a%', 'é_', 'X')) AS x, count(*), enum_range(NULL::ENUM('a', 'b')) AS y FROM t GROUP BY x;
 SELECT coalesce(a::UHUGEINT, 3::UHUGEINT)::BIGINT AS x, [a::BIT]::VARCHAR AS y, TRY_CAST(s AS ENUM('x', 'xy'))::VARCHAR AS z FROM t WHERE a::UHUGEINT BETWEEN 1::UHUGEINT AND 3::UHUGEINT;
+SELECT a, b, rank() OVER w AS r, sum(b) OVER w AS s FROM t WINDOW w AS (PARTITION BY a ORDER BY b ROWS BETWEEN 1 PRECEDING AND CURRENT ROW EXCLUDE TIES);

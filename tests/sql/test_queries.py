@@ -7,7 +7,7 @@ from tests.sql.corpus import QUERIES, REFUSED
 from tests.sql.oracle import changes, check, program_of
 
 
-@pytest.mark.thorough(except_every=40)
+@pytest.mark.thorough(except_every=80)
 @pytest.mark.parametrize("sql", QUERIES)
 def test_a_query_has_the_answer_of_duckdb_after_each_change(sql: str) -> None:
     check(sql, changes(1))

@@ -77,6 +77,17 @@ def test_first_rows_of_partitions_in_order(sql: str, always_ranked: Counter[str]
     assert always_ranked["changed"] > 20
 
 
+@pytest.mark.parametrize(
+    "frame", ["GROUPS BETWEEN 1 PRECEDING AND 1 FOLLOWING", "RANGE BETWEEN 1 PRECEDING AND 1 FOLLOWING EXCLUDE GROUP"]
+)
+def test_functions_of_a_place_have_no_frame(frame: str, always_ranked: Counter[str]) -> None:
+    every = ("row_number()", "rank()", "dense_rank()", "percent_rank()", "cume_dist()", "ntile(2)", "lag(b)", "lead(b)")
+    shown = ", ".join(f"{each} OVER w AS f{at}" for at, each in enumerate(every))
+    asked = f"SELECT a, b, {shown} FROM (SELECT DISTINCT a, b FROM t) WINDOW w AS (PARTITION BY a ORDER BY b {frame})"
+    check(asked, changes(1, steps=3, size=6))
+    assert always_ranked["changed"]
+
+
 @pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("sql", WINDOWS)
 def test_windows_over_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
