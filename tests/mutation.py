@@ -80,7 +80,17 @@ ROOMS = {
         f"tests/sql/test_{what}.py"
         for what in ("ranked_windows", "groups", "two_ways", "cold_steps", "bounds", "limits")
     ],
-    "sql": ["tests/sql", "tests/cli/test_apply.py"],
+    "sql": [
+        "tests/sql",
+        "tests/cli/test_apply.py",
+        "tests/expression/test_term.py",
+        "tests/test_lineage.py",
+        "tests/test_together.py",
+        "tests/erase/test_erase.py::test_views_begin_anew_with_the_same_definition_and_history",
+        "tests/erase/test_erase.py::test_open_handles_of_views_go_on_after_an_erasure",
+        "tests/erase/test_erase.py::test_a_view_with_a_tag_refuses_and_is_named",
+        "tests/erase/test_erase.py::test_published_tables_are_published_anew",
+    ],
 }
 TEST_S = 2.0  # Tests that take longer judge nothing: they are no fast tests.
 # A test hangs if it waits, or uses the processor, this many times as long as without a mutant, and so much longer. What

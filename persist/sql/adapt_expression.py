@@ -201,8 +201,8 @@ class Expressions:
         if any(map(is_within, [node.get("return_type") or {}, *given])):
             return True
         if kind == "OPERATOR_CAST":
-            both = (node["return_type"], node["arguments"][0])
-            if both[1].get("id") in ("NULL", "SQLNULL"):
+            both = (node["return_type"], *node["arguments"])
+            if {"NULL", "SQLNULL"} & {one.get("id") for one in both}:
                 return False
             if any(is_nested(one) or is_another(one) for one in both):
                 return True

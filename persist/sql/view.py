@@ -141,12 +141,13 @@ class LiveView:
         """
         follower = self.engine.follower
         ids = (self.handle.id, *self.definition.inputs)
-        known = [None if entry is None else entry.contents for entry in map(follower.entry, ids)]
-        if None in known:
+        entries = map(follower.entry, ids)
+        known = [entry.contents for entry in entries if entry is not None and entry.contents is not None]
+        if len(known) < len(ids):
             follower.refresh_and_load(ids, self.engine.pool)
             return None
-        seqno = follower.state.seqno
-        own, *uppers = [each.upper for each in known if each is not None and (each is known[0] or each.view is None)]
+        seqno, own = follower.state.seqno, known[0].upper
+        uppers = [contents.upper for contents in known[1:] if contents.view is None]
         if not uppers or not all(upper > own for upper in uppers) or not follower.looks.put_off():
             return None
         try:

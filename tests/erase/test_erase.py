@@ -296,6 +296,14 @@ def test_a_view_with_a_tag_refuses_and_is_named(client: persist.Client) -> None:
     with pytest.raises(persist.InvalidUsage, match="is a view"):
         view.erase(where="total > 1", reason="request 17")
     assert client.seqno == seqno
+    view.untag("monthly")
+    audit = view.hold(3, name="audit")
+    with pytest.raises(persist.InvalidUsage, match=r"the hold 'audit' would keep its old"):
+        orders.erase([3], reason="request 17")
+    audit.release()
+    client.create_view("above", 'SELECT total FROM "all"')
+    with view.hold(3):  # A lease keeps nothing in the way, nor do holds of views.
+        orders.erase([3], reason="request 17")
 
 
 def test_published_tables_are_published_anew(client: persist.Client, dated: DatedBlob) -> None:

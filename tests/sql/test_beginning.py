@@ -2,6 +2,7 @@
 
 import random
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 
@@ -186,6 +187,33 @@ def test_an_input_that_is_behind_is_named_with_by_how_much(client: persist.Clien
     left.seal(4).result()
     view.refresh()
     assert view.snapshot(3).to_arrow()["a"].to_pylist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("start", "sealed", "by"), [(10, 4, 7), (10, 10, 1), (10, 11, None), (3, 1, 3)])
+def test_a_view_whose_inputs_are_not_sealed_to_its_start_says_by_how_much(
+    client: persist.Client, start: int, sealed: int, by: int | None
+) -> None:
+    client.create_or_load("t", key={"a": int}).write([((1, None), 0, 1)], seal=sealed).result()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        client.create_view("v", "SELECT a FROM t", start=start).refresh()
+    said = [str(each.message) for each in warned if each.category is InputBehind]
+    begins = f"view 'v' has no answer yet: it begins at {start}, and 't' is sealed to {sealed}, {by} behind that"
+    assert said == ([] if by is None else [f"{begins}. Seal 't' further"])
+
+
+def test_nothing_is_said_of_inputs_that_are_sealed_alike_or_without_updates_beyond_that(client: persist.Client) -> None:
+    left, right = (client.create_or_load(name, key={"a": int}) for name in ("t", "u"))
+    left.write([((1, None), 0, 1)], seal=4).result()
+    right.write([((1, None), 3, 1)], seal=9).result()  # It is seen at 3.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        view = client.create_view("v", "SELECT t.a FROM t JOIN u USING (a)")
+        view.refresh()
+        empty = client.create_or_load("e", key={"a": int})
+        empty.seal(20).result()
+        client.create_view("w", "SELECT t.a FROM t JOIN e USING (a)").refresh()
+    assert view.upper == persist.Antichain(4)
 
 
 def test_inputs_of_a_timeline_and_of_none_are_told_apart(client: persist.Client) -> None:

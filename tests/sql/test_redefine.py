@@ -168,6 +168,38 @@ def test_an_input_that_cannot_be_read_at_the_switch_is_refused(client: persist.C
     assert [hold.name for hold in others.holds() if hold.name] == []
 
 
+@pytest.mark.parametrize(
+    ("sealed", "since", "is_readable"), [(9, 8, True), (9, 9, False), (8, 0, False), (30, 7, True)]
+)
+def test_an_input_is_readable_at_the_switch_from_since_to_its_last_time(
+    client: persist.Client, sealed: int, since: int, is_readable: bool
+) -> None:
+    facts, others = facts_of(client), facts_of(client, "others")
+    sums = client.create_view("sums", SUMS)
+    facts.seal(9).result()
+    others.seal(sealed).result()
+    if since:
+        others.allow_compaction(since).result()
+    if is_readable:
+        sums.redefine(SUMS.replace("facts", "others"))
+        assert (sums.definition.since, rows(sums, 8)) == (9, [("a", 6), ("b", 1)])
+        return
+    with pytest.raises(persist.InvalidUsage, match="sealed to 9, so what it reads must be readable at 8"):
+        sums.redefine(SUMS.replace("facts", "others"))
+
+
+def test_a_view_that_another_one_reads_is_not_begun_anew(client: persist.Client) -> None:
+    facts_of(client)
+    sums = client.create_view("sums", SUMS, indexes="auto")
+    with pytest.raises(persist.InvalidUsage, match="redefine: give a query, or start="):
+        sums.redefine(None)
+    sums.redefine(None, start=1)  # Groups that it keeps itself are no reader.
+    client.create_view("most", MOST)
+    with pytest.raises(persist.InvalidUsage, match=r"view 'sums' cannot begin anew as long as 'most' reads it: drop"):
+        sums.redefine(LARGE, start=0)
+    assert (sums.definition.start, sums.sql) == (1, SUMS)
+
+
 def test_who_refreshes_with_the_old_definition_takes_up_the_new_one(tmp_path: Path) -> None:
     location = str(tmp_path / "location")
     with persist.open(location) as one, persist.open(location) as other:

@@ -469,6 +469,22 @@ def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -
         ("SELECT 1 // 0 AS y FROM orders", "cannot be computed on any rows.*division by zero"),
         ("SELECT 170141183460469231731687303715884105727::HUGEINT AS y", "more than 38 digits"),
         ("SELECT * FROM 'x.parquet'", "no collection of that name"),
+        ("SELECT max(id, 0) AS m FROM orders", r"max\(\) gives one row or more"),
+        ("SELECT max(id, id) AS m FROM orders", "constant"),
+        ("SELECT [to_days(id)] AS l FROM orders", "lists, structs and maps hold no intervals"),
+        ("SELECT age(TIMESTAMP '2020-01-01') AS a FROM orders", r"age\(\) gives something else each time"),
+        ("SELECT approx_count_distinct(id) AS n FROM orders", r"aggregate approx_count_distinct\(\) is not supported"),
+        ("SELECT approx_count_distinct(id) OVER () AS n FROM orders", r"approx_count_distinct\(\) over a window"),
+        ("SELECT avg(to_days(id)) AS a FROM orders", r"avg\(\) of intervals is not supported.*epoch_us"),
+        ("SELECT avg(to_days(id)) OVER () AS a FROM orders", r"avg\(\) of intervals is not supported.*epoch_us"),
+        (
+            "SELECT sum(id) OVER (ORDER BY TIMESTAMP '2020-01-01' + to_days(id::INT) RANGE INTERVAL 1 DAY PRECEDING) AS s FROM orders",
+            "RANGE over intervals is not supported in a view: order by epoch_us",
+        ),
+        ("SELECT first_value(id ORDER BY status) OVER () AS f FROM orders", r"ORDER BY inside of first_value\(\)"),
+        ("SELECT ntile(NULL) OVER (ORDER BY id) AS l FROM orders", r"ntile\(\) takes a constant number"),
+        ("SELECT sum(id) OVER (ORDER BY id ROWS id PRECEDING) AS s FROM orders", "a constant whole number"),
+        ("SELECT sum(id) OVER (ORDER BY id ROWS -1 PRECEDING) AS s FROM orders", "is not negative"),
     ],
 )
 def test_a_query_that_cannot_be_a_view_is_refused(client: persist.Client, sql: str, message: str) -> None:
