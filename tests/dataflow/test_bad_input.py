@@ -260,3 +260,27 @@ def test_an_empty_frontier_of_an_input_completes_it() -> None:
 def test_a_program_name_that_its_holds_cannot_have_is_an_error_when_the_program_is_built(name: str) -> None:
     with pytest.raises(InvalidUsage, match=r"program name 'a.*cannot be part of the name of its holds"):
         Program(name)
+
+
+@pytest.mark.parametrize(
+    "result", [1, "ab", (1,), (1, 2, 3), [1, 1], (1, True), (1, 1.0), (1, None), (1, 2**63), (1, -(2**63))]
+)
+def test_what_a_function_of_groups_returns_is_pairs_of_a_record_and_an_integer(result: Any) -> None:
+    program, a = numbers()
+    a.group_by("k").reduce(lambda key, records: [(0, 1), result], schema={"x": pa.int64()}).named("odd").capture()
+    with program.open() as running, pytest.raises(OperatorFailed, match="instead of pairs of a record and its mult"):
+        running["a"].insert([((1, 1), 0, 1)])
+        running["a"].advance_to(1)
+        running.step()
+
+
+def test_a_function_of_groups_may_give_any_multiplicity_and_records_that_are_flags() -> None:
+    program, a = numbers()
+    given = [(True, 2**63 - 1), (False, 0), (None, -(2**63) + 1)]
+    seen = a.group_by("k").reduce(lambda key, records: given, schema={"x": pa.bool_()}).capture()
+    with program.open() as running:
+        running["a"].insert([((1, 1), 0, 1)])
+        running["a"].advance_to(1)
+        running.step()
+    made = {row["x"]: row["_diff"] for row in seen.updates().to_pylist()}
+    assert made == {True: 2**63 - 1, None: -(2**63) + 1}

@@ -478,7 +478,7 @@ def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -
         ("SELECT avg(to_days(id)) AS a FROM orders", r"avg\(\) of intervals is not supported.*epoch_us"),
         ("SELECT avg(to_days(id)) OVER () AS a FROM orders", r"avg\(\) of intervals is not supported.*epoch_us"),
         (
-            "SELECT sum(id) OVER (ORDER BY TIMESTAMP '2020-01-01' + to_days(id::INT) RANGE INTERVAL 1 DAY PRECEDING) AS s FROM orders",
+            "SELECT sum(id) OVER (ORDER BY to_days(id::INT) RANGE INTERVAL 1 DAY PRECEDING) AS s FROM orders",
             "RANGE over intervals is not supported in a view: order by epoch_us",
         ),
         ("SELECT first_value(id ORDER BY status) OVER () AS f FROM orders", r"ORDER BY inside of first_value\(\)"),

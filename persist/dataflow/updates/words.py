@@ -83,7 +83,7 @@ class Interner:
             if len(coded.dictionary) < len(array):
                 words = self.numbers_of(coded.dictionary.to_pylist())
                 # A NULL row points one past the dictionary, where NULL is appended to the words.
-                at = coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
+                at = coded.indices.fill_null(len(words)).to_numpy()
                 return np.append(words, NULL).take(at)
         if self._is_nested:  # Values that are equal have one number, so they must look the same, too.
             array = combined(canonical(pa.table({"values": array}))["values"])
