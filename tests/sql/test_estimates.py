@@ -5,6 +5,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from persist.sql.prune import (
+    EQUAL_KEEPS,
+    OTHER_KEEPS,
+    ROWS,
+    SEMI_KEEPS,
+    by_side,
+    estimated,
+    has_one_partner,
+    is_empty_without,
+    ordered,
+    pruned,
+    types_of,
+    unique_columns,
+)
 
 from persist.dataflow import Statistics
 from persist.expression import Lit, Place, Term, factored_conjuncts, sql_call
@@ -24,20 +38,6 @@ from persist.sql.algebra import (
     TopK,
     Values,
     children,
-)
-from persist.sql.prune import (
-    EQUAL_KEEPS,
-    OTHER_KEEPS,
-    ROWS,
-    SEMI_KEEPS,
-    by_side,
-    estimated,
-    has_one_partner,
-    is_empty_without,
-    ordered,
-    pruned,
-    types_of,
-    unique_columns,
 )
 
 KNOWN = {
