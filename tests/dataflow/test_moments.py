@@ -79,7 +79,7 @@ def central(values: list[Fraction], power: int) -> Fraction:
 def by_definition(name: str, xs: list[Fraction], ys: list[Fraction]) -> float | None:
     """Return a statistic as books define it; of regressions, x depends on y."""
     n, second = len(xs), central(xs, 2)
-    mean_x, mean_y = sum(xs) / n, sum(ys) / n
+    mean_x, mean_y = (sum(values, Fraction(0)) / n for values in (xs, ys))
     both = sum(((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)), Fraction(0))
     of_x, of_y = n * second, n * central(ys, 2)
     slope = both / of_y if of_y else None
@@ -98,7 +98,7 @@ def by_definition(name: str, xs: list[Fraction], ys: list[Fraction]) -> float | 
             if n < 3 or not second:
                 return None
             third = central(xs, 3)
-            size = rooted(third**2 / second**3 * n * (n - 1) / (n - 2) ** 2)
+            size = rooted(third**2 / second**3 * Fraction(n * (n - 1), (n - 2) ** 2))
             return size if third >= 0 else -size
         case "kurtosis":
             if n < 4 or not second:

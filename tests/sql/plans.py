@@ -57,7 +57,7 @@ def digest_of(text: str) -> str:
 def known_plans() -> tuple[str, dict[str, str]]:
     """Return the release of DuckDB that made the plans, and of the digest of each query that of its plan."""
     release, *lines = PATH.read_text(encoding="utf-8").splitlines()
-    return release, dict(line.split(" ") for line in lines)  # type: ignore[misc]
+    return release, dict(line.split(" ") for line in lines)
 
 
 def changed(queries: list[str]) -> list[str]:

@@ -5,20 +5,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist.sql.prune import (
-    EQUAL_KEEPS,
-    OTHER_KEEPS,
-    ROWS,
-    SEMI_KEEPS,
-    by_side,
-    estimated,
-    has_one_partner,
-    is_empty_without,
-    ordered,
-    pruned,
-    types_of,
-    unique_columns,
-)
 
 from persist.dataflow import Statistics
 from persist.expression import Lit, Place, Term, factored_conjuncts, sql_call
@@ -37,8 +23,14 @@ from persist.sql.algebra import (
     SetOperation,
     TopK,
     Values,
+    by_side,
     children,
+    has_one_partner,
+    is_empty_without,
+    types_of,
+    unique_columns,
 )
+from persist.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, estimated, ordered
 
 KNOWN = {
     "t": Statistics(10_000, None, {"a": 100, "b": 5000}),
@@ -234,46 +226,3 @@ def test_conditions_are_those_of_a_side_that_read_nothing_else() -> None:
     both, neither = is_("less", Place(2), Place(3)), is_("less", one(1), one(2))
     lefts, rights, rest = by_side([left, right, both, neither], 3)
     assert (lefts, rights, rest) == ([left], [is_("less", Place(0), Place(1))], [both, neither])
-
-
-PRUNED: list[tuple[Node, Node]] = [
-    (Project(T, (B,)), Project(Scan("t", ("b",), ("int64",)), (A,))),
-    (Project(T, (one(1),)), Project(Scan("t", ("a",), ("int64",)), (one(1),))),  # A row needs a column.
-    (
-        Project(Filter(T, is_("less", C, one("x"))), (B,)),
-        Project(Project(Filter(Scan("t", ("b", "c"), ("int64", "text")), is_("less", B, one("x"))), (A,)), (A,)),
-    ),
-    (
-        Project(joined(T, U, (1, 1)), (Place(2), Place(3))),
-        Project(
-            Project(
-                joined(Scan("t", ("b", "c"), ("int64", "text")), U, (0, 1)),
-                (Place(1), Place(2)),
-            ),
-            (Place(0), Place(1)),
-        ),
-    ),
-    (
-        Project(joined(T, U, (1, 1), how="mark"), (Place(3),)),
-        Project(
-            Project(joined(Scan("t", ("b",), ("int64",)), Scan("u", ("x",), ("int64",)), (0, 0), how="mark"), (B,)),
-            (A,),
-        ),
-    ),
-    (
-        Project(TopK(T, (), 1, 0, (B,)), (B,)),  # Which row is the first is not asked for.
-        Project(Distinct(Scan("t", ("b",), ("int64",))), (A,)),
-    ),
-    (Project(TopK(T, (), 2, 0, (B,)), (B,)), Project(Project(TopK(T, (), 2, 0, (B,)), (B,)), (A,))),
-    (Project(TopK(T, (), 1, 1, (B,)), (B,)), Project(Project(TopK(T, (), 1, 1, (B,)), (B,)), (A,))),
-    (
-        Project(SetOperation("union", T, T), (C,)),
-        Project(SetOperation("union", Scan("t", ("c",), ("text",)), Scan("t", ("c",), ("text",))), (A,)),
-    ),
-    (Project(SetOperation("except", T, T), (C,)), Project(Project(SetOperation("except", T, T), (C,)), (A,))),
-]
-
-
-@pytest.mark.parametrize(("plan", "wanted"), PRUNED)
-def test_columns_that_nobody_reads_are_not_read(plan: Node, wanted: Node) -> None:
-    assert pruned(plan) == wanted
