@@ -259,6 +259,11 @@ def every(node: Node) -> Iterator[Node]:
         yield from every(child)
 
 
+def crosses(plan: Node) -> int:
+    """Return how many inner joins of a plan have no key."""
+    return sum(isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in every(plan))
+
+
 def replaced(node: Node, by: Callable[[Any], Node]) -> Any:
     """Return a node with each of its relations given to a function, and replaced by what that returns."""
     changes = {name: by(getattr(node, name)) for name in _PARTS if getattr(node, name, None) is not None}

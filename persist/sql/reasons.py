@@ -26,6 +26,7 @@ from persist.sql.algebra import (
     TopK,
     Values,
     children,
+    crosses,
     every,
 )
 from persist.sql.graph import columns_read, scans_of
@@ -53,9 +54,9 @@ def reasons(plan: Node, known: Known = NOTHING) -> list[str]:
 
 def _of_joins(before: Node, after: Node) -> list[str]:
     lines = []
-    crosses = _crosses(before) - _crosses(after)
-    if crosses > 0:
-        shown = _became(crosses, "cross product", "a join by key", "joins by key")
+    keyed = crosses(before) - crosses(after)
+    if keyed > 0:
+        shown = _became(keyed, "cross product", "a join by key", "joins by key")
         lines.append(f"{shown}: a condition above says what is equal")
     was, now = _hows(before), _hows(after)
     for how, one, many, value in _MARKS:
@@ -78,10 +79,6 @@ def _of_joins(before: Node, after: Node) -> list[str]:
 def _hows(plan: Node) -> Counter[str]:
     """Return how many joins of each kind there are."""
     return Counter(str(node.how) for node in every(plan) if isinstance(node, Join))
-
-
-def _crosses(plan: Node) -> int:
-    return sum(isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in every(plan))
 
 
 def _joins_below_bounds(plan: Node) -> int:

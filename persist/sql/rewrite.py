@@ -56,6 +56,7 @@ from persist.sql.algebra import (
     Temporal,
     Window,
     by_side,
+    crosses,
     filtered,
     has_one_partner,
     replaced,
@@ -93,7 +94,8 @@ def _pushed(node: Node, conditions: list[Term]) -> Node:
         raising = [part for part in conditions if may_raise(part, types)]
         if raising:
             pushed = _pushed(node, [part for part in conditions if part not in raising])
-            first = max((at for at, part in enumerate(raising, 1) if _wants_key(pushed, part)), default=0)
+            wanted = (at for at, part in enumerate(raising, 1) if crosses(_keyed(pushed, [part])) < crosses(pushed))
+            first = max(wanted, default=0)
             return filtered(_keyed(pushed, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
@@ -162,25 +164,6 @@ def _pushed_into_inner(join: Join, conditions: list[Term], width: int) -> Node:
         join.same,
         all_of(rest) if rest else None,
     )
-
-
-def _wants_key(node: Node, condition: Term) -> bool:
-    """Return whether an inner join of a relation has no key, and a condition could be it."""
-    match node:
-        case Project(input_, outputs):
-            return _wants_key(input_, moved(condition, outputs.__getitem__))
-        case Filter(input_):
-            return _wants_key(input_, condition)
-        case Let(_, _, body):
-            return _wants_key(body, condition)
-        case Join(how, left, right, equal, same):
-            lefts, rights, _ = by_side([condition], width_of(left))
-            if lefts:
-                return how not in ("right", "full") and _wants_key(left, condition)
-            if how != "inner" or rights:
-                return how == "inner" and _wants_key(right, rights[0])
-            return not (equal or same) and _equality(condition, width_of(left)) is not None
-    return False
 
 
 def _keyed(node: Node, conditions: list[Term]) -> Node:

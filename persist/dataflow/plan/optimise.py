@@ -405,33 +405,26 @@ class Statistics:
 
 
 def statistics_of(engine: Engine | None, plan: Plan) -> dict[int, Statistics]:
-    """Return what is known of the sources of a plan, by their nodes; nothing where no join of it has a choice."""
+    """Return what is known of the operators of a plan, by their numbers; nothing where no join of it has a choice."""
     joins = [node.operator for node in plan.nodes.values() if isinstance(node.operator, Join)]
     if engine is None or not any(len(join.on) > 1 for join in joins):
         return {}
-    known = {}
+    known: dict[int, Statistics] = {}
     for node in plan.nodes.values():
-        if isinstance(node.operator, Source):
-            with suppress(CollectionNotFound):  # Whoever opens the source says so.
-                known[node.number] = of_collection(loaded(engine, node.operator.collection))
+        match node.operator:
+            case Source(collection):
+                with suppress(CollectionNotFound):  # Whoever opens the source says so.
+                    known[node.number] = of_collection(loaded(engine, collection))
+            case Linear() | Arrange() | Consolidate() if node.inputs[0] in known:
+                stages = node.operator.stages if isinstance(node.operator, Linear) else ()
+                if (statistics := known[node.inputs[0]].after(stages)) is not None:
+                    known[node.number] = statistics
     return known
 
 
 def of_collection(handle: CollectionHandle) -> Statistics:
     """Return what the descriptors of a collection's parts tell of it."""
     return _of_contents(handle.contents(), handle.schema.key_names)
-
-
-def of_input(plan: Plan, known: Mapping[int, Statistics], number: int, before: Sequence[Stage]) -> Statistics | None:
-    """Return what is known of an input of a join after the stages before it; None if that is nothing."""
-    node, stages = plan.nodes[number], [*before]
-    while number not in known:
-        if not isinstance(node.operator, Linear | Arrange | Consolidate):
-            return None
-        stages = [*(node.operator.stages if isinstance(node.operator, Linear) else ()), *stages]
-        number = node.inputs[0]
-        node = plan.nodes[number]
-    return known[number].after(stages)
 
 
 def _of_contents(contents: CollectionState, key: Sequence[str]) -> Statistics:

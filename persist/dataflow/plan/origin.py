@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.codecs import TIME
-from persist.dataflow.plan.plan import ROOT, Join, Linear, Node, Persist, Plan, Reduce, Source, Variable, edges_into
+from persist.dataflow.plan.plan import ROOT, Linear, Node, Persist, Plan, Source, Variable, edges_into
 from persist.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter, Unnest
 from persist.expression import Term, columns_of
 
@@ -102,8 +102,13 @@ def _captured(function: FunctionType) -> Iterator[Any]:
 
 
 def reads_time(plan: Plan) -> bool:
-    """Return whether an expression of a plan reads `_time`."""
-    return any(TIME in columns_of(term) for stage in _stages(plan) for term in expressions_of(stage))
+    """Return whether an expression of a plan, as it was written, reads `_time`."""
+    return any(map(_reads_time, plan.nodes.values()))
+
+
+def _reads_time(node: Node) -> bool:
+    stages = node.operator.stages if isinstance(node.operator, Linear) else ()
+    return any(TIME in columns_of(term) for stage in stages for term in expressions_of(stage))
 
 
 def tells_times(node: Node) -> bool:
@@ -111,10 +116,8 @@ def tells_times(node: Node) -> bool:
 
     That of `delay` does: it refuses what is late, and lets nothing be late that was in time.
     """
-    return isinstance(node.operator, Linear) and any(
-        isinstance(stage, Delay) or any(TIME in columns_of(term) for term in expressions_of(stage))
-        for stage in node.operator.stages
-    )
+    stages = node.operator.stages if isinstance(node.operator, Linear) else ()
+    return _reads_time(node) or any(isinstance(stage, Delay) for stage in stages)
 
 
 def kept_apart(plan: Plan) -> set[int]:
@@ -135,19 +138,6 @@ def kept_apart(plan: Plan) -> set[int]:
                 "reads and writes collections: it could not resume. Do this before the iteration, or behind it"
             )
     return {node.number for node in apart}
-
-
-def _stages(plan: Plan) -> list[Stage]:
-    every_stage: list[Stage] = []
-    for node in plan.nodes.values():
-        match node.operator:
-            case Linear(stages):
-                every_stage += stages
-            case Join(_, before, after, _):
-                every_stage += [*(stage for input_stages in before for stage in input_stages), *after]
-            case Reduce(_, _, _, before, after):
-                every_stage += [*before, *after]
-    return every_stage
 
 
 def expressions_of(stage: Stage) -> list[Term]:

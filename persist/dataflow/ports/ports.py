@@ -8,7 +8,7 @@ import pyarrow as pa
 from persist.dataflow.operators.operators import EntryOperator, Position, SinkOperator
 from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.origin import fingerprint
-from persist.dataflow.plan.plan import Persist, Plan, Source
+from persist.dataflow.plan.plan import Persist, Source
 from persist.dataflow.ports.inputs import Gate
 from persist.dataflow.ports.output import KeptLinear
 from persist.dataflow.ports.sinks import Outputs
@@ -24,7 +24,6 @@ class Ports:
     """All sources and outputs of a program; close it, or use it in a `with`.
 
     Args:
-        plan: as it is run.
         sources: that it reads, each with its columns and the gate that it is let in by.
         conditions: the collections that outputs wait for.
         replace: the program has changed.
@@ -43,7 +42,6 @@ class Ports:
         self,
         program: Draft,
         engine: Engine,
-        plan: Plan,
         sources: Sequence[tuple[Source, pa.Schema, Gate]],
         sinks: Sequence[SinkOperator],
         kept: Mapping[str, KeptLinear],
@@ -55,7 +53,7 @@ class Ports:
         is_brief: bool = False,
     ) -> None:
         self.is_brief = is_brief
-        self._program, self._engine, self._plan, self._domain = program, engine, plan, domain
+        self._program, self._engine, self._domain = program, engine, domain
         self._replaces = replace
         self._conditions = conditions
         self.sources: list[SourceReader] = []
@@ -87,16 +85,15 @@ class Ports:
     @classmethod
     def of_step(cls, program: Draft, engine: Engine, *, is_brief: bool = False) -> "Ports":
         """Open a program for one step that reads its sources, and writes its outputs, without operators that run."""
-        plan, domain = program.plan.without_unused(), Domain()
-        sources, sinks = [], []
-        for node in plan.nodes.values():
+        domain, sources, sinks = Domain(), [], []
+        for node in program.plan.without_unused().nodes.values():
             match node.operator:
                 case Source() as source:
                     gate = Gate(EntryOperator(Position(node.title, [], 1, 0)), len(node.schema), 1)
                     sources.append((source, node.schema, gate))
                 case Persist(collection, keys):
                     sinks.append(SinkOperator(Position(node.title, [], 1, 0), node.schema, collection, keys))
-        return cls(program, engine, plan, sources, sinks, {}, domain, is_brief=is_brief)
+        return cls(program, engine, sources, sinks, {}, domain, is_brief=is_brief)
 
     def _drop_unused(self, kept: Mapping[str, KeptLinear]) -> None:
         """Of a changed program: destroy the hidden collections that it does not use any more."""
@@ -127,7 +124,9 @@ class Ports:
             for source, schema, gate in sources
         ]
         try:
-            begin = self.outputs.begin_at(self.sources, self._conditions, self._plan, resume_at)
+            begin = self.outputs.begin_at(
+                self.sources, self._conditions, self._program.plan.without_unused(), resume_at
+            )
             for source in self.sources:
                 source.start(begin)
         except SourceLost:

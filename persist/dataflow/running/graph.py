@@ -49,7 +49,7 @@ from persist.dataflow.operators.ranked_windows import ranking_of_windows
 from persist.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.dataflow.operators.windows import windows
 from persist.dataflow.plan.draft import Captured, Probed
-from persist.dataflow.plan.optimise import Statistics, of_input
+from persist.dataflow.plan.optimise import Statistics
 from persist.dataflow.plan.plan import (
     ROOT,
     Aggregates,
@@ -345,11 +345,10 @@ class Builder:
         def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
             return self.arrangement(node, node.inputs[number], join.before[number], keys, values, operators)
 
-        known = [of_input(self.plan, self._known, *each) for each in zip(node.inputs, join.before, strict=True)]
-
         def partners(number: int, keys: tuple[str, ...]) -> float | None:
-            statistics = known[number]
-            return None if statistics is None else statistics.partners(keys)
+            statistics = self._known.get(node.inputs[number])
+            known = None if statistics is None else statistics.after(join.before[number])
+            return None if known is None else known.partners(keys)
 
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
         shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)

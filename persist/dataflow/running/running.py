@@ -200,7 +200,6 @@ class Running(Closes):
             ports = Ports(
                 self.program,
                 engine,
-                self.plan,
                 sources,
                 self._graph.sinks,
                 self._graph.kept,
