@@ -11,7 +11,6 @@ import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from persist.codecs.part.part import Part, sample_row
 from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
 
-KEY_BYTES = 160  # Of a key of one field in comparable form, roughly.
+KEY_BYTES = 64  # Of a key of one field in comparable form, roughly.
 # What was parsed lately: planning asks for the keys of the same parts again and again. What nobody has asked for in a
 # minute goes, because parts are replaced all the time, and to parse keys once more costs little.
 _KNOWN: ByteBoundedLru[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = ByteBoundedLru(
@@ -31,12 +30,10 @@ _KNOWN: ByteBoundedLru[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] =
 )
 
 
-class Within(NamedTuple):
-    """The interval `[start, end)` of rows of a part that holds all rows of a range, and how many keys are sampled."""
-
-    start: int
-    end: int
-    samples: int
+# The interval `[start, end)` of rows of a part that holds all rows of a range, and how many keys are sampled. No class:
+# there may be hundreds of thousands, and the garbage collector does not look at tuples of numbers again.
+Within = tuple[int, int, int]
+Types = tuple[pa.DataType, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +42,25 @@ class KeyRange:
 
     lower: Bound | None = None
     upper: Bound | None = None
-    _known: dict[tuple[pa.DataType, ...], tuple[Orderable | None, Orderable | None]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
+    # What is known of keys of the types that were asked for first.
+    _ordered: tuple[Types, Orderable | None, Orderable | None] | None = field(
+        default=None, init=False, repr=False, compare=False
     )
-    _within: dict[tuple[str, tuple[pa.DataType, ...]], "Within"] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _within: dict[str, Within] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def ordered(self, types: tuple[pa.DataType, ...]) -> tuple[Orderable | None, Orderable | None]:
+    def ordered(self, types: Types) -> tuple[Orderable | None, Orderable | None]:
         """Return both bounds in comparable form, which is made once: they are compared with the keys of each part."""
-        known = self._known.get(types)
-        if known is None:
+        if self._ordered is None or self._ordered[0] != types:
             order = key_order(types)
             lower, upper = (None if bound is None else order(bound) for bound in (self.lower, self.upper))
-            known = self._known[types] = lower, upper
-        return known
+            self.know(types, lower, upper)
+            return lower, upper
+        return self._ordered[1:]
 
-    def know(self, types: tuple[pa.DataType, ...], lower: Orderable | None, upper: Orderable | None) -> None:
+    def know(self, types: Types, lower: Orderable | None, upper: Orderable | None) -> None:
         """Take note of what `ordered` gives."""
-        self._known[types] = lower, upper
+        if self._ordered is None:
+            object.__setattr__(self, "_ordered", (types, lower, upper))
 
     @property
     def is_all(self) -> bool:
@@ -110,22 +107,26 @@ class KeyRange:
         """Return an interval of rows of part that holds all rows that are inside, from the sampled keys alone."""
         return self.within(part, schema)[:2]
 
-    def within(self, part: Part, schema: CollectionSchema) -> "Within":
+    def within(self, part: Part, schema: CollectionSchema) -> Within:
         """Return the same, and how many keys are sampled."""
         if self.is_all:
-            return Within(0, part.rows, 0)
-        known = self._within.get((part.checksum, schema.key_types))
-        return self.note(part, schema, ordered_keys(part, schema)) if known is None else known
+            return 0, part.rows, 0
+        known = self._within.get(part.checksum)
+        if known is None or self._ordered is None or self._ordered[0] != schema.key_types:
+            return self.note(part, schema.key_types, ordered_keys(part, schema))
+        return known
 
-    def note(self, part: Part, schema: CollectionSchema, sampled: list[Orderable] | None) -> "Within":
+    def note(self, part: Part, types: Types, sampled: list[Orderable] | None) -> Within:
         """Return what `within` gives from now on, of a part whose sampled keys are these."""
-        lower, upper = self.ordered(schema.key_types)
+        lower, upper = self.ordered(types)
         start, end, samples = 0, part.rows, len(sampled or ())
         if sampled is not None and lower is not None and lower > sampled[0]:
             start = sample_row(part.rows, samples, bisect.bisect_left(sampled, lower) - 1)
         if sampled is not None and upper is not None and upper <= sampled[-1]:
             end = sample_row(part.rows, samples, bisect.bisect_left(sampled, upper))
-        within = self._within[part.checksum, schema.key_types] = Within(start, max(start, end), samples)
+        within = start, max(start, end), samples
+        if self._ordered is not None and self._ordered[0] == types:
+            self._within[part.checksum] = within
         return within
 
     def decode(
@@ -177,7 +178,7 @@ def key_ranges(
             return [within]
         keys += known
         samples.append(len(known))
-    # Numbers of keys: as tuples, hundreds of thousands of them would keep the garbage collector busy.
+    # Numbers of keys, because the one that is cut at must be found again in its part.
     order = sorted(range(len(keys)), key=keys.__getitem__)
     key_of, written = keys.__getitem__, key_order(schema.key_types)
     first = 0 if within.lower is None else bisect.bisect_left(order, written(within.lower), key=key_of)
@@ -207,7 +208,7 @@ def key_ranges(
 
 def parts_within(
     parts: Iterable[Part], schema: CollectionSchema, ranges: Sequence[KeyRange], sampled: Sampled
-) -> list[list[Part]]:
+) -> list[Sequence[Part]]:
     """Return for each of some adjacent ranges, in key order, the parts that may have keys inside, in their order.
 
     Args:
@@ -215,23 +216,23 @@ def parts_within(
 
     Cost: a binary search for each part, and O(parts that are returned).
     """
-    bounds = [keys.lower for keys in ranges[1:]]
+    bounds, types = [keys.lower for keys in ranges[1:]], schema.key_types
     assert None not in bounds, "ranges that are adjacent have a bound between them"
-    cuts = keys_order(schema.key_types)([bound for bound in bounds if bound is not None])
-    lower, upper = ranges[0].ordered(schema.key_types)[0], ranges[-1].ordered(schema.key_types)[1]
+    cuts = keys_order(types)([bound for bound in bounds if bound is not None])
+    lower, upper = ranges[0].ordered(types)[0], ranges[-1].ordered(types)[1]
     for each, start, stop in zip(ranges, [lower, *cuts], [*cuts, upper], strict=True):
-        each.know(schema.key_types, start, stop)
-    within: list[list[Part]] = [[] for _ in ranges]
+        each.know(types, start, stop)
+    within: dict[int, list[Part]] = {}  # Of ranges with parts: those of a short history may be few of very many.
     for part, keys in zip(parts, sampled, strict=True):
-        first, end = 0, len(within)
+        first, end = 0, len(ranges)
         if keys is not None:
             if (lower is not None and keys[-1] < lower) or (upper is not None and keys[0] >= upper):
                 continue
             first, end = bisect.bisect_right(cuts, keys[0]), bisect.bisect_right(cuts, keys[-1]) + 1
         for n in range(first, end):
-            within[n].append(part)
-            ranges[n].note(part, schema, keys)  # While the keys are at hand: they are asked for again.
-    return within
+            within.setdefault(n, []).append(part)
+            ranges[n].note(part, types, keys)  # While the keys are at hand: they are asked for again.
+    return [within.get(n, ()) for n in range(len(ranges))]
 
 
 def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:

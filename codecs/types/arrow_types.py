@@ -35,7 +35,7 @@ import base64
 import decimal
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, total_ordering
 from typing import Any
 
 import pyarrow as pa
@@ -323,7 +323,32 @@ def _from_written(j: Any, t: pa.DataType) -> pa.Scalar:
 
 
 Bound = list[Any]  # A whole key, its fields in their written form.
-Orderable = tuple[Any, ...]  # Of each field, whether it is a value, NaN or NULL, and the value.
+Orderable = Any  # Of a key of one field its value, or NaN or NULL as below; of other keys a tuple of these.
+
+
+@total_ordering
+class _Last:
+    """What comes after all values of a field: NaN, and NULL after that.
+
+    Collections with very many parts compare millions of keys, so a value is compared as it is.
+    """
+
+    __slots__ = ("_rank",)
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __lt__(self, other: object) -> bool:
+        return isinstance(other, _Last) and self._rank < other._rank
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Last) and self._rank == other._rank
+
+    def __hash__(self) -> int:
+        return hash(self._rank)
+
+
+_NAN, _NULL = _Last(1), _Last(2)
 
 
 @lru_cache(maxsize=256)
@@ -344,28 +369,25 @@ def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], li
     def orders(keys: Sequence[Bound]) -> list[Orderable]:
         if not keys or not fields:
             return [()] * len(keys)
-        columns: list[Sequence[Any]] = []
-        for (kind, value_order), values in zip(fields, zip(*keys, strict=True), strict=True):
-            columns += _ordered(values, kind, value_order)
-        return [*zip(*columns, strict=True)]
+        columns = [
+            _ordered(values, kind, value_order)
+            for (kind, value_order), values in zip(fields, zip(*keys, strict=True), strict=True)
+        ]
+        return [*columns[0]] if len(columns) == 1 else [*zip(*columns, strict=True)]
 
     return orders
 
 
-def _ordered(
-    values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None
-) -> tuple[Sequence[int], Sequence[Any]]:
-    """Return values of a field in two columns that are to be compared one after the other: NULL is last, NaN before."""
+def _ordered(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
+    """Return values of a field as they are to be compared."""
     kinds = {*map(type, values)}
     if not kinds <= {kind, type(None)}:
         wrong = next(value for value in values if value is not None and type(value) is not kind)
         raise ValueError(f"{wrong!r:.80} where {kind.__name__} belongs")
-    if value_order is not None:
-        values = [None if value is None else value_order(value) for value in values]
-    if value_order is not float and kinds == {kind}:
-        return [0] * len(values), values
-    ranks = [2 if value is None else int(value != value) for value in values]  # NaN alone is not equal to itself.
-    return ranks, [0 if rank else value for rank, value in zip(ranks, values, strict=True)]
+    if value_order is None:
+        return values if kinds == {kind} else [_NULL if value is None else value for value in values]
+    ordered = [_NULL if value is None else value_order(value) for value in values]
+    return [_NAN if value != value else value for value in ordered] if value_order is float else ordered
 
 
 def _value_order(t: pa.DataType) -> Callable[[Any], Any] | None:

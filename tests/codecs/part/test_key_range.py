@@ -1,5 +1,6 @@
 """Slices of the key space: together they are everything, no key is in two, and no hint ever loses a row."""
 
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -217,3 +218,14 @@ def test_keys_that_cannot_be_compared_from_descriptors_make_one_slice(key: Any) 
 def test_no_parts_at_all_make_one_slice() -> None:
     schema, _ = integers([])
     assert key_ranges([], schema, 4) == [KeyRange()]
+
+
+def test_bounds_of_a_range_that_was_sent_to_another_process_compare_as_before() -> None:
+    order = key_order((pa.float64(),))
+    bounds: list[list[Any]] = [["-1.0"], ["0.0"], ["inf"], ["nan"], [None]]
+    assert [*map(order, bounds)] == sorted(map(order, bounds[::-1]))
+    for keys in (KeyRange(["nan"], [None]), KeyRange(["0.5"], ["nan"]), KeyRange(["1.0"], [None])):
+        lower, upper = keys.ordered((pa.float64(),))
+        assert lower is not None
+        assert lower < upper
+        assert pickle.loads(pickle.dumps(keys)).ordered((pa.float64(),)) == (lower, upper)
