@@ -540,7 +540,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a collection of that name. Cost: one GET."""
         self.engine.check_open("in")
-        return isinstance(name, str) and self.engine.follower.found(name) is not None
+        return isinstance(name, str) and self.engine.follower.newest_id_of(name) is not None
 
     # Without it, a loop over a client would ask for the collections 0, 1, 2 and so on.
     __iter__ = None

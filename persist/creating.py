@@ -198,7 +198,7 @@ class Collections(list[str]):
         self._engine.follower.refresh()
         rows = []
         for name in self:
-            if (id_ := self._engine.follower.find(name)) is not None:
+            if (id_ := self._engine.follower.id_of(name)) is not None:
                 try:
                     contents = self._engine.follower.known(id_, name)
                 except CollectionNotFound:

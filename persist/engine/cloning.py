@@ -57,7 +57,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
             writer.resolver.resolve(source.id, source.name, source.machine)
         time = _last_change(source.known())
     for _ in range(ATTEMPTS):
-        if engine.follower.found(name) is not None:
+        if engine.follower.newest_id_of(name) is not None:
             raise CollectionExists(name)
         if source.known().resolved.has_beyond(time):
             writer.resolver.resolve(source.id, source.name, source.machine)

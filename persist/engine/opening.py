@@ -90,7 +90,7 @@ def created_or_loaded(
     Raises: as `Client.create_or_load`.
     """
     while True:
-        id_ = engine.follower.found(name)
+        id_ = engine.follower.newest_id_of(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
             if retention not in (None, contents.retention):
@@ -109,7 +109,7 @@ def created_or_loaded(
         except CollectionExists:
             continue  # Another client created it in between: load that one.
         except Locked:  # Another client may have created it before an exclusive one came: loading needs no lock.
-            if engine.follower.found(name) is None:
+            if engine.follower.newest_id_of(name) is None:
                 raise
 
 
@@ -131,7 +131,7 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
-    if engine.follower.found(name) is None:
+    if engine.follower.newest_id_of(name) is None:
         columns = columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]
@@ -146,7 +146,7 @@ def target_of_rows(
             return handle_on(engine, contents, schema)
         except SchemaMismatch:
             # Somebody may have created it in between: then the rows are for that one, as if this call had come later.
-            if engine.follower.found(name) is None:
+            if engine.follower.newest_id_of(name) is None:
                 raise
     handle = loaded(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:
@@ -177,9 +177,9 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     """
     engine.check_open("load")
     check_name(name)
-    known = engine.follower.find(name)
+    known = engine.follower.id_of(name)
     state = engine.follower.refresh_and_load([] if known is None else [known], engine.pool)
-    id_ = engine.follower.find(name)
+    id_ = engine.follower.id_of(name)
     if id_ is None:
         error = CollectionNotFound(name, engine.url, state.names_in_memory())
         if engine.mode == "read":
@@ -197,7 +197,7 @@ def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) ->
     """
     with engine.follower.looks.once():
         for _ in range(2):  # In the second round there are those that came with the look of the first one.
-            known = [engine.follower.find(each) if isinstance(each, str) else each.id for each in wanted]
+            known = [engine.follower.id_of(each) if isinstance(each, str) else each.id for each in wanted]
             engine.follower.refresh_and_load({id_ for id_ in known if id_ is not None}, engine.pool)
         return [loaded(engine, each) if isinstance(each, str) else each.newest() for each in wanted]
 

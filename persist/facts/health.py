@@ -130,7 +130,7 @@ class KeptBack:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingBlobs:
     """Blobs that nothing refers to any more, and until when they stay.
 
     Attributes:
@@ -210,7 +210,7 @@ class Health:
     sources: tuple[Filled, ...]
     sinks: tuple[Fed, ...]
     kept_back: tuple[KeptBack, ...]
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[WaitingBlobs, ...]
     due: tuple[Due, ...]
     clients: tuple[ClientSeen, ...]
     releases: tuple[ReleaseSeen, ...]
@@ -388,7 +388,7 @@ def _live_bytes(facts: Facts) -> int:
     return sum(part.bytes for part in (*kept, *after, *contents.pending.values()))
 
 
-def waiting_blobs(client: "persist.Client", now_s: float) -> list[Waiting]:
+def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
     """Return what waits for the collector, the oldest first; not what a clone, or its source, still names.
 
     Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
@@ -412,7 +412,7 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[Waiting]:
     return found + _old_log(client, names, now_s)
 
 
-def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -> list[Waiting]:
+def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -> list[WaitingBlobs]:
     """Return the records before the newest erasure, which have what it erased, if the log still reaches back to them.
 
     As `persist.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet to come.
@@ -426,7 +426,7 @@ def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -
     records = [entry for at, entry in listed_records(engine.blob) if at < seqno]
     record = read_record(engine.blob, seqno)
     return [
-        Waiting(
+        WaitingBlobs(
             names.get(collection) or f"one that is gone ({collection[:8]})",
             "erased",
             len(records),
@@ -450,7 +450,7 @@ def _waiting(
     control: LocationState,
     settings: "persist.Settings",
     now_s: float,
-) -> Waiting:
+) -> WaitingBlobs:
     keys = [] if sizes is None else [*sizes] if dropped.is_destroyed else [k for k in dropped.blobs if k in sizes]
     until_s, waits_for = dropped.written_ms / 1000 + settings.grace_s, "the grace period"
     if until_s <= now_s:
@@ -461,7 +461,7 @@ def _waiting(
         )
         until_s = max(until_s, lease.expires_ms / 1000 + settings.clock_skew_s)
         waits_for = f"the lease of {lease.holder}"
-    return Waiting(
+    return WaitingBlobs(
         name or f"one that is gone ({dropped.collection[:8]})",
         "dropped" if dropped.is_destroyed else "replaced",
         None if sizes is None else len(keys),
@@ -476,7 +476,7 @@ def _due(
     client: "persist.Client",
     all_facts: Sequence[Facts],
     views: Sequence[ViewLag],
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingBlobs],
     control: LocationState,
     now_s: float,
 ) -> list[Due]:

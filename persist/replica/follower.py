@@ -45,7 +45,7 @@ from persist.replica.past import (
     fate_of,
     record_of,
 )
-from persist.replica.waiting import POLL_FIRST_S, POLL_MAX_S, Waiting
+from persist.replica.waiting import POLL_FIRST_S, POLL_MAX_S, AwaitedLog
 from persist.state import PENDING_MAX, CollectionEntry, CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ FAR = 100  # Records that are not read one by one where a checkpoint will do.
 OVER_ALL_MAX = 10
 
 
-class Follower(Waiting):
+class Follower(AwaitedLog):
     """Reads the log and answers what the state is."""
 
     def __init__(self, blob: Blob, clock: Clock, poll_s: float | None = None) -> None:
@@ -476,26 +476,18 @@ class Follower(Waiting):
                 self._restart(self._newest_checkpoint())
                 return self._load(id_)
 
-    def found(self, name: str) -> str | None:
-        """Refresh, and return what `find` does."""
+    def newest_id_of(self, name: str) -> str | None:
+        """Refresh, and return what `id_of` does."""
         self.refresh()
-        return self.find(name)
+        return self.id_of(name)
 
-    def find(self, name: str) -> str | None:
+    def id_of(self, name: str) -> str | None:
         """Return the id of the collection of a name in the newest known state; None if there is none."""
-        with self._lock:
-            try:
-                return self._state.ids.get(name)
-            except MissingBlob:  # As in `advance`.
-                self.restart()
-                return self._state.ids.get(name)
+        return self.over_all(lambda state: state.ids.get(name))
 
     def entry(self, id_: str) -> CollectionEntry | None:
         """Return what the newest known state says of a collection; None if it is gone. Waits for no other thread."""
-        try:
-            return self._state.entries.get(id_)
-        except MissingBlob:  # As in `advance`.
-            return self.restart().entries.get(id_)
+        return self.over_all(lambda state: state.entries.get(id_))
 
     def over_all(self, look: Callable[[State], T]) -> T:
         """Return what look says of the newest known state, at all of whose collections it may look.

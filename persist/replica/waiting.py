@@ -23,7 +23,7 @@ TOLD_FIRST_S = 0.25  # A GET that is under way when a hint comes would only dela
 POLL_MAX_S = 1.0  # Where a request costs money and takes a while; elsewhere the first pause stays.
 
 
-class Waiting(ABC):
+class AwaitedLog(ABC):
     """What a view of the log has for those who wait for it.
 
     Attributes:

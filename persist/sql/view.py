@@ -262,7 +262,7 @@ class LiveView:
         state, name = self.engine.follower.refresh(), self.handle.name
         if self.handle.id in state.entries:
             return False
-        new = loaded(self.engine, name) if self.engine.follower.find(name) is not None else None
+        new = loaded(self.engine, name) if self.engine.follower.id_of(name) is not None else None
         definition = None if new is None else definition_of(new)
         if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
             raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
@@ -522,7 +522,7 @@ def made_view(
     """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
     check_free_name(name)
     while True:
-        if engine.follower.found(name) is not None:
+        if engine.follower.newest_id_of(name) is not None:
             return _existing(engine, name, sql, key, start, options)
         try:
             return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)

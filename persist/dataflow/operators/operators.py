@@ -157,7 +157,7 @@ class Operator:
 PIECE_ROWS = 1 << 17  # Some 60 MiB of updates of sums of floats.
 
 
-class Waiting(Operator):
+class StashingOperator(Operator):
     """An operator of one input whose updates wait until they are ready.
 
     Args:
@@ -268,7 +268,7 @@ class SealedWithOperator(ConcatOperator):
         self.out = self.inputs[0].out
 
 
-class ConsolidateOperator(Waiting):
+class ConsolidateOperator(StashingOperator):
     """Updates summed per record and time, once they are complete."""
 
     may_rest = True
@@ -360,7 +360,7 @@ def shown_by(
 ReaderFrontier = Callable[[], Antichain]
 
 
-class Arrangement(Waiting):
+class Arrangement(StashingOperator):
     """A spine, and the batch of this pass.
 
     Attributes:

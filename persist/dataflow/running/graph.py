@@ -42,7 +42,7 @@ from persist.dataflow.operators.operators import (
     ProbeOperator,
     SealedWithOperator,
     SinkOperator,
-    Waiting,
+    StashingOperator,
     shown_by,
 )
 from persist.dataflow.operators.ranked_windows import ranking_of_windows
@@ -132,7 +132,7 @@ class Graph:
         for source, at in last.items():
             read[at] += [] if source in self.sinks else [source]
         for operator, sources in zip(self.operators, read, strict=True):
-            if isinstance(operator, Waiting):
+            if isinstance(operator, StashingOperator):
                 operator.is_last_reader = set(operator.inputs) == set(sources)
         return read
 
