@@ -115,8 +115,8 @@ class _Shares:
 def _cheapest(contents: CollectionState, as_of: int) -> _Shares:
     """Return the way that rewrites the fewest bytes; of several, the one with the latest keyframe."""
     # As of 0, nothing was compacted, and a keyframe would keep the history from being read from 0 on.
-    keyframes = [each for each in contents.keyframes if each.as_of <= as_of] if as_of else []
-    ways = [_shares(contents, as_of, each) for each in reversed(keyframes)]
+    keyframes = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= as_of] if as_of else []
+    ways = [_shares(contents, as_of, keyframe) for keyframe in reversed(keyframes)]
     if contents.history_from == 0:
         ways.append(_shares(contents, as_of, None))
     return min(ways, key=lambda way: sum(part.bytes for part in way.straddling))

@@ -517,7 +517,7 @@ class CollectionHandle:
         if own is not None or contents.view is None:
             return own
         inputs = [self.engine.follower.load(id_) for id_ in contents.view["inputs"]]
-        maps = {None if each is None else self._map_of(each) for each in inputs}
+        maps = {None if input_ is None else self._map_of(input_) for input_ in inputs}
         return maps.pop() if len(maps) == 1 else None
 
     def read_until(self) -> datetime | None:

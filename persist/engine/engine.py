@@ -223,7 +223,7 @@ class Engine:
                 return self._writer.leases.claim_all(wanted)
             except (ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
                 pass
-        return [no_claim(each.collection) for each in wanted]
+        return [no_claim(claim.collection) for claim in wanted]
 
     def history(self, last: int | None, collection: str | None = None) -> pa.Table:
         """Return the last records of the log as a table; see `persist.replica.log_queries`."""

@@ -204,15 +204,15 @@ def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) ->
 
 def _typed(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
     """Return Arrow types for whatever `create_or_load` takes for types."""
-    found = {}
+    types = {}
     for name, kind, nullable in field_types(given, "value") if given else ():
         if not nullable:
             raise SchemaMismatch(
                 f"{what}= gives column {name!r} as not null, and whether a column may hold NULL stays what it is; one "
                 "that is added may, because older records have none. Give its type alone"
             )
-        found[name] = kind
-    return found
+        types[name] = kind
+    return types
 
 
 def _comment_steps(

@@ -57,12 +57,12 @@ def failures_of(contents: CollectionState) -> dict[str, Failure]:
 
     What a user says by such a name is none.
     """
-    found = {}
+    failures = {}
     for name, told in contents.about.properties.items():
         if is_of_failures(name):
             with suppress(msgspec.MsgspecError):
-                found[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(told, type=Failure)
-    return found
+                failures[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(told, type=Failure)
+    return failures
 
 
 def is_of_failures(name: str) -> bool:
@@ -93,10 +93,10 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
     engine = handles[0].engine
     now_ms = engine.clock.wall_ms()
     try:
-        columns = {name for each in handles for name in each.schema.names}
+        columns = {name for handle in handles for name in handle.schema.names}
         told = _text_of(error, {*engine.follower.state.names(), *columns})
         failure = Failure(now_ms, engine.writer("tell_failure").name, told)
-        stale = [each for each in handles if _is_news(failures_of(each.known()).get(sink), failure)]
+        stale = [handle for handle in handles if _is_news(failures_of(handle.known()).get(sink), failure)]
         _say(stale, sink, msgspec.json.encode(failure).decode())
     except PersistError as problem:
         logger.warning("the location could not be told of a failure: %s", problem)
@@ -105,7 +105,7 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
 def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
     """Take back that what fills collections failed, where they say so. Cost: nothing if they do not."""
     try:
-        _say([each for each in handles if sink in failures_of(each.known())], sink, None)
+        _say([handle for handle in handles if sink in failures_of(handle.known())], sink, None)
     except CollectionNotFound:
         pass  # It says nothing any more.
     except PersistError as problem:
@@ -119,8 +119,8 @@ def _is_news(before: Failure | None, now: Failure) -> bool:
 def _say(handles: Sequence[CollectionHandle], sink: str, text: str | None) -> None:
     if handles:
         name = f"{FAILED}.{sink}" if sink else FAILED
-        steps = [describe_step(each, None, {name: text}, None, None) for each in handles]
-        handles[0].engine.submit("failed", steps, {each.id: each.name for each in handles}).result()
+        steps = [describe_step(handle, None, {name: text}, None, None) for handle in handles]
+        handles[0].engine.submit("failed", steps, {handle.id: handle.name for handle in handles}).result()
 
 
 def _text_of(error: Exception, names: set[str]) -> str:

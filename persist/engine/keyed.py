@@ -404,7 +404,7 @@ class _Commit:
             steps = [_at(step, times[step.collection]) if isinstance(step, AtCommit) else step for step in steps]
         # Kept when the record is refused: the next attempt may need it again.
         kept = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
-        names = self.names | {id_: name for each in planned for id_, name in each.names.items()}
+        names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
         return self.engine.submit(self.action, kept, names).committed()
 
     def _may_succeed(
@@ -425,11 +425,11 @@ class _Commit:
 
     def _discard(self, plans: Iterable[_Planned]) -> None:
         writer = self.engine.writer(self.action)
-        for each in plans:
-            for step in each.steps:
+        for plan in plans:
+            for step in plan.steps:
                 if isinstance(step, kinds.Resolve):
                     writer.resolver.discard(step.parts)
-            self.engine.abandon(each.steps)
+            self.engine.abandon(plan.steps)
 
     def _tell_late(self, plans: Mapping[str, _Planned], future: CommitFuture) -> None:
         for handle, asked in self.asks:

@@ -55,10 +55,10 @@ class MomentMap:
         last = self._last_us()
         if at > last:
             raise self._not_sealed(last)
-        found = self._last_row(at)
-        if found is None:
+        time = self._last_row(at)
+        if time is None:
             raise self._too_early(moment)
-        return found
+        return time
 
     def bound_of(self, moment: Moment) -> int:
         """Return the first time that is not before a moment; otherwise as `time_of`."""
@@ -66,9 +66,9 @@ class MomentMap:
         last = self._last_us()
         if at > last + 1:
             raise self._not_sealed(last)
-        found = self._last_row(at - 1)
-        if found is not None:
-            return found + 1
+        before = self._last_row(at - 1)
+        if before is not None:
+            return before + 1
         same = self.read(pc.field(MOMENT) == _scalar(at))
         if not len(same):
             raise self._too_early(moment)

@@ -197,9 +197,9 @@ def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) ->
     """
     with engine.follower.looks.once():
         for _ in range(2):  # In the second round there are those that came with the look of the first one.
-            known = [engine.follower.id_of(each) if isinstance(each, str) else each.id for each in wanted]
+            known = [engine.follower.id_of(named) if isinstance(named, str) else named.id for named in wanted]
             engine.follower.refresh_and_load({id_ for id_ in known if id_ is not None}, engine.pool)
-        return [loaded(engine, each) if isinstance(each, str) else each.newest() for each in wanted]
+        return [loaded(engine, named) if isinstance(named, str) else named.newest() for named in wanted]
 
 
 def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
@@ -235,10 +235,10 @@ def drop(handle: CollectionHandle, also: Sequence[Step] = ()) -> CommitFuture:
     inputs = contents.view["inputs"] if contents.view else ()
     # What holds its groups goes with it: each is read by the view, and by those that were made after it.
     own = [handle.engine.follower.known(id_, id_) for id_ in inputs]
-    for each in (contents, *reversed([one for one in own if one.name.startswith(groups_prefix(handle.id))])):
-        read = each.view["inputs"] if each.view else ()
-        steps += [kinds.Destroy(each.id), *(kinds.ReleaseHold(id_, view_hold(each.id)) for id_ in read)]
-        others |= dict.fromkeys((each.id, *read), handle.name)
+    for dropped in (contents, *reversed([one for one in own if one.name.startswith(groups_prefix(handle.id))])):
+        read = dropped.view["inputs"] if dropped.view else ()
+        steps += [kinds.Destroy(dropped.id), *(kinds.ReleaseHold(id_, view_hold(dropped.id)) for id_ in read)]
+        others |= dict.fromkeys((dropped.id, *read), handle.name)
     return handle.engine.submit("drop", steps, others)
 
 

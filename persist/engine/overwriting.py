@@ -379,8 +379,8 @@ def delete_steps(
         if keys is None:
             writes = _upload(handle, present, (), at or 0, writer.part_writer())
             return [asked, *_alone(handle, contents, at, writes)]
-        found = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
-        step = writer.write_step(handle.id, handle.schema, with_time(negated(found), at or 0, handle.schema))
+        records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
+        step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
         return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
 
 

@@ -347,26 +347,26 @@ def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[
     Raises:
         AsOfCompacted: since has passed one of the times; then nothing is claimed.
     """
-    handles = [each.handle for each in wanted]
+    handles = [want.handle for want in wanted]
     engine = handles[0].engine
     engine.follower.refresh()
-    _, known = engine.follower.known_at_once([(each.id, each.name) for each in handles])
-    lowers = [_lower(state, each.as_of, contents=contents) for each, state in zip(wanted, known, strict=True)]
+    _, known = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+    lowers = [_lower(state, want.as_of, contents=contents) for want, state in zip(wanted, known, strict=True)]
     claims = engine.claim_all(
-        [WantedClaim(each.id, each.name, max(0, lower - 1)) for each, lower in zip(handles, lowers, strict=True)]
+        [WantedClaim(handle.id, handle.name, max(0, lower - 1)) for handle, lower in zip(handles, lowers, strict=True)]
     )
-    readings = [ClaimedRead(engine.reader, claim, each.needs) for claim, each in zip(claims, handles, strict=True)]
+    readings = [ClaimedRead(engine.reader, claim, handle.needs) for claim, handle in zip(claims, handles, strict=True)]
     try:
-        _, known = engine.follower.known_at_once([(each.id, each.name) for each in handles])
+        _, known = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
         listens = []
-        for each, state, lower, reading in zip(wanted, known, lowers, readings, strict=True):
+        for want, state, lower, reading in zip(wanted, known, lowers, readings, strict=True):
             first: Sequence[Piece] = ()
             if contents:
                 check_readable(state, lower - 1)
-                first = contents_as_of(each.handle, state, lower - 1, reading, each.moments)
+                first = contents_as_of(want.handle, state, lower - 1, reading, want.moments)
             else:
                 check_changes_readable(state, lower)
-            listens.append(listen_from(each.handle, lower, reading, first, each.moments))
+            listens.append(listen_from(want.handle, lower, reading, first, want.moments))
         return listens
     except BaseException:
         for reading in readings:
@@ -412,8 +412,8 @@ def as_of_join(
         check_readable(contents, ends["min"])
         with reading.explained():
             before = Lookup(snapshot_scan(contents, schema, ends["min"], None))
-            found = before.contents(before.wanted(keys), "diff", reading())
-            first = found.append_column(schema.arrow.field("_time"), pa.array(np.full(len(found), ends["min"])))
+            records = before.contents(before.wanted(keys), "diff", reading())
+            first = records.append_column(schema.arrow.field("_time"), pa.array(np.full(len(records), ends["min"])))
             changes = changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
             after = Lookup(changes, keeps_time=True)
             later = after.updates(after.wanted(keys), reading())

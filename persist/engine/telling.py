@@ -52,14 +52,14 @@ def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
     """Return all holds on a collection, of whatever client, least time first. Cost: one GET."""
     contents = handle.contents()
     leases = handle.engine.follower.state.control.leases
-    found = [HoldInfo(name, time, is_tag=True) for name, time in contents.tags.items()]
+    holds = [HoldInfo(name, time, is_tag=True) for name, time in contents.tags.items()]
     for name, held in contents.holds.items():
         lease = leases.get(held.lease or "")
         if lease is None:
-            found.append(HoldInfo(name, held.time))
+            holds.append(HoldInfo(name, held.time))
         else:
-            found.append(HoldInfo(None, held.time, lease.holder, lease.expires_ms))
-    return sorted(found, key=lambda hold: hold.time)
+            holds.append(HoldInfo(None, held.time, lease.holder, lease.expires_ms))
+    return sorted(holds, key=lambda hold: hold.time)
 
 
 def hold_with_schema(handle: CollectionHandle, name: str, schema: int) -> None:
@@ -79,11 +79,11 @@ def _named_hold(handle: CollectionHandle, name: str, time: int | None, schema: i
 
     while True:
         holds = handle.contents().holds
-        found = holds.get(name)
-        if found is None and time is None:
+        held = holds.get(name)
+        if held is None and time is None:
             raise HoldNotFound(name, tuple(n for n, held in holds.items() if held.lease is None))
-        if found is not None and found.lease is None:
-            return NamedHold(name, found.time, handle.as_time, move, give_up, handle.shown)
+        if held is not None and held.lease is None:
+            return NamedHold(name, held.time, handle.as_time, move, give_up, handle.shown)
         assert time is not None
         with suppress(HoldMoved):  # Somebody else made it in between: return theirs.
             move(None, time)
@@ -127,14 +127,16 @@ class Retained(Shown):
 
     def __str__(self) -> str:
         text = f"{retention_text(self.times, self.timeline)} before upper"
-        found = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
+        reasons = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
         if self.unresolved_from is not None:
             first = shown_time(self.unresolved_from, self.timeline)
-            found.append(f"events at {first} and later that are not resolved yet, which maintenance does, or compact()")
-        if not found:
+            reasons.append(
+                f"events at {first} and later that are not resolved yet, which maintenance does, or compact()"
+            )
+        if not reasons:
             return text
         since = "the end" if self.since.time is None else shown_time(self.since.time, self.timeline)
-        return f"{text}; since waits at {since} for {', '.join(found)}"
+        return f"{text}; since waits at {since} for {', '.join(reasons)}"
 
 
 def about_location(stored: StoredAbout) -> About:
@@ -147,7 +149,9 @@ def about_collection(contents: CollectionState) -> About:
     stored, schema = contents.about, contents.schema
     named = {str(id_): name for id_, name in zip(schema.ids, schema.names, strict=True)}
     columns = {
-        named[id_]: About(each.comment, dict(each.properties)) for id_, each in stored.columns.items() if id_ in named
+        named[id_]: About(about.comment, dict(about.properties))
+        for id_, about in stored.columns.items()
+        if id_ in named
     }
     return About(stored.comment, dict(stored.properties), columns, stored.version)
 

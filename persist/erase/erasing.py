@@ -143,9 +143,9 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
     engine.settle()
     records = wanted_records(handle, keys, where)
     if records.where is not None:  # What its events come to decides, too.
-        for each in related(handle):
-            if each.keyed is not None:
-                writer.resolver.resolve(each.id, each.name, each.machine)
+        for relative in related(handle):
+            if relative.keyed is not None:
+                writer.resolver.resolve(relative.id, relative.name, relative.machine)
     report, records_made = ErasureReport(handle.name), 0
     with task("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
         work = _Erasing(handle, records, reason, stack)
@@ -177,8 +177,8 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
     except PersistError as error:
         error.add_note(f"{report}. What failed comes after erasures: the next erase() does it, or client.maintain().")
         raise
-    for each in related(handle):
-        delete_abandoned(each)
+    for relative in related(handle):
+        delete_abandoned(relative)
     return replace(report, mentions=mentions(handle, keys, where))
 
 
@@ -189,22 +189,22 @@ def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]
     """
     texts = _texts(None if keys is None else wanted_keys(keys, handle.known().schema), where)
     family = related(handle) if texts else []
-    views = {view.id: view for each in family for view in dependents_of(handle.engine, each)}
-    found: list[str] = []
-    for contents in (each.known() for each in (*family, *views.values())):
+    views = {view.id: view for relative in family for view in dependents_of(handle.engine, relative)}
+    places: list[str] = []
+    for contents in (collection.known() for collection in (*family, *views.values())):
         about, name = contents.about, contents.name
         said = {"the query": str((contents.view or {}).get("sql")), "the comment": about.comment}
         said |= {f"the property {key!r}": value for key, value in about.properties.items()}
         said |= {"a comment on a column": "\n".join(column.comment for column in about.columns.values())}
         if not name.startswith(OWN_PREFIX):
-            found += [f"{what} of {name!r}" for what, own in said.items() if any(text in own for text in texts)]
-    return tuple(found)
+            places += [f"{what} of {name!r}" for what, own in said.items() if any(text in own for text in texts)]
+    return tuple(places)
 
 
-def mentioned(found: Sequence[str]) -> str:
+def mentioned(places: Sequence[str]) -> str:
     """Return what tells people of mentions."""
-    listed = ", ".join(found)
-    has = "have" if len(found) > 1 else "has"
+    listed = ", ".join(places)
+    has = "have" if len(places) > 1 else "has"
     return (
         f"{listed[0].upper()}{listed[1:]} {has} a text of what is erased, and no erasure changes that: do it yourself"
     )
@@ -347,11 +347,11 @@ def related(handle: CollectionHandle) -> list[CollectionHandle]:
         new = (folders | {id_ for id_, shared in shares.items() if not folders.isdisjoint((id_, *shared))}) - ids
         ids |= new
     others = sorted(ids - {handle.id})
-    found = [handle.newest()]
+    relatives = [handle.newest()]
     for id_ in others:
         with suppress(CollectionNotFound):  # It was dropped just now.
-            found.append(loaded_by_id(engine, id_, id_))
-    return found
+            relatives.append(loaded_by_id(engine, id_, id_))
+    return relatives
 
 
 def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
@@ -375,7 +375,11 @@ def _owed(known: Publication) -> OwedTable:
 def _added(report: ErasureReport, made: _Made, seqno: int) -> ErasureReport:
     others = {name for name, step in made.erased.items() if step.collection != made.own}
     options = [known.options for tables in made.tables.values() for known in tables.values()]
-    untold = [each["identifier"] for each in options if "identifier" in each and "catalog" not in each]
+    untold = [
+        table_options["identifier"]
+        for table_options in options
+        if "identifier" in table_options and "catalog" not in table_options
+    ]
     return ErasureReport(
         report.collection,
         report.updates + sum(step.updates for step in made.erased.values()),

@@ -141,8 +141,8 @@ def _owed(contents: CollectionState) -> Owed:
 
 def _there(engine: Engine, ids: Sequence[str]) -> list[CollectionHandle]:
     """Return the collections of some ids that have not been dropped meanwhile."""
-    found = []
+    handles = []
     for id_ in ids:
         with suppress(CollectionNotFound):
-            found.append(loaded_by_id(engine, id_, id_))
-    return found
+            handles.append(loaded_by_id(engine, id_, id_))
+    return handles

@@ -116,7 +116,7 @@ class Traces(Shown):
             InvalidUsage: something is left.
         """
         if self.found:
-            until = max((each.until for each in self.found if each.until is not None), default=None)
+            until = max((trace.until for trace in self.found if trace.until is not None), default=None)
             raise InvalidUsage(
                 f"{counted(len(self.found), 'object')} may hold what was erased from {self.collection!r}, such as "
                 f"{self.found[0].key}: collect garbage with gc() {'now' if until is None else f'after {until}'}, and "
@@ -130,9 +130,9 @@ class Traces(Shown):
             looked = f"{counted(self.objects, 'object')} of {self.bytes:,} bytes"
             return f"nothing of what was erased from {self.collection!r} is left in {looked}"
         alike: dict[tuple[str, str], list[Trace]] = {}
-        for each in self.found:
-            until = "-" if each.until is None else moment_text(each.until)
-            alike.setdefault((until, each.why), []).append(each)
+        for trace in self.found:
+            until = "-" if trace.until is None else moment_text(trace.until)
+            alike.setdefault((until, trace.why), []).append(trace)
         rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
         table = aligned([("objects", "until", "such as", "why"), *rows], right={0})
         some = f"{len(self.found):,} of {counted(self.objects, 'object')}"
@@ -163,13 +163,13 @@ class _Search:
         self._blob: Blob = handle.engine.blob
         self._texts = texts
         self._state: State = self._engine.follower.refresh()
-        self._family = {each.id: each.known() for each in related(handle)}
+        self._family = {relative.id: relative.known() for relative in related(handle)}
         self._records = {
-            id_: None if records is None else records.of(each.schema) for id_, each in self._family.items()
+            id_: None if records is None else records.of(contents.schema) for id_, contents in self._family.items()
         }
         if records is not None:
-            for each in self._family.values():
-                records.check(each.schema, repr(each.name))
+            for contents in self._family.values():
+                records.check(contents.schema, repr(contents.name))
         self._erased_at = self._last_erasure()
         self._dropped = {key: dropped for dropped in self._state.control.dropped for key in dropped.blobs}
         self._gone = {dropped.collection: dropped for dropped in self._state.control.dropped if dropped.is_destroyed}
@@ -181,7 +181,7 @@ class _Search:
         self._pages = {key for key in named if pages_seqno(key) is not None}
 
     def run(self) -> Traces:
-        found: list[Trace] = []
+        traces: list[Trace] = []
         objects = size = 0
         entries = [*self._blob.list("")]
         made = [entry for entry in entries if entry.key.startswith(CHECKPOINTS)]
@@ -190,8 +190,8 @@ class _Search:
             objects, size = objects + 1, size + entry.bytes
             trace = self._look(entry)
             if trace is not None:
-                found.append(trace)
-        return Traces(self._handle.known().name, objects, size, tuple(found), self._facts())
+                traces.append(trace)
+        return Traces(self._handle.known().name, objects, size, tuple(traces), self._facts())
 
     def _facts(self) -> dict[str, Any]:
         known = self._handle.known()
@@ -203,7 +203,8 @@ class _Search:
             "collection": known.name,
             "collection_id": known.id,
             "erasures": [
-                {**msgspec.to_builtins(each), "at": _moment(each.at_ms / 1000).isoformat()} for each in known.erasures
+                {**msgspec.to_builtins(erasure), "at": _moment(erasure.at_ms / 1000).isoformat()}
+                for erasure in known.erasures
             ],
         }
 
@@ -299,10 +300,10 @@ class _Search:
 
     def _rows_in(self, data: bytes) -> int:
         """Return how many rows of what was erased, or texts, are in an object that is no part."""
-        found = sum(text.encode() in data or _escaped(text) in data for text in self._texts)
+        count = sum(text.encode() in data or _escaped(text) in data for text in self._texts)
         for inline in _inline(data):
-            found += self._rows_of(inline.data, inline.collection, inline)
-        return found
+            count += self._rows_of(inline.data, inline.collection, inline)
+        return count
 
     def _rows_of(self, data: bytes, collection: str | None, inline: "_Inline | None" = None) -> int:
         """Return how many rows of a part are of what was erased, or have one of the texts."""
@@ -451,7 +452,7 @@ def _schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[Colle
     if contents.keyed is not None and inline.is_of_events is not False:
         newest.append(events_of(contents))
     for schema in newest:
-        yield from ((each, schema) for each in schema.known or (schema,) if each.version == inline.version)
+        yield from ((written, schema) for written in schema.known or (schema,) if written.version == inline.version)
 
 
 def _matching(table: pa.Table, records: ErasedRecords, contents: CollectionState) -> int:
@@ -470,7 +471,7 @@ def _matching(table: pa.Table, records: ErasedRecords, contents: CollectionState
 
 def _mentions(table: pa.Table, text: str) -> int:
     """Return in how many cells a text stands; columns inside of others count, too."""
-    found = 0
+    cells = 0
     waiting = [chunk for column in table.columns for chunk in column.chunks]
     while waiting:
         array = waiting.pop()
@@ -482,7 +483,7 @@ def _mentions(table: pa.Table, text: str) -> int:
             waiting.append(array.values if not pa.types.is_map(array.type) else array.items)
             waiting += [array.keys] if pa.types.is_map(array.type) else []
         elif pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-            found += pc.sum(pc.match_substring(array, text)).as_py() or 0
+            cells += pc.sum(pc.match_substring(array, text)).as_py() or 0
         elif pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
-            found += pc.sum(pc.match_substring(array, text.encode())).as_py() or 0
-    return found
+            cells += pc.sum(pc.match_substring(array, text.encode())).as_py() or 0
+    return cells

@@ -131,15 +131,15 @@ def costs_of(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: i
             if kind in told:
                 told[kind].update(requests=requests, bytes=size)
     counted = {**told, "PUT": told["PUT"] | made}  # The greater of two.
-    found = [_requests(kind, count, prices, months) for kind, count in counted.items()]
-    found += [
-        Cost(kind, 0, 0, each["objects"], each["bytes"], each["bytes"] / GIB * prices.stored_gib_month)
-        for kind, each in stored.items()
-        if each
+    costs = [_requests(kind, count, prices, months) for kind, count in counted.items()]
+    costs += [
+        Cost(kind, 0, 0, amounts["objects"], amounts["bytes"], amounts["bytes"] / GIB * prices.stored_gib_month)
+        for kind, amounts in stored.items()
+        if amounts
     ]
-    sums = {name: sum(getattr(each, name) for each in found) for name in Cost.__slots__ if name != "kind"}
+    sums = {name: sum(getattr(cost, name) for cost in costs) for name in Cost.__slots__ if name != "kind"}
     total = sum(count["requests"] for count in told.values())
-    return Costs(since_s, (*found, Cost("all", **sums)), total, made["requests"])
+    return Costs(since_s, (*costs, Cost("all", **sums)), total, made["requests"])
 
 
 def _requests(kind: str, count: Counter[str], prices: Prices, months: float) -> Cost:

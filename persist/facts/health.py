@@ -238,7 +238,7 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
     waiting = waiting_blobs(client, now_s)
     views = [_view_lag(facts, by_id) for facts in shown if facts.contents.view is not None]
     live = sum(map(_live_bytes, all_facts))
-    sizes = [each.bytes for each in waiting]
+    sizes = [blobs.bytes for blobs in waiting]
     return Health(
         location=client.url,
         seqno=state.seqno,
@@ -253,7 +253,7 @@ def health_of(client: "persist.Client", now_s: float | None = None, *, known: Kn
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
         sources=_sources(client, shown, now_s),
         sinks=_sinks(client, shown),
-        kept_back=tuple(each for facts in all_facts for each in _kept_back(facts, names, state.control)),
+        kept_back=tuple(kept for facts in all_facts for kept in _kept_back(facts, names, state.control)),
         waiting=tuple(waiting),
         due=tuple(_due(client, shown, views, waiting, state.control, now_s)),
         clients=_clients(state.control, recent),
@@ -275,7 +275,7 @@ def _lagging(now_s: float) -> Callable[[Facts], Lag]:
 def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
     assert facts.contents.view is not None
     inputs = [by_id[id_] for id_ in facts.contents.view["inputs"] if id_ in by_id]
-    least = min(inputs, key=lambda each: TIME_MAX + 1 if each.upper is None else each.upper, default=None)
+    least = min(inputs, key=lambda input_: TIME_MAX + 1 if input_.upper is None else input_.upper, default=None)
     is_due = least is not None and not least.contents.upper <= facts.contents.upper
     own_s, its_s = facts.lag_s(0.0), None if least is None else least.lag_s(0.0)
     return ViewLag(
@@ -306,7 +306,7 @@ def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float)
             source,
             tuple(facts.name for facts in some),
             max((lag for facts in some if (lag := _source_lag_s(client, facts, now_s)) is not None), default=None),
-            max((int(told) for each in some if (told := each.contents.about.properties.get(BEHIND))), default=None),
+            max((int(told) for facts in some if (told := facts.contents.about.properties.get(BEHIND))), default=None),
             next(filter(None, map(_failed, some)), None),
         )
         for source, some in sorted(filled.items())
@@ -395,8 +395,8 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
     """
     engine, state = client.engine, client.engine.follower.state
     dropped, names, shares = state.control.dropped, names_by_id(client), sharers(state)
-    folders = [_folders(each) for each in dropped]
-    ids = [*dict.fromkeys(folder for each in folders for folder in each)][:LISTED_MAX]
+    folders = [_folders(entry) for entry in dropped]
+    ids = [*dict.fromkeys(folder for of_entry in folders for folder in of_entry)][:LISTED_MAX]
 
     def list_sizes(id_: str) -> dict[str, int]:
         named = named_in(engine.blob, state, id_, shares) if id_ in shares else set()
@@ -404,12 +404,12 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
         listed = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
-    found = []
-    for each, within in zip(dropped, folders, strict=True):
+    waiting = []
+    for entry, within in zip(dropped, folders, strict=True):
         known = [listed[folder] for folder in within if folder in listed]
         sizes = {key: size for one in known for key, size in one.items()} if len(known) == len(within) else None
-        found.append(_waiting(each, names.get(each.collection), sizes, state.control, engine.settings, now_s))
-    return found + _old_log(client, names, now_s)
+        waiting.append(_waiting(entry, names.get(entry.collection), sizes, state.control, engine.settings, now_s))
+    return waiting + _old_log(client, names, now_s)
 
 
 def _old_log(client: "persist.Client", names: Mapping[str, str], now_s: float) -> list[WaitingBlobs]:
@@ -507,11 +507,11 @@ def _recent(client: "persist.Client", known: KnownFacts, newest: int, floor: int
     with ThreadPoolExecutor(THREADS, "persist-recent") as threads:
         records = [*threads.map(lambda seqno: read_record(client.engine.blob, seqno), unknown)]
     fresh = {
-        each.seqno: Made(
-            each.writer, each.written_ms, each.format, not all(isinstance(m, READS) for m in each.mutations)
+        record.seqno: Made(
+            record.writer, record.written_ms, record.format, not all(isinstance(m, READS) for m in record.mutations)
         )
-        for each in records
-        if each is not None
+        for record in records
+        if record is not None
     }
     known.made = {seqno: made for seqno in seqnos if (made := fresh.get(seqno) or known.made.get(seqno)) is not None}
     return [*known.made.values()]
@@ -529,5 +529,5 @@ def _clients(control: LocationState, recent: Sequence[Made]) -> tuple[ClientSeen
         does[control.writer.holder] = "writes exclusively"
     return tuple(
         ClientSeen(client, release_of(client), what, moment_text(wrote[client] / 1000) if client in wrote else None)
-        for client, what in sorted(does.items(), key=lambda each: -wrote.get(each[0], 0))
+        for client, what in sorted(does.items(), key=lambda item: -wrote.get(item[0], 0))
     )

@@ -129,18 +129,18 @@ def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
 
     def loaded(some: list[CollectionEntry]) -> Iterator[CollectionEntry]:
         """Yield them with their contents. Only what has to be read is worth a thread's while."""
-        far = threads.map(load, [each for each in some if _is_far(each)])
-        return (next(far) if _is_far(each) else load(each) for each in some)
+        far = threads.map(load, [entry for entry in some if _is_far(entry)])
+        return (next(far) if _is_far(entry) else load(entry) for entry in some)
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
         for first in range(0, len(entries), AT_ONCE):
             some = entries[first : first + AT_ONCE]
             try:
-                found = [each.contents for each in loaded(some)]
+                all_contents = [entry.contents for entry in loaded(some)]
             except MissingBlob:
                 # A state object that newer checkpoints do not refer to has been collected: ask the follower.
-                found = [follower.load(each.id) for each in some]
-            yield from (Facts(each) for each in found if each is not None)
+                all_contents = [follower.load(entry.id) for entry in some]
+            yield from (Facts(contents) for contents in all_contents if contents is not None)
 
 
 class Made(NamedTuple):
@@ -183,8 +183,8 @@ def names_by_id(client: "persist.Client") -> dict[str, str]:
 
 
 def _entries_of(names: Sequence[str], state: State) -> tuple[State, dict[str, CollectionEntry]]:
-    found = ((name, state.ids.get(name)) for name in names)
-    return state, {name: state.entries[id_] for name, id_ in found if id_ is not None}
+    ids = ((name, state.ids.get(name)) for name in names)
+    return state, {name: state.entries[id_] for name, id_ in ids if id_ is not None}
 
 
 def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
@@ -201,7 +201,7 @@ def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
 def _is_far(entry: CollectionEntry) -> bool:
     """Return whether reading an entry's contents takes a request."""
     return entry.contents is None and (
-        bool(entry.stored) or any(getattr(each, "parts_in", None) is not None for each in entry.pending)
+        bool(entry.stored) or any(getattr(mutation, "parts_in", None) is not None for mutation in entry.pending)
     )
 
 
@@ -295,7 +295,7 @@ class Portrait:
             "timeline": facts.contents.timeline,
             "keyed": self.keyed,
             "view": self.view,
-            "columns": [dict(zip(("side", "name", "type"), each, strict=True)) for each in self.columns],
+            "columns": [dict(zip(("side", "name", "type"), column, strict=True)) for column in self.columns],
             "not_sealed": None if hidden is None else str(hidden),
             "holds": [
                 {"name": h.name, "time": h.kept, "holder": h.holder, "expires_ms": h.expires_ms} for h in self.holds

@@ -31,12 +31,12 @@ def written_time_of(text: str) -> int | str:
     """
     from persist.timeline import NOW  # Here, because it loads what the help of a command does without.
 
-    found = time_of(text)
-    if isinstance(found, str) and text != NOW and not re.match(r"[0-9]{4}-", text):
+    time = time_of(text)
+    if isinstance(time, str) and text != NOW and not re.match(r"[0-9]{4}-", text):
         raise persist.InvalidUsage(
             f"{text!r:.60} is no time: give a number, or, where times are moments, one such as 2026-11-21T12:00:00Z"
         )
-    return found
+    return time
 
 
 def times_of(collection: "persist.Collection") -> Callable[[int], str]:

@@ -149,10 +149,10 @@ class RecordReader:
         Args:
             applied: returns the seqno of the last record that was applied, by whomever.
         """
-        found, slots = 0, AHEAD_FIRST
+        yielded, slots = 0, AHEAD_FIRST
         while applied() < last:
             first = applied() + 1
-            if found >= ONE_BY_ONE and is_remote(self._blob):
+            if yielded >= ONE_BY_ONE and is_remote(self._blob):
                 seqnos: Sequence[int] = range(first, int(min(first + slots - 1, last)) + 1)
                 records, slots = self._at_once(seqnos), min(2 * slots, AHEAD_MAX)
             else:
@@ -163,7 +163,7 @@ class RecordReader:
                 if seqno != applied() + 1:
                     break  # Somebody else has applied it.
                 yield record
-                found += 1
+                yielded += 1
 
     def page(self, after: int) -> "LogPage":
         """Return what a page of LIST has of the log after a seqno; a remote store is asked for it at once."""
@@ -285,13 +285,13 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
         try:
             if blob.create(key, data):
                 return None
-            found = read_record(blob, record.seqno)
-            if found is None and was_gone:
+            stored = read_record(blob, record.seqno)
+            if stored is None and was_gone:
                 raise _has_nothing(blob, key)
-            if found is None:
+            if stored is None:
                 was_gone = True  # Truncated in between: whoever creates it now finds out that the slot is none.
                 continue
-            return None if found.commit == record.commit else found
+            return None if stored.commit == record.commit else stored
         except StoreMisconfigured:
             if not _is_there(blob, record):
                 raise
@@ -302,9 +302,9 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
             failure = error
         except Indeterminate as error:
             doubtful, failure = True, error
-            found = _found(blob, record.seqno)
-            if found is not None:
-                return None if found.commit == record.commit else found
+            stored = _found(blob, record.seqno)
+            if stored is not None:
+                return None if stored.commit == record.commit else stored
         if not backoff.wait():
             raise _gave_up(blob, record, deadline_s, doubtful, failure) from failure
 
@@ -319,10 +319,10 @@ def _found(blob: Blob, seqno: int) -> Record | None:
 
 def _is_there(blob: Blob, record: Record) -> bool:
     try:
-        found = read_record(blob, record.seqno)
+        stored = read_record(blob, record.seqno)
     except PersistError:
         return False  # What the store said before is what the caller should hear.
-    return found is not None and found.commit == record.commit
+    return stored is not None and stored.commit == record.commit
 
 
 def _has_nothing(blob: Blob, key: str) -> StoreMisconfigured:

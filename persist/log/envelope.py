@@ -132,12 +132,12 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     """
 
     def check(data: bytes) -> F:
-        found = xxhash.xxh3_128_hexdigest(data)
-        if len(data) != ref.bytes or found != ref.checksum:
+        checksum = xxhash.xxh3_128_hexdigest(data)
+        if len(data) != ref.bytes or checksum != ref.checksum:
             raise CorruptBlob(
                 ref.blob,
-                f"it has {len(data)} bytes with checksum {found}, and {ref.bytes} bytes with checksum {ref.checksum} "
-                "belong there",
+                f"it has {len(data)} bytes with checksum {checksum}, and {ref.bytes} bytes with checksum "
+                f"{ref.checksum} belong there",
             )
         return decode_framed(data, kind, ref.blob)
 

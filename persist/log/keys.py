@@ -83,8 +83,8 @@ def shared_folders(mutation: BringsParts) -> tuple[str, ...]:
     """Return the other collections, sorted, to which parts of a new clone were uploaded; none of other mutations."""
     if not isinstance(mutation, Clone):
         return ()
-    found = (_UPLOAD.fullmatch(part.blob) for part in mutation.parts)
-    return tuple(sorted({each["collection"] for each in found if each is not None} - {mutation.collection}))
+    matches = (_UPLOAD.fullmatch(part.blob) for part in mutation.parts)
+    return tuple(sorted({match["collection"] for match in matches if match is not None} - {mutation.collection}))
 
 
 def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] = ()) -> list[str]:
@@ -120,14 +120,14 @@ def is_upload(key: str, *collections: str) -> bool:
 
     So does what goes with a published part.
     """
-    found = _UPLOAD.fullmatch(key)
-    return found is not None and found["collection"] in collections
+    match = _UPLOAD.fullmatch(key)
+    return match is not None and match["collection"] in collections
 
 
 def is_shown(key: str, collection: str) -> bool:
     """Tell whether key is a name by which a published table of that collection is found, of its format's own names."""
-    found = _SHOWN.fullmatch(key)
-    return found is not None and found["collection"] == collection
+    match = _SHOWN.fullmatch(key)
+    return match is not None and match["collection"] == collection
 
 
 def _no_upload(key: str, collection: str) -> str:
@@ -136,8 +136,8 @@ def _no_upload(key: str, collection: str) -> str:
 
 def uploaded_seqno(key: str) -> int | None:
     """Return the seqno that a part's or list's name begins with; None if it is no such name."""
-    found = _UPLOAD.fullmatch(key)
-    return None if found is None else int(found["seqno"])
+    match = _UPLOAD.fullmatch(key)
+    return None if match is None else int(match["seqno"])
 
 
 def collection_of(key: str) -> str:
@@ -215,8 +215,8 @@ def directory_prefix(seqno: int) -> str:
 
 def directory_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint that the directory object at key was made for; None if it is no such key."""
-    found = _DIRECTORY.fullmatch(key)
-    return None if found is None else int(found["seqno"])
+    match = _DIRECTORY.fullmatch(key)
+    return None if match is None else int(match["seqno"])
 
 
 def pages_key(seqno: int, data: bytes) -> str:
@@ -226,8 +226,8 @@ def pages_key(seqno: int, data: bytes) -> str:
 
 def pages_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint that the pages at key were made for; None if it is no such key."""
-    found = _PAGES.fullmatch(key)
-    return None if found is None else int(found["seqno"])
+    match = _PAGES.fullmatch(key)
+    return None if match is None else int(match["seqno"])
 
 
 def state_prefix(collection: str, seqno: int) -> str:
@@ -237,14 +237,14 @@ def state_prefix(collection: str, seqno: int) -> str:
 
 def state_collection(key: str) -> str | None:
     """Return the collection in the key of a state object; None if it is not such a key."""
-    found = _STATE.fullmatch(key)
-    return None if found is None else found["collection"]
+    match = _STATE.fullmatch(key)
+    return None if match is None else match["collection"]
 
 
 def state_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint that the state object at key was made for; None if it is not such a key."""
-    found = _STATE.fullmatch(key)
-    return None if found is None else int(found["seqno"])
+    match = _STATE.fullmatch(key)
+    return None if match is None else int(match["seqno"])
 
 
 def collection_part(key: str) -> str:

@@ -407,11 +407,11 @@ def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
     all of them. It follows sooner for a hold that is new, or goes back: whether that is allowed depends on it.
     """
     holds, follows = dict(contents.holds), False
-    for place, each in enumerate(step.steps):
-        before = holds.get(each.hold)
-        if follows and (before is None or each.time < before.time):
+    for place, set_hold in enumerate(step.steps):
+        before = holds.get(set_hold.hold)
+        if follows and (before is None or set_hold.time < before.time):
             contents, follows = _with_since(_change(contents, holds=holds)), False
-        holds[each.hold] = _hold_of(contents, before, each)
+        holds[set_hold.hold] = _hold_of(contents, before, set_hold)
         follows |= before is not None or place == 0
     return _with_since(_change(contents, holds=holds))
 

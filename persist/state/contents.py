@@ -211,7 +211,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=64)
 def _versions(written: bytes) -> CollectionSchema:
-    return versions([bytes(each) for each in msgspec.json.decode(written, type=list[msgspec.Raw])])
+    return versions([bytes(version) for version in msgspec.json.decode(written, type=list[msgspec.Raw])])
 
 
 def definition_number(contents: CollectionState) -> int:
@@ -290,10 +290,10 @@ def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[Colle
     numbered = {**contents.numbered, **dict(enumerate(step.parts, contents.next_number))}
 
     def resolved(numbers: Numbers) -> Numbers:
-        found = tuple(number if number >= 0 else contents.next_number - 1 - number for number in numbers)
-        if not found or not all(number in numbered for number in found):
+        final_numbers = tuple(number if number >= 0 else contents.next_number - 1 - number for number in numbers)
+        if not final_numbers or not all(number in numbered for number in final_numbers):
             raise Superseded("a part that this compaction builds on is not there any more: another one came first")
-        return found
+        return final_numbers
 
     history, keyframes = list(contents.history), {keyframe.as_of: keyframe for keyframe in contents.keyframes}
     firsts = {run[0] for run in history}

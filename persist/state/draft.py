@@ -75,10 +75,10 @@ class Draft:
             return False
         draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
         self._check_views(steps)
-        for each in gathered(steps):
-            if isinstance(each, ExpectNothingBeyondUpper) and each.collection in self._appended:
-                raise UpdatesBeyondUpper(Antichain(*each.upper), None)
-            draft.add(each, self._seqno, 0)
+        for gathered_step in gathered(steps):
+            if isinstance(gathered_step, ExpectNothingBeyondUpper) and gathered_step.collection in self._appended:
+                raise UpdatesBeyondUpper(Antichain(*gathered_step.upper), None)
+            draft.add(gathered_step, self._seqno, 0)
         self._valid_from.clear()
         now.entries.update(draft.entries)
         now.ids.update(draft.ids)

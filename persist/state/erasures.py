@@ -118,7 +118,7 @@ def _named(contents: CollectionState, names: Numbers) -> Numbers:
 
 
 def _held(*parts: dict[int, Part]) -> chain[Part]:
-    return chain.from_iterable(each.values() for each in parts)
+    return chain.from_iterable(numbered.values() for numbered in parts)
 
 
 def _erasure(contents: CollectionState, step: kinds.Erase) -> Erasure:

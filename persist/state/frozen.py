@@ -113,15 +113,15 @@ class FrozenMap(Mapping[str, V]):
             return last[1]
         shard = self._shards.get(_shard(key))
         if shard is not None and key in shard:
-            found = shard[key]
+            value = shard[key]
         elif self._below is not None:
-            found = self._below.get(key)
+            value = self._below.get(key)
         else:
             return default
-        if found is None:
+        if value is None:
             return default
-        self._last = key, found
-        return found
+        self._last = key, value
+        return value
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self.get(key) is not None

@@ -112,12 +112,12 @@ def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSche
     ids = dict(zip(before.names, before.ids, strict=True))
 
     def name_of(what: str, name: str) -> str:
-        if (found := named.get(ids[name])) is None:
+        if (new_name := named.get(ids[name])) is None:
             raise SchemaMismatch(
                 f"column {name!r} is the {what} of a keyed collection, and version {after.version} of its schema does "
                 "not have it: what its keys hold could not be told"
             )
-        return found
+        return new_name
 
     order_by = tuple(name_of("order_by", name) for name in form.order_by)
     tombstone = None if form.tombstone is None else name_of("tombstone", form.tombstone)
@@ -149,19 +149,19 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
             f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
             '(ties="greatest"): no column can be dropped before. Call compact(), then evolve() again.'
         )
-    found = _form_under(form, before, after)
+    evolved = _form_under(form, before, after)
     if form.order_by and (form.late_by is not None or contents.late_bound is not None):
-        was, is_ = before.arrow.field(form.order_by[0]).type, after.arrow.field(found.order_by[0]).type
+        was, is_ = before.arrow.field(form.order_by[0]).type, after.arrow.field(evolved.order_by[0]).type
         if was != is_ and not (pat.is_integer(was) and pat.is_integer(is_)):
             raise SchemaMismatch(
-                f"column {found.order_by[0]!r} is what the late bound is of, a number of {was}, and would mean "
+                f"column {evolved.order_by[0]!r} is what the late bound is of, a number of {was}, and would mean "
                 f"something else as {is_}: of such a column, only integers can be widened"
             )
     try:
-        check_form(found, after)
+        check_form(evolved, after)
     except ValueError as error:
         raise SchemaMismatch(f"the collection {contents.name!r} is keyed, and {error}") from error
-    return found
+    return evolved
 
 
 def keyed_from(contents: CollectionState, form: KeyedForm) -> CollectionState:

@@ -119,7 +119,7 @@ def check_uploaded(control: LocationState, append: BringsParts) -> None:
         ValueError: a name is not one that a writer would make.
     """
     keys = check_keys(append)
-    ours = (each.blobs for each in control.dropped if append.collection in (each.collection, *each.folders))
+    ours = (entry.blobs for entry in control.dropped if append.collection in (entry.collection, *entry.folders))
     dropped = {key for blobs in ours for key in blobs} if keys else set()
     for key in keys:
         if (uploaded_seqno(key) or 0) < control.upload_floor or key in dropped:

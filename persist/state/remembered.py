@@ -89,7 +89,7 @@ def described(about: About, words: Words, columns: Mapping[str, Words], version:
 
 def without_columns(about: About, ids: Container[str]) -> About:
     """Return about when columns of these ids are gone: nothing is said of them, and that they were is a change."""
-    kept = {id_: each for id_, each in about.columns.items() if id_ not in ids}
+    kept = {id_: about_column for id_, about_column in about.columns.items() if id_ not in ids}
     if len(kept) == len(about.columns):
         return about
     return msgspec.structs.replace(about, columns=kept, version=about.version + 1)

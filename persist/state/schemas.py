@@ -29,12 +29,12 @@ def version_of(contents: CollectionState, version: int) -> CollectionSchema:
         SchemaMismatch: there is none of that number.
     """
     newest = contents.schema
-    found = next((each for each in newest.known or (newest,) if each.version == version), None)
-    if found is None or type(version) is not int:
+    schema = next((known for known in newest.known or (newest,) if known.version == version), None)
+    if schema is None or type(version) is not int:
         raise SchemaMismatch(
             f"schema={version!r} is no version of the schema of this collection: it has 1 to {newest.version}"
         )
-    return replace(found, known=newest.known)
+    return replace(schema, known=newest.known)
 
 
 def among_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
@@ -69,10 +69,10 @@ def reconciled(given: CollectionSchema, contents: CollectionState, collection: s
     try:
         return replace(given.reconcile(newest, collection), known=newest.known)
     except SchemaMismatch:
-        for each in reversed(newest.known[:-1]):
-            if only_adds(each, newest):
+        for older in reversed(newest.known[:-1]):
+            if only_adds(older, newest):
                 with suppress(SchemaMismatch):
-                    return replace(given.reconcile(each, collection), known=newest.known)
+                    return replace(given.reconcile(older, collection), known=newest.known)
         raise
 
 
@@ -128,17 +128,17 @@ def with_version(contents: CollectionState, schema: dict[str, Any], *, becomes_k
 def check_follows(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
     """Raise SchemaMoved unless a schema was made from the newest version, whatever else may be wrong with it."""
     if after.version != len(contents.earlier) + 2:
-        base = next((each for each in contents.schema.known if each.version == after.version - 1), None)
+        base = next((known for known in contents.schema.known if known.version == after.version - 1), None)
         mine = [] if base is None else changes_between(base, after)
         if becomes_keyed:
-            mine = [*(each for each in mine if each != "nothing"), "it becomes keyed"]
+            mine = [*(change for change in mine if change != "nothing"), "it becomes keyed"]
         raise moved(contents, after.version - 1, mine)
 
 
 def moved(contents: CollectionState, base: int, mine: Sequence[str]) -> SchemaMoved:
     """Return the error that a change was made from a version of the schema that is not the newest any more."""
     newest = contents.schema
-    known = next((each for each in newest.known if each.version == base), None)
+    known = next((schema for schema in newest.known if schema.version == base), None)
     theirs = () if known is None else tuple(changes_between(known, newest))
     return SchemaMoved(base, newest.version, tuple(mine), theirs)
 
@@ -152,7 +152,7 @@ def check_written(contents: CollectionState, written: int) -> None:
     if written == len(contents.earlier) + 1:
         return
     newest = contents.schema
-    base = next((each for each in newest.known if each.version == written), None)
+    base = next((known for known in newest.known if known.version == written), None)
     if base is None:
         raise ValueError(f"it has schema version {written}, and the collection has 1 to {newest.version}")
     if not only_adds(base, newest):
@@ -168,7 +168,7 @@ def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
     newest = contents.schema
     gone = [id_ for id_ in ids if id_ not in newest.ids]
     if gone:
-        names = {id_: name for each in newest.known for id_, name in zip(each.ids, each.names, strict=True)}
+        names = {id_: name for schema in newest.known for id_, name in zip(schema.ids, schema.names, strict=True)}
         raise SchemaMismatch(
             f"column {names.get(gone[0], gone[0])!r} of collection {contents.name!r} was dropped meanwhile: it has "
             f"{list(newest.names)} by now"
@@ -181,12 +181,12 @@ def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[st
         return {}
     before, after = contents.schema, CollectionSchema.from_json(schema)
     dropped = {id_: name for id_, name in zip(before.ids, before.names, strict=True) if id_ not in after.ids}
-    found: dict[str, list[str]] = {}
+    in_use: dict[str, list[str]] = {}
     for hold, held in contents.holds.items():
         for id_ in held.columns:
             if id_ in dropped:
-                found.setdefault(dropped[id_], []).append(hold)
-    return found
+                in_use.setdefault(dropped[id_], []).append(hold)
+    return in_use
 
 
 def check_versions(contents: CollectionState) -> None:

@@ -182,7 +182,7 @@ def apply(state: State, record: Record) -> State:
         raise ValueError(f"its commit {record.commit[:200]!r} is not 32 hex digits")
     if record.previous != state.commit:
         raise DoesNotFollow(f"it follows the commit {record.previous}, and the record before it is {state.commit}")
-    if record.submitted is not UNSET and any(each.first > each.last + 1 for each in record.submitted):
+    if record.submitted is not UNSET and any(submitted.first > submitted.last + 1 for submitted in record.submitted):
         raise ValueError("it says of operations that were submitted that the first comes long after the last")
     number = max(record.format, FORMAT_MIN)
     if number < format_after(state, record.mutations):
@@ -349,7 +349,7 @@ def _with_leased(entry: CollectionEntry, hold: str, lease: str) -> CollectionEnt
 def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
     if all(known != hold for known, _ in entry.leased):
         return entry
-    return replace(entry, leased=tuple(each for each in entry.leased if each[0] != hold))
+    return replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
 
 
 def _extended(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:

@@ -144,8 +144,8 @@ class Explorer:
             joined = numbered.join(last, names, join_type="left outer").sort_by("_row")
         except pa.ArrowException:
             return [None] * len(rows)
-        found: list[int | None] = joined["_time_max"].to_pylist()
-        return found
+        last_times: list[int | None] = joined["_time_max"].to_pylist()
+        return last_times
 
     def plan(self, name: str, as_of: str | None) -> dict[str, Any]:
         """Return what reading the contents as of a time takes."""
@@ -181,13 +181,13 @@ class Explorer:
 def _differing(rows: pa.Table, values: Sequence[str]) -> list[list[str]]:
     """Return for each row of a difference the columns whose values differ; none where a key came or went."""
     changed = [kind == "update" for kind in rows["_change"].to_pylist()]
-    found: list[list[str]] = [[] for _ in changed]
+    differing: list[list[str]] = [[] for _ in changed]
     for name in values:
         pairs = zip(rows[name].to_pylist(), rows[f"_old_{name}"].to_pylist(), strict=True)
-        for columns, is_update, (new, old) in zip(found, changed, pairs, strict=True):
+        for columns, is_update, (new, old) in zip(differing, changed, pairs, strict=True):
             if is_update and new != old and not (new != new and old != old):  # NaN is equal to itself.
                 columns.append(name)
-    return found
+    return differing
 
 
 def _listed(facts: Facts, now_s: float) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Flows:
                 for source in health.sources
             ],
             "sinks": [asdict(sink) for sink in health.sinks],
-            "followers": [each for facts in all_facts for each in _follower_lags(facts)],
+            "followers": [lag for facts in all_facts for lag in _follower_lags(facts)],
             "holds": [hold for facts in all_facts for hold in _holds(self._client, facts)],
             "kept_back": [asdict(kept) for kept in health.kept_back],
             "waiting": [asdict(waiting) for waiting in health.waiting],
@@ -136,11 +136,11 @@ def _holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
     allowed = facts.contents.allowed_times
     since = facts.since
     waits = since is not None and not (allowed and allowed[0] <= since)
-    found = [
+    holds = [
         (held.time, hold_for_people(None if held.lease else hold, names), leases.get(held.lease or ""))
         for hold, held in facts.contents.holds.items()
     ]
-    found += [(at, f"tag {tag}", None) for tag, at in facts.contents.tags.items()]
+    holds += [(at, f"tag {tag}", None) for tag, at in facts.contents.tags.items()]
     return [
         {
             "collection": facts.name,
@@ -150,7 +150,7 @@ def _holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
             "moment": facts.moment(at),
             "keeps_back": waits and since is not None and at <= since,
         }
-        for at, hold, lease in sorted(found, key=lambda each: each[0])
+        for at, hold, lease in sorted(holds, key=lambda held: held[0])
         if not is_sentinel(at, facts.contents.timeline)
     ]
 
@@ -165,7 +165,7 @@ def _texts(told: Any) -> Any:
             name: str(value) if name in _TIMES and isinstance(value, int) else _texts(value)
             for name, value in told.items()
         }
-    return [_texts(each) for each in told] if isinstance(told, list | tuple) else told
+    return [_texts(item) for item in told] if isinstance(told, list | tuple) else told
 
 
 def _depths(edges: list[tuple[str, str]]) -> dict[str, int]:

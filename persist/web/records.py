@@ -61,40 +61,42 @@ class Records:
         now_minute = int(time.time() // 60)
         minutes: Counter[int] = Counter()
         known, is_whole = self._newest(until_ms=(now_minute - MINUTES) * 60_000)
-        for each in known:
-            minutes[each.written_ms // 60_000] += 1
+        for record in known:
+            minutes[record.written_ms // 60_000] += 1
         counts = [minutes[minute] for minute in range(now_minute - MINUTES + 1, now_minute + 1)]
         return {"counts": counts, "at_least": not is_whole}
 
     def authors(self, collection: str, times: Sequence[int | None]) -> list[dict[str, Any] | None]:
         """Return who wrote updates of a collection at some times, None where these records do not tell."""
         known, _ = self._newest()
-        all_wrote = [(each, wrote) for each in known for wrote in each.wrote if wrote.collection == collection]
-        found: dict[int | None, dict[str, Any] | None] = {None: None}
+        all_wrote = [(record, wrote) for record in known for wrote in record.wrote if wrote.collection == collection]
+        authors: dict[int | None, dict[str, Any] | None] = {None: None}
         for at in dict.fromkeys(times):
             if at is not None:
-                found[at] = _named([(each, wrote) for each, wrote in all_wrote if wrote.first <= at <= wrote.last])
-        return [found[at] for at in times]
+                authors[at] = _named(
+                    [(record, wrote) for record, wrote in all_wrote if wrote.first <= at <= wrote.last]
+                )
+        return [authors[at] for at in times]
 
     def last_of(self) -> Mapping[str, dict[str, Any]]:
         """Return, by the ids of collections, the newest record that wrote to each or sealed it, and sums over all."""
         known, _ = self._newest()
-        found: dict[str, dict[str, Any]] = {}
-        for each in known:  # The newest first.
-            for wrote in each.wrote:
-                about = found.setdefault(wrote.collection, {**each.as_json(wrote.message), **dict.fromkeys(SUMS, 0)})
+        newest: dict[str, dict[str, Any]] = {}
+        for record in known:  # The newest first.
+            for wrote in record.wrote:
+                about = newest.setdefault(wrote.collection, {**record.as_json(wrote.message), **dict.fromkeys(SUMS, 0)})
                 about["commits"] += 1
                 about["rows"] += wrote.rows
                 about["bytes"] += wrote.bytes
-        return found
+        return newest
 
     def _newest(self, until_ms: int = 0) -> tuple[list[_Known], bool]:
         """Return the records written after a moment, the newest first; and whether these are all of them."""
         last = self._client.seqno
         first = max(0, last - RECORDS_READ_MAX + 1)
         with self._lock:
-            known = {seqno: each for seqno, each in self._known.items() if seqno >= first}
-        found: list[_Known] = []
+            known = {seqno: record for seqno, record in self._known.items() if seqno >= first}
+        newest: list[_Known] = []
         is_whole = first == 0
         for seqno in range(last, first - 1, -1):
             if seqno not in known:
@@ -106,27 +108,27 @@ class Records:
             if known[seqno].written_ms < until_ms:
                 is_whole = True
                 break
-            found.append(known[seqno])
+            newest.append(known[seqno])
         with self._lock:
             self._known = known
-        return found, is_whole
+        return newest, is_whole
 
 
 def _known_of(record: Record) -> _Known:
     notes: dict[str, dict[str, None]] = {}
-    for each in record.mutations:
-        if isinstance(each, kinds.Note) and each.message:
-            notes.setdefault(each.collection, {})[each.message] = None
+    for mutation in record.mutations:
+        if isinstance(mutation, kinds.Note) and mutation.message:
+            notes.setdefault(mutation.collection, {})[mutation.message] = None
     wrote = []
-    for each in record.mutations:
-        message = "\n".join(notes.get(each.collection, ())) or None
-        if isinstance(each, kinds.Append | kinds.Pend | kinds.Resolve):
-            first = min((part.time_min for part in each.parts), default=0)
-            last = max((part.time_max for part in each.parts), default=-1)
-            sums = (sum(part.rows for part in each.parts), sum(part.bytes for part in each.parts))
-            wrote.append(_Wrote(each.collection, *sums, first, last, message))
-        elif isinstance(each, kinds.Seal):
-            wrote.append(_Wrote(each.collection, 0, 0, 0, -1, message))
+    for mutation in record.mutations:
+        message = "\n".join(notes.get(mutation.collection, ())) or None
+        if isinstance(mutation, kinds.Append | kinds.Pend | kinds.Resolve):
+            first = min((part.time_min for part in mutation.parts), default=0)
+            last = max((part.time_max for part in mutation.parts), default=-1)
+            sums = (sum(part.rows for part in mutation.parts), sum(part.bytes for part in mutation.parts))
+            wrote.append(_Wrote(mutation.collection, *sums, first, last, message))
+        elif isinstance(mutation, kinds.Seal):
+            wrote.append(_Wrote(mutation.collection, 0, 0, 0, -1, message))
     return _Known(record.seqno, record.written_ms, record.writer, tuple(wrote))
 
 
@@ -136,8 +138,8 @@ def _named(candidates: Sequence[tuple[_Known, _Wrote]]) -> dict[str, Any] | None
         return None
     if len(candidates) == 1:
         return candidates[0][0].as_json(candidates[0][1].message)
-    numbers = ", ".join(str(each.seqno) for each, _ in candidates[:NAMED_MAX])
-    writers = {each.writer for each, _ in candidates}
+    numbers = ", ".join(str(record.seqno) for record, _ in candidates[:NAMED_MAX])
+    writers = {record.writer for record, _ in candidates}
     messages = {wrote.message for _, wrote in candidates}
     return {
         "record": f"one of {numbers}{', …' if len(candidates) > NAMED_MAX else ''}",

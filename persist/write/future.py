@@ -196,7 +196,9 @@ def _drop_frames(error: BaseException) -> None:
     """
     left, seen = [error], set()
     while left:
-        each = left.pop()
-        seen.add(id(each))
-        each.__traceback__ = None
-        left += [cause for cause in (each.__cause__, each.__context__) if cause is not None and id(cause) not in seen]
+        failure = left.pop()
+        seen.add(id(failure))
+        failure.__traceback__ = None
+        left += [
+            cause for cause in (failure.__cause__, failure.__context__) if cause is not None and id(cause) not in seen
+        ]

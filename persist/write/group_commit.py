@@ -146,14 +146,16 @@ class GroupCommit:
             return operations
         after = max(self._follower.state.seqno, self._relayed)
         asked = [
-            replace(each, submission=Submission(self._submitter, next(self._numbers), after, is_own=True))
-            for each in operations
+            replace(operation, submission=Submission(self._submitter, next(self._numbers), after, is_own=True))
+            for operation in operations
         ]
         answers = relay.commit(location, asked)
         if answers is None:
             return operations
-        self._relayed = max((each.seqno for each in answers if isinstance(each, Committed)), default=self._relayed)
-        left = [each for each, answer in zip(asked, answers, strict=True) if answer is None]
+        self._relayed = max(
+            (answer.seqno for answer in answers if isinstance(answer, Committed)), default=self._relayed
+        )
+        left = [operation for operation, answer in zip(asked, answers, strict=True) if answer is None]
         self._counts["relayed"] += len(asked) - len(left)
         self._counts["in_doubt"] += len(left)
         if not all(map(is_plain, asked)):
@@ -168,7 +170,11 @@ class GroupCommit:
         return left
 
     def _commit_here(self, operations: list[Operation]) -> None:
-        doubtful = [each.submission.after for each in operations if each.submission is not None and is_in_doubt(each)]
+        doubtful = [
+            operation.submission.after
+            for operation in operations
+            if operation.submission is not None and is_in_doubt(operation)
+        ]
         if doubtful:
             self._follower.catch_up(min(doubtful))
             if not self._look_back.now(self._follower.state):
@@ -444,8 +450,10 @@ class GroupCommit:
                 encoded, change.replaces = move(encoded), move(change.replaces)
                 change.resolves = move(change.resolves)
                 change.publishes = move(change.publishes)
-                alone = (move([each]) if isinstance(each, kinds.Erase) else [each] for each in change.alone)
-                change.alone = [each for moved in alone for each in moved]
+                alone = (
+                    move([mutation]) if isinstance(mutation, kinds.Erase) else [mutation] for mutation in change.alone
+                )
+                change.alone = [mutation for moved in alone for mutation in moved]
                 if isinstance(change.create, kinds.Clone):
                     (change.create,) = move([change.create])
             mutations += change.mutations(contents, encoded)
@@ -529,7 +537,7 @@ def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | k
 
 def _moved_out(blob: Blob, state: State, mutations: Sequence[B]) -> list[B]:
     assert state.location is not None
-    return [move_out(blob, state.location, each, state.seqno + 1, format=state.format) for each in mutations]
+    return [move_out(blob, state.location, mutation, state.seqno + 1, format=state.format) for mutation in mutations]
 
 
 logger = logging.getLogger(__name__)

@@ -114,7 +114,7 @@ class PartWriter:
             inline_bytes += sum(len(part.inline) for part in made)
             parts += [part.stamped_at(0) for part in made] if at_commit else made
         pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
-        return [each for each in (append, pend) if each is not None]
+        return [mutation for mutation in (append, pend) if mutation is not None]
 
     def stored_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
         """Return a table as parts with their bytes, where they are few enough, or stored; none if nothing is left.

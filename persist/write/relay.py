@@ -209,15 +209,19 @@ def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) ->
         if operation.submission is not None:
             held.setdefault(operation.submission.submitter, []).append(operation.submission.number)
     marks = [Submitted(who, first, last) for who, numbers in held.items() for first, last in _ranges(numbers)]
-    own = [each.submission for each in operations if each.submission is not None and each.submission.is_own]
-    last = max(own, key=lambda each: each.number, default=None)
+    own = [
+        operation.submission
+        for operation in operations
+        if operation.submission is not None and operation.submission.is_own
+    ]
+    last = max(own, key=lambda submission: submission.number, default=None)
     if last is not None and last.number not in held.get(last.submitter, ()):
         marks.append(Submitted(last.submitter, last.number + 1, last.number))
     return tuple(marks)
 
 
 def _ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
-    for _, run in groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0]):
+    for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         consecutive = [number for _, number in run]
         yield consecutive[0], consecutive[-1]
 
@@ -300,19 +304,19 @@ T = TypeVar("T", Request, _Answers)
 
 def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
     """Return the request for operations that have submissions of one client."""
-    ids = [each.submission for each in operations if each.submission is not None]
+    ids = [operation.submission for operation in operations if operation.submission is not None]
     assert len(ids) == len(operations) > 0, "what is asked for has an id"
     asked = tuple(
         Asking(
             id_.number,
-            each.names,
+            operation.names,
             tuple(
                 _sent_write(step) if isinstance(step, Write) else step
-                for step in each.steps
+                for step in operation.steps
                 if not isinstance(step, Asked)
             ),
         )
-        for id_, each in zip(ids, operations, strict=True)
+        for id_, operation in zip(ids, operations, strict=True)
     )
     return _message(Request(FORMAT, location, ids[0].submitter, ids[0].after, asked))
 
@@ -323,7 +327,7 @@ def request_from(data: bytes) -> Request:
     for write in (step for asking in request.operations for step in asking.steps if isinstance(step, _Write)):
         if not write.parts:
             check_sent_rows(write.rows)
-    numbers = [each.number for each in request.operations]
+    numbers = [asking.number for asking in request.operations]
     if not numbers or any(late <= early for early, late in pairwise(numbers)):
         raise ValueError("its operations are none, or not in the order of their numbers")
     return request
@@ -466,7 +470,7 @@ def error_to_json(error: PersistError) -> dict[str, Any]:
             return written
         except (TypeError, ValueError):
             pass
-    general = next((each.__name__ for each in _GENERAL if isinstance(error, each)), "PersistError")
+    general = next((base.__name__ for base in _GENERAL if isinstance(error, base)), "PersistError")
     return {"kind": general, "text": str(error)}
 
 
@@ -489,11 +493,11 @@ def _value_to_json(value: Any) -> Any:
     if isinstance(value, Antichain):
         return {"frontier": [*value.elements]}
     if isinstance(value, UnsealedWrites):
-        return {"unsealed": [_value_to_json(each) for each in astuple(value)]}
+        return {"unsealed": [_value_to_json(item) for item in astuple(value)]}
     if isinstance(value, tuple | list):
-        return [_value_to_json(each) for each in value]
+        return [_value_to_json(item) for item in value]
     if isinstance(value, Mapping):
-        return {"items": [[_value_to_json(each), _value_to_json(held)] for each, held in value.items()]}
+        return {"items": [[_value_to_json(key), _value_to_json(held)] for key, held in value.items()]}
     if type(value) not in _SCALARS:
         raise TypeError(f"{type(value)} has no written form")
     return value
@@ -506,7 +510,7 @@ def _value_from(value: Any) -> Any:
         case {"unsealed": list(given), **rest} if not rest:
             return UnsealedWrites(*map(_value_from, given))
         case {"items": list(items), **rest} if not rest:
-            return {_value_from(each): _value_from(held) for each, held in items}
+            return {_value_from(key): _value_from(held) for key, held in items}
         case list():
             return tuple(map(_value_from, value))
         case dict():

@@ -155,7 +155,7 @@ def _warn(url: str, pending: str) -> None:
 def _finish() -> None:
     """Wait for what was asked for in this process, and report what came of it."""
     unclosed, ledgers = _registry.taken()
-    left_open = [(each.url, each.pending()) for each in unclosed]
+    left_open = [(client.url, client.pending()) for client in unclosed]
     for lost in _wait(unclosed):
         _print(f"persist: {lost.url}: {lost.pending()} when the process ended, and may be lost")
         _registry.has_failed = True
@@ -170,20 +170,21 @@ def _finish() -> None:
 def _wait(unclosed: Sequence[Unclosed]) -> list[Unclosed]:
     """Return those that were not finished in time."""
     began_s = time.monotonic()
-    waiting = [each for each in unclosed if each.committer is not None and not each.committer.settle(0)]
+    waiting = [client for client in unclosed if client.committer is not None and not client.committer.settle(0)]
     try:
-        for each in waiting:
-            assert each.committer is not None
-            if each.committer.settle(min(NOTICE_AFTER_S, each.timeout_s)):
+        for client in waiting:
+            assert client.committer is not None
+            if client.committer.settle(min(NOTICE_AFTER_S, client.timeout_s)):
                 continue
-            left_s = began_s + each.timeout_s - time.monotonic()
+            left_s = began_s + client.timeout_s - time.monotonic()
             _print(
-                f"persist: {each.url}: {each.pending()}; finishing for {max(0, left_s):.0f} s at most, Ctrl-C gives up"
+                f"persist: {client.url}: {client.pending()}; finishing for {max(0, left_s):.0f} s at most, "
+                "Ctrl-C gives up"
             )
-            each.committer.settle(max(0.0, left_s))
+            client.committer.settle(max(0.0, left_s))
     except KeyboardInterrupt:
         pass  # Whoever presses it again does not want to wait.
-    return [each for each in waiting if each.committer is not None and not each.committer.settle(0)]
+    return [client for client in waiting if client.committer is not None and not client.committer.settle(0)]
 
 
 def _report_lost(pid: int, url: str, kept: dict[int, BaseException | None]) -> None:
