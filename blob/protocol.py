@@ -119,10 +119,10 @@ def get_at_most(blob: Blob, key: str, bytes_max: int) -> bytes | None:
     return value
 
 
-def check_bytes(key: str, found: int, bytes_max: int) -> None:
+def check_bytes(key: str, size: int, bytes_max: int) -> None:
     """Raise CorruptBlob if a value has more bytes than it can have."""
-    if found > bytes_max:
-        raise CorruptBlob(key, f"it has {found:,} bytes, and at most {bytes_max:,} can belong there")
+    if size > bytes_max:
+        raise CorruptBlob(key, f"it has {size:,} bytes, and at most {bytes_max:,} can belong there")
 
 
 # Takes at most `DELETE_PAGE_MAX` keys; returns those that may still be there, and why. May also raise, for all.

@@ -279,8 +279,8 @@ def _has_timed_out(error: Exception) -> bool:
 
 
 def _text_of(tag: str, entry: str) -> str:
-    found = re.search(f"<{tag}>([^<]*)</{tag}>", entry)
-    return unescape(found[1]) if found else ""
+    match = re.search(f"<{tag}>([^<]*)</{tag}>", entry)
+    return unescape(match[1]) if match else ""
 
 
 def _limit_behind(error: Exception) -> str | None:

@@ -124,8 +124,8 @@ class Credentials:
         return bool(needed(0) or (self._clock_s() >= self._renewed_s + RENEW_EVERY_S and needed(RENEW_S)))
 
     def _renew(self) -> None:
-        if self._found is None and (found := self._find()) is not None:
-            self._found = found
+        if self._found is None and (credentials := self._find()) is not None:
+            self._found = credentials
         if self._found is None:
             from botocore.exceptions import NoCredentialsError
 

@@ -244,12 +244,12 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
     rows, stats = sum(part.rows for part in parts), [_stats(part, schema) for part in parts]
     guarantees = []
     for name in stats[0]:
-        if not all(name in each for each in stats):
+        if not all(name in of_part for of_part in stats):
             continue
         order = key_order((schema.arrow.field(name).type,))
         bounds = []
-        for part, each in zip(parts, stats, strict=True):
-            least, greatest, nulls = each[name]
+        for part, of_part in zip(parts, stats, strict=True):
+            least, greatest, nulls = of_part[name]
             if least is not None and greatest is not None:
                 bounds.append((least, greatest))
             elif nulls != part.rows:
@@ -260,7 +260,7 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
                 greatest = max((high for _, high in bounds), key=lambda value: order([value]), default=None)
             except (ValueError, ArithmeticError) as error:
                 raise CorruptBlob(parts[0].name, f"descriptors have wrong statistics of {name!r}: {error}") from error
-            nulls = sum(each[name][2] for each in stats)
+            nulls = sum(of_part[name][2] for of_part in stats)
             guarantees.append(_stats_guarantee(parts[0].name, schema, name, rows, least, greatest, nulls))
     return _all_of(guarantees)
 

@@ -220,8 +220,8 @@ def parts_within(
     assert None not in bounds, "ranges that are adjacent have a bound between them"
     cuts = keys_order(types)([bound for bound in bounds if bound is not None])
     lower, upper = ranges[0].ordered(types)[0], ranges[-1].ordered(types)[1]
-    for each, start, stop in zip(ranges, [lower, *cuts], [*cuts, upper], strict=True):
-        each.know(types, start, stop)
+    for key_range, start, stop in zip(ranges, [lower, *cuts], [*cuts, upper], strict=True):
+        key_range.know(types, start, stop)
     within: dict[int, list[Part]] = {}  # Of ranges with parts: those of a short history may be few of very many.
     for part, keys in zip(parts, sampled, strict=True):
         first, end = 0, len(ranges)

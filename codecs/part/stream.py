@@ -294,7 +294,7 @@ def _with_nan(sources: Sequence[Part], schema: CollectionSchema) -> Iterator[str
     for name in schema.names:
         if pt.is_floating(schema.arrow.field(name).type):
             ends = (part.stats.get(name) for part in sources)
-            if any(each is not None and each[1] == "nan" for each in ends):
+            if any(bounds is not None and bounds[1] == "nan" for bounds in ends):
                 yield name
 
 
@@ -389,6 +389,6 @@ def _last_change(keys: pa.Table, names: tuple[str, ...]) -> int:
     """Return the last row whose key differs from the one before it; 0 if there is none."""
     last = 0
     for key in order_keys(keys, names):
-        found = neighbours_differ(key)
-        last = max(last, len(found) - int(found[::-1].argmax()) if found.any() else 0)
+        differs = neighbours_differ(key)
+        last = max(last, len(differs) - int(differs[::-1].argmax()) if differs.any() else 0)
     return last

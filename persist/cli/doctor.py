@@ -145,8 +145,8 @@ def _java(at: Place) -> Iterator[Finding]:
     asked = _said_by([java, "-XshowSettings:properties", "-version"])
     version = re.search(r"java\.specification\.version = (\d+)", asked)
     number = int(version[1]) if version else 0
-    found = f"version {number or 'unknown'} at {java}"
-    yield Finding("Java", FINE, found) if number >= JAVA_MIN else Finding("Java", WARNING, found, advice)
+    java_version = f"version {number or 'unknown'} at {java}"
+    yield Finding("Java", FINE, java_version) if number >= JAVA_MIN else Finding("Java", WARNING, java_version, advice)
 
 
 def _said_by(program: list[str]) -> str:
@@ -162,8 +162,10 @@ def _workers(at: Place) -> Iterator[Finding]:
         return
     command_ = os.environ.get("PYSPARK_PYTHON")
     if command_ is None:
-        found = f"with a local master, workers run this Python; elsewhere, the first {shutil.which('python3')} there"
-        yield Finding("Spark's workers", FINE, found)
+        which_python = (
+            f"with a local master, workers run this Python; elsewhere, the first {shutil.which('python3')} there"
+        )
+        yield Finding("Spark's workers", FINE, which_python)
         return
     from persist.spark import check_python
 

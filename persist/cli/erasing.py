@@ -48,8 +48,8 @@ def erase(
         loaded = client.load(collection)
         wanted = None if keys is None else keys_of(loaded, keys, format)
         what = f"those of {keys}" if where is None else f"where {where}"
-        if not yes and (found := mentions(loaded.handle, wanted, where)):
-            tell(f"{mentioned(found)}.")
+        if not yes and (places := mentions(loaded.handle, wanted, where)):
+            tell(f"{mentioned(places)}.")
         if not yes and not agreed(f"Erase records of {collection!r}, {what}, from all times, for good?"):
             tell("persist: nothing was erased")
             return MISTAKE
@@ -72,8 +72,8 @@ def _verified(
             print_json(
                 {
                     "left": [
-                        {**asdict(each), "until": None if each.until is None else moment_text(each.until)}
-                        for each in left.found
+                        {**asdict(trace), "until": None if trace.until is None else moment_text(trace.until)}
+                        for trace in left.found
                     ]
                 }
             )

@@ -92,10 +92,10 @@ def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
             yield Reading(f"persist.collection.{name}", value, False, attributes={"collection": facts.name})
 
 
-def text_of(found: Iterable[Reading]) -> str:
+def text_of(readings: Iterable[Reading]) -> str:
     """Return readings in the text format, each family with its type once."""
     families: dict[str, tuple[str, list[str]]] = {}
-    for reading in found:
+    for reading in readings:
         name = re.sub(r"[^a-zA-Z0-9_]", "_", reading.name) + ("_total" if reading.is_counter else "")
         _, lines = families.setdefault(name, ("counter" if reading.is_counter else "gauge", []))
         lines.append(f"{name}{_labels(reading.attributes)} {_number(reading.value)}")

@@ -44,7 +44,7 @@ def logged(verbose: bool = False) -> Iterator[None]:
 def chosen(said: str, verbose: bool) -> tuple[int, str]:
     """Return the level, and the format: remark, line or json."""
     level, form = None, "remark"
-    for word in filter(None, (each.strip().lower() for each in said.split(","))):
+    for word in filter(None, (part.strip().lower() for part in said.split(","))):
         if word in LEVELS:
             level, form = LEVELS[word], "line" if form == "remark" else form
         elif word == "json":

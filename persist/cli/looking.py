@@ -198,7 +198,7 @@ def cost(
     known = LIST_PRICES if prices is None else Prices.of_file(prices)
     with at.reading() as client:
         costs = costs_of(client, known, hours=hours)
-        COSTS.write(at, [each.as_json() for each in costs.kinds], format, output)
+        COSTS.write(at, [kind.as_json() for kind in costs.kinds], format, output)
     tell(
         f"Since {moment_text(costs.since_s)}, writing clients told of {costs.told:,} requests. Of the objects "
         f"that were made since then, {costs.made:,} are still there. PUTs are the greater of both. Not counted are "

@@ -80,8 +80,8 @@ def sql(
 
     times: dict[str, Any] = {}
     for option in as_of or ():
-        name, _, each = option.rpartition("=")
-        times[name] = time_of(each)
+        name, _, text = option.rpartition("=")
+        times[name] = time_of(text)
     wanted = format_of(format, output, at.as_json)
     if query is None and (time is not None or output is not None):
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
@@ -148,12 +148,12 @@ class Shell:
         if name == ".help":
             say(HELP)
         elif name == ".tables":
-            for each in self.client.collections(argument):
-                say(each)
+            for collection in self.client.collections(argument):
+                say(collection)
         elif name == ".schema":
             schema = self.client.load(argument.strip('"')).schema
-            for each in schema.names:
-                say(f"{each}: {schema.arrow.field(each).type}")
+            for column in schema.names:
+                say(f"{column}: {schema.arrow.field(column).type}")
         elif name == ".as-of":
             self.times = {"": time_of(argument)} if argument else {}
             tell(f"as of {argument}" if argument else "as of the latest")
@@ -189,7 +189,7 @@ def statements_in(text: str) -> tuple[list[str], str]:
         if piece[0] == ";":
             statements.append(text[begin : piece.start()].strip())
             begin = piece.end()
-    return [each for each in statements if each], text[begin:]
+    return [statement for statement in statements if statement], text[begin:]
 
 
 class Lines:
@@ -260,13 +260,13 @@ def _reading_lines(shell: Shell, lines: Lines) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     history = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "persist" / "sql_history"
-    found: list[str] = []
+    completions: list[str] = []
 
     def complete(text: str, number: int) -> str | None:
         if number == 0:
             with suppress(persist.PersistError):
-                found[:] = matching(shell.words(lines.pending + readline.get_line_buffer()), text)
-        return found[number] if number < len(found) else None
+                completions[:] = matching(shell.words(lines.pending + readline.get_line_buffer()), text)
+        return completions[number] if number < len(completions) else None
 
     readline.set_completer(complete)
     readline.set_completer_delims(" \t\n,()=<>;")

@@ -158,7 +158,7 @@ def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeat
     from persist.cli.naming import refreshed_together
     from persist.facts import health_of
 
-    due = {each.work for each in health_of(client).due}
+    due = {item.work for item in health_of(client).due}
     done = {"views refreshed": 0, "collections compacted": 0, "blobs deleted": 0}
     failed: persist.PersistError | None = None
     if refreshes and "refresh views" in due:
@@ -232,7 +232,7 @@ def _explained(at: Place, format: str | None, output: str | None) -> int:
     from persist.facts import waiting_blobs
 
     with at.reading() as client:
-        waiting = [asdict(each) for each in waiting_blobs(client, time.time())]
+        waiting = [asdict(blobs) for blobs in waiting_blobs(client, time.time())]
     if waiting or at.as_json or format not in (None, "table") or output is not None:
         WAITING.write(at, waiting, format, output)
     else:
@@ -282,7 +282,7 @@ def fsck(
     if report.is_empty:
         raise at.nothing(report.url)
     document = asdict(report)
-    document["unreferenced"] = [{**each, "advice": worded(each["advice"])} for each in document["unreferenced"]]
+    document["unreferenced"] = [{**blob, "advice": worded(blob["advice"])} for blob in document["unreferenced"]]
     PROBLEM_ROWS.write_of(
         at, document, lambda: say(worded(str(report))), lambda: document["problems_left"], format, output
     )

@@ -438,7 +438,7 @@ def _made_like(
 
 
 def _caster(
-    found: "persist.Collection",
+    collection: "persist.Collection",
     time_column: str | None,
     ignore: list[str] | None,
     upper: int | None = None,
@@ -447,4 +447,4 @@ def _caster(
 ) -> "Caster":
     from persist.cli.casting import Caster
 
-    return Caster(found.schema, time_column, ignored=tuple(ignore or ()), upper=upper, is_events=is_events)
+    return Caster(collection.schema, time_column, ignored=tuple(ignore or ()), upper=upper, is_events=is_events)

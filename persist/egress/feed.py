@@ -96,7 +96,7 @@ class Shares:
         for table in chain(self._scan.base_rows(reader, wanted), self._scan.updates(reader, wanted)):
             self._reading.checked(reader)
             chunk.append(table)
-            if sum(each.nbytes for each in chunk) >= CHUNK_BYTES:
+            if sum(rows.nbytes for rows in chunk) >= CHUNK_BYTES:
                 self._put(chunk)
         if chunk:
             self._put(chunk)
@@ -296,7 +296,7 @@ class Feed:
         contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
         schema = self._handle.schema_in(contents, at.schema)
         bounds = (at.below, below) if schema.key_names else ()
-        keys = KeyRange(*(None if each is None else [*each] for each in bounds))
+        keys = KeyRange(*(None if bound is None else [*bound] for bound in bounds))
         scan = replace(snapshot_scan(contents, schema, at.as_of, None), keys=keys).pruned()
         scan.check_columns()
         return scan, schema, reading
@@ -306,9 +306,9 @@ class Feed:
     ) -> Iterator[tuple[tuple[Any, ...] | None, Iterator[pa.RecordBatch]]]:
         """Yield contents in pieces: below what each one is, None for the last one, and its rows."""
         if scan.schema.key_names or not (at.below or scan.memory > 2 * SLICE_BYTES):
-            for each in scan.slices_within(SLICE_BYTES) or [scan]:
-                below = each.keys.upper
-                yield None if below is None else tuple(below), self._rows(each, reading)
+            for piece in scan.slices_within(SLICE_BYTES) or [scan]:
+                below = piece.keys.upper
+                yield None if below is None else tuple(below), self._rows(piece, reading)
             return
         bounds = cuts(at.below[0] if at.below else 0, scan.memory, SLICE_BYTES)
         with closing(Shares(scan, reading, bounds)) as shares:

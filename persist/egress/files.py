@@ -110,25 +110,25 @@ class FilesSink:
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
         """Return where the last step of each collection ends, and what it lacks. Cost: log N requests for N steps."""
-        found = {}
+        standings = {}
         self._open.clear()
         with self._answering():
-            for each in leaving:
-                last = self._last(each)
-                self._next[each.id] = last + 1
-                step = None if last < 0 else self._step(each, last)
+            for collection in leaving:
+                last = self._last(collection)
+                self._next[collection.id] = last + 1
+                step = None if last < 0 else self._step(collection, last)
                 if step is None:
                     continue
                 after = Reached.of(step.after, self.name)
                 is_made = step.file is None or self._is_there(step.file)
                 if is_made and not step.goes_on:
-                    found[each.id] = Standing(after)
+                    standings[collection.id] = Standing(after)
                     continue
-                self._next[each.id] = last + is_made
-                self._open[each.id] = step, is_made
+                self._next[collection.id] = last + is_made
+                self._open[collection.id] = step, is_made
                 assert step.before is not None, "what begins has no file"
-                found[each.id] = Standing(Reached.of(step.before, self.name), after)
-        return found
+                standings[collection.id] = Standing(Reached.of(step.before, self.name), after)
+        return standings
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Promise and make the files of each piece that has rows."""
@@ -138,8 +138,8 @@ class FilesSink:
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
         """Delete the promises; the files stay."""
         with self._answering():
-            for each in leaving:
-                for entry in [*self._blob.list(self._promises(each))]:
+            for collection in leaving:
+                for entry in [*self._blob.list(self._promises(collection))]:
                     self._blob.delete(entry.key)
 
     def close(self) -> None:
@@ -231,10 +231,10 @@ class FilesSink:
         return f"{piece.leaving.name}/{name}.{SUFFIXES[self.config.format]}"
 
     def _check_empty(self, leaving: Leaving) -> None:
-        found = next(self._blob.list(f"{leaving.name}/"), None)
-        if found is not None:
+        entry = next(self._blob.list(f"{leaving.name}/"), None)
+        if entry is not None:
             raise InvalidUsage(
-                f"{self.name} has {found.key!r}, which this sink has not made: empty the folder {leaving.name}, or "
+                f"{self.name} has {entry.key!r}, which this sink has not made: empty the folder {leaving.name}, or "
                 "send to another place"
             )
 

@@ -99,7 +99,7 @@ class KafkaSink:
         """Take over the transactions of this name, and read how far they have come."""
         from confluent_kafka import Producer
 
-        if self.config.format == "debezium" and any(each.rows == "multiset" for each in leaving):
+        if self.config.format == "debezium" and any(collection.rows == "multiset" for collection in leaving):
             raise InvalidUsage('format = "debezium" has changes by key, and a collection has no key: use "json"')
         self.close()
         self._location = location
@@ -109,12 +109,12 @@ class KafkaSink:
             self._producer = Producer({**options, "transactional.id": transactions})
             self._producer.init_transactions(ASK_S)
             self._check_topics(leaving)
-            found = self._read_positions()
+            positions = self._read_positions()
         where = f"{self.name} {self.config.positions}"
         return {
-            each.id: Standing(Reached.of(found[key], where))
-            for each in leaving
-            if found.get(key := self._position_key(each.id)) is not None
+            collection.id: Standing(Reached.of(positions[key], where))
+            for collection in leaving
+            if positions.get(key := self._position_key(collection.id)) is not None
         }
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
@@ -140,8 +140,8 @@ class KafkaSink:
         """Delete the positions, by messages without a value."""
         self.begin(location, ())
         with self._answering():
-            for each in leaving:
-                self._produce(self.config.positions, self._position_key(each.id), None)
+            for collection in leaving:
+                self._produce(self.config.positions, self._position_key(collection.id), None)
             self._producer.commit_transaction(ASK_S)
             self._is_begun = False
 
@@ -228,10 +228,10 @@ class KafkaSink:
         for topic in [self.config.positions, *map(self._topic, leaving)]:
             if topic in there:
                 continue
-            found = self._producer.list_topics(topic, timeout=ASK_S).topics[topic]
-            if found.error is not None and not found.error.retriable():
+            metadata = self._producer.list_topics(topic, timeout=ASK_S).topics[topic]
+            if metadata.error is not None and not metadata.error.retriable():
                 raise InvalidUsage(
-                    f"{self.name} has no topic {topic!r}: {self._brokers.told(found.error.str())}. Make it, with "
+                    f"{self.name} has no topic {topic!r}: {self._brokers.told(metadata.error.str())}. Make it, with "
                     "cleanup.policy=compact if it is that of positions, or name another one"
                 )
             if topic == self.config.positions:
@@ -249,7 +249,7 @@ class KafkaSink:
         options = {"group.id": f"persist-{self.hold}", "isolation.level": "read_committed", "log_level": 0}
         options |= {"enable.auto.commit": False, "enable.partition.eof": True}
         consumer = Consumer({**self._brokers.options, **options})
-        found: dict[bytes, bytes] = {}
+        positions: dict[bytes, bytes] = {}
         try:
             topic = self.config.positions
             left = {*consumer.list_topics(topic, timeout=ASK_S).topics[topic].partitions}
@@ -262,7 +262,7 @@ class KafkaSink:
                         raise TargetUnavailable(f"{self.name} does not answer: the topic {topic} has no end")
                     continue
                 if message.error() is None:
-                    found[message.key()] = message.value()
+                    positions[message.key()] = message.value()
                     ends_s = time.monotonic() + ASK_S
                 elif message.error().name() == "_PARTITION_EOF":
                     left.discard(message.partition())
@@ -270,7 +270,7 @@ class KafkaSink:
                     raise KafkaException(message.error())
         finally:
             consumer.close()
-        return found
+        return positions
 
     def _topic(self, leaving: Leaving) -> str:
         return self.config.topics.get(leaving.name, self.config.prefix + leaving.name)

@@ -209,9 +209,9 @@ class PgTable:
             named=self._names(self.key, "s."),
             same=self._same_key("t.", "s."),
         )
-        if found := cursor.fetchone():
-            key = ", ".join(f"{name}={value!r}" for name, value in zip(self.key, found, strict=False))
-            state = "no row with" if found[-1] else "a row already with"
+        if row := cursor.fetchone():
+            key = ", ".join(f"{name}={value!r}" for name, value in zip(self.key, row, strict=False))
+            state = "no row with" if row[-1] else "a row already with"
             raise InvalidUsage(
                 f"the table {self.shown} has {state} {key}, so what {self.leaving.name!r} says of it cannot be "
                 'applied: the key has several rows there, which rows = "multiset" can send; or somebody has changed '
@@ -231,8 +231,8 @@ class PgTable:
             "CREATE TEMP TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS SELECT {columns} FROM {like} LIMIT 0",
             like=like,
         )
-        for each in more.split(", "):
-            self._run(cursor, f"ALTER TABLE {{stage}} ADD COLUMN IF NOT EXISTS {each}")
+        for column in more.split(", "):
+            self._run(cursor, f"ALTER TABLE {{stage}} ADD COLUMN IF NOT EXISTS {column}")
 
     def _copy(self, cursor: Any, into: Any, names: Sequence[str], rows: pa.RecordBatch) -> None:
         sql = self._sql
@@ -286,7 +286,7 @@ class PgTable:
             "i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = i.indnatts GROUP BY i.indexrelid",
             (table,),
         )
-        if [sorted(self.key)] not in [[found] for (found,) in cursor.fetchall()]:
+        if [sorted(self.key)] not in [[columns] for (columns,) in cursor.fetchall()]:
             raise InvalidUsage(
                 f"the table {self.shown} has no unique index on just ({', '.join(self.key)}), by which its rows are "
                 f"found: ALTER TABLE {table} ADD PRIMARY KEY ({', '.join(self.key)})"

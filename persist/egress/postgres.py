@@ -84,8 +84,12 @@ class PostgresSink:
                 "SELECT collection, position FROM {positions} WHERE location = %s AND sink = %s",
                 (location, self.hold),
             )
-            found = dict(cursor.fetchall())
-        return {each.id: Standing(Reached.of(found[each.id], self.name)) for each in leaving if each.id in found}
+            positions = dict(cursor.fetchall())
+        return {
+            collection.id: Standing(Reached.of(positions[collection.id], self.name))
+            for collection in leaving
+            if collection.id in positions
+        }
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Apply a step, and move its positions, in one transaction."""
@@ -100,10 +104,10 @@ class PostgresSink:
         """Delete the positions, and what copies have left."""
         self.begin(location, ())
         with self._transaction("positions") as cursor:
-            for each in leaving:
-                values = (location, self.hold, each.id)
+            for collection in leaving:
+                values = (location, self.hold, collection.id)
                 self._run(cursor, "DELETE FROM {positions} WHERE (location, sink, collection) = (%s, %s, %s)", values)
-                copy = self._identifier(self._place(each)[0], self._copy(each))
+                copy = self._identifier(self._place(collection)[0], self._copy(collection))
                 self._run(cursor, "DROP TABLE IF EXISTS {copy}", copy=copy)
 
     def close(self) -> None:
@@ -196,7 +200,7 @@ class PostgresSink:
         name = self.config.tables.get(leaving.name, leaving.name)
         schema, dot, table = name.partition(".")
         place = (schema, table) if dot else (self.config.schema, name)
-        if not all(0 < len(each.encode()) <= NAME_BYTES_MAX for each in place):
+        if not all(0 < len(part.encode()) <= NAME_BYTES_MAX for part in place):
             raise InvalidUsage(
                 f"{name!r} is no name of a table, which has 1 to {NAME_BYTES_MAX} bytes: name one by "
                 f'tables = {{ "{leaving.name}" = "…" }}'

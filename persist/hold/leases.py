@@ -172,8 +172,8 @@ class Leases:
             held = self._held.values()
             return {
                 "granted": int(self._lease.is_granted),
-                "holds": sum(each.in_log for each in held),
-                "reads": sum(len(each.claims) for each in held),
+                "holds": sum(hold.in_log for hold in held),
+                "reads": sum(len(hold.claims) for hold in held),
             }
 
     def claim(self, collection: str, name: str, time: int, *, reads: bool = True) -> Claim:
@@ -239,16 +239,16 @@ class Leases:
         with self._lock:
             self._drain()
             lease, now_s = self._live_lease(), self._clock.monotonic_s()
-            for each in wanted:
-                held = self._held.get(each.collection)
+            for want in wanted:
+                held = self._held.get(want.collection)
                 if held is None:
-                    held = self._held[each.collection] = _SharedHold(each.name, uuid.uuid4().hex, lease, moved_s=now_s)
+                    held = self._held[want.collection] = _SharedHold(want.name, uuid.uuid4().hex, lease, moved_s=now_s)
                 number = next(self._numbers)
-                held.claims[number] = (each.time, reads_from)
+                held.claims[number] = (want.time, reads_from)
                 held.changed_s = now_s
-                claims.append(Claim(self, each.collection, number, lease))
-                if held.durable is None or held.durable > each.time:
-                    uncovered[each.collection] = held
+                claims.append(Claim(self, want.collection, number, lease))
+                if held.durable is None or held.durable > want.time:
+                    uncovered[want.collection] = held
         return lease, claims, uncovered
 
     def settle(self, collection: str) -> None:
@@ -432,7 +432,7 @@ class Leases:
         errors = dict.fromkeys(planned, error)
         if len(planned) > 1 and isinstance(error, InvalidUsage | Conflict) and not isinstance(error, LeaseExpired):
             # One of them was refused, and all with it: now each by itself, which is one record again.
-            alone = self._outcomes(holds, planned, [[each] for each in planned])
+            alone = self._outcomes(holds, planned, [[collection] for collection in planned])
             errors = {collection: future.exception() for collection, future in zip(planned, alone, strict=True)}
         for collection, error in errors.items():
             self._settled(collection, holds[collection], planned[collection], error)
@@ -448,8 +448,11 @@ class Leases:
         alone = self._commit(begins, {}) if begins and len(groups) > 1 else None
         futures: list[Future[int]] = []
         for group in groups:
-            steps = [*(begins if alone is None else []), *(step for each in group for step in planned[each])]
-            futures.append(self._commit(steps, {each: holds[each].name for each in group}))
+            steps = [
+                *(begins if alone is None else []),
+                *(step for collection in group for step in planned[collection]),
+            ]
+            futures.append(self._commit(steps, {collection: holds[collection].name for collection in group}))
         for future in futures:
             future.exception()
         self._take_in_grant(lease, begins, futures[0] if alone is None else alone)
@@ -492,7 +495,7 @@ class Leases:
             return []
         leases = self._follower.state.control.leases
         return [
-            kinds.EndLease(id_) for id_, each in leases.items() if each.consumer == self._consumer and id_ != lease.id
+            kinds.EndLease(id_) for id_, other in leases.items() if other.consumer == self._consumer and id_ != lease.id
         ]
 
     def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], asked: Future[int]) -> None:

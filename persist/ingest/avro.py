@@ -139,7 +139,7 @@ class Registry:
 def _without_logical(schema: Any) -> Any:
     """Return a schema whose values are read as they are stored."""
     if isinstance(schema, list):
-        return [_without_logical(each) for each in schema]
+        return [_without_logical(branch) for branch in schema]
     if isinstance(schema, dict):
         kept = {name: value for name, value in schema.items() if name not in ("logicalType", "default")}
         return {name: _without_logical(value) for name, value in kept.items()}
@@ -153,8 +153,8 @@ def _connect(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tuple[dic
         return _union(schema, names)
     if isinstance(schema, str):
         if schema in names:
-            found: tuple[dict[str, Any], Convert] = names[schema]
-            return found
+            known: tuple[dict[str, Any], Convert] = names[schema]
+            return known
         schema = {"type": schema}
     kind = schema.get("type")
     if isinstance(kind, (dict, list)):
@@ -208,8 +208,8 @@ def _names_of(schema: Mapping[str, Any]) -> list[str]:
 
 def _of_record(converts: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
     def convert(record: dict[str, Any]) -> dict[str, Any]:
-        for name, each in converts.items():
-            record[name] = each(record[name])
+        for name, convert_field in converts.items():
+            record[name] = convert_field(record[name])
         return record
 
     return convert

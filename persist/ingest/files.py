@@ -138,7 +138,7 @@ class Files:
                     waiting = True
                     break  # Those after it wait, too, so that files keep their order.
                 batch = self._batch(run, file)
-                batch.behind = sum(each.size for each in listed[number + 1 :] if each.name not in known)
+                batch.behind = sum(later.size for later in listed[number + 1 :] if later.name not in known)
                 yield batch
                 if batch.is_durable:
                     known[file.name] = (file.size, file.version)
@@ -187,8 +187,8 @@ class Files:
             first = next(iter(self._listed()), None)
         if first is not None:
             with self._answering(), self._opened(first) as (stream, form):
-                found = _schema_of(stream, form, first.path)
-            named = {field.name: field.type for field in found if field.name not in (DELETED, *types)}
+                schema = _schema_of(stream, form, first.path)
+            named = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
             types |= {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in named.items()}
         elif not types:
             raise InvalidUsage(
@@ -211,12 +211,12 @@ class Files:
         """Return all files there are, in the order of their names. Names that begin with _ or . are no data."""
         self._files.invalidate_cache()
         if self._is_pattern:
-            found = self._files.glob(self._path, detail=True)
+            listing = self._files.glob(self._path, detail=True)
         else:
-            found = self._files.find(self._path, detail=True)
+            listing = self._files.find(self._path, detail=True)
         base = posixpath.dirname(self._path.split("*")[0].rstrip("/") + "/x") if self._is_pattern else self._path
         files = []
-        for path, info in found.items():
+        for path, info in listing.items():
             name = posixpath.relpath(path, base) if path != base else posixpath.basename(path)
             if info.get("type") == "file" and not any(part[0] in "_." for part in name.split("/") if part != ".."):
                 files.append(_described(path, name, info))

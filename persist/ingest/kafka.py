@@ -56,10 +56,10 @@ class Kafka:
         missing = [route for route in self._brokers.routes if route.collection not in client]
         untold = [route for route in missing if not self._is_told(route)]
         peeked = self._peeked() if untold else {}
-        found = []
+        targets = []
         for route in self._brokers.routes:
             if route in missing:
-                found.append(self._made(route, peeked.get(route.topic)))
+                targets.append(self._made(route, peeked.get(route.topic)))
             else:
                 keyed = client.load(route.collection).handle.keyed is not None
                 if route.format != "json" and not keyed:
@@ -67,15 +67,15 @@ class Kafka:
                         f"the collection {route.collection!r} is not keyed, and {route.format} has changes by key: "
                         "choose another collection"
                     )
-                found.append(Target(route.collection, {}, {}, keyed))
+                targets.append(Target(route.collection, {}, {}, keyed))
         offsets = {"topic": pa.string(), "partition": pa.int32()}
         comment = f"where to go on reading {self.name}"
-        found.append(
+        targets.append(
             Target(self._offsets, offsets, {"next": pa.int64(), "newest": MESSAGE.field(5).type}, True, None, comment)
         )
         comment = f"messages of {self.name} that could not be taken in"
-        found.append(Target(self._rejected, _REJECTED_KEY, _REJECTED_VALUE, False, None, comment))
-        return found
+        targets.append(Target(self._rejected, _REJECTED_KEY, _REJECTED_VALUE, False, None, comment))
+        return targets
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield what comes until the run stops; with `once`, until the offsets that the topics had at the start."""
@@ -187,8 +187,8 @@ class Kafka:
         types |= {name: kind for name, kind in beside.items() if name not in types}
         if messages is not None:
             messages, _ = self._readable(messages)
-            found = _events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
-            seen = {field.name: field.type for field in found if field.name not in (DELETED, *types)}
+            schema = _events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
+            seen = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
             types |= {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in seen.items()}
         missing = [name for name in route.key if name not in types]
         if missing or not types:
@@ -205,21 +205,21 @@ class Kafka:
         """Return some messages of each topic, to see what types they have; they are read again later."""
         config = KafkaConfig(source=self.config.source, batch_rows=PEEKED_ROWS)
         topics = Topics(self._brokers, config)
-        found: dict[str, list[pa.Table]] = {}
+        messages: dict[str, list[pa.Table]] = {}
         try:
             topics.assign({}, wait=True)
             for _ in range(int(PEEK_S / 0.25)):
                 poll = topics.poll()
                 for topic, table in poll.tables.items():
-                    found.setdefault(topic, []).append(table)
+                    messages.setdefault(topic, []).append(table)
                 wanted = {route.topic for route in self._brokers.routes}
                 if topics.is_read_to_end() or all(
-                    sum(map(len, found.get(topic, []))) >= PEEKED_ROWS for topic in wanted
+                    sum(map(len, messages.get(topic, []))) >= PEEKED_ROWS for topic in wanted
                 ):
                     break
         finally:
             topics.close()
-        return {topic: pa.concat_tables(tables) for topic, tables in found.items()}
+        return {topic: pa.concat_tables(tables) for topic, tables in messages.items()}
 
 
 def _events(
@@ -249,7 +249,9 @@ def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> t
     if not len(late):
         return messages, none
     behind = pc.subtract(newest_ms, stamps.filter(is_late)).to_pylist()
-    reasons = [f"it came too late: its timestamp is {each / 1000:.1f} s behind the newest one" for each in behind]
+    reasons = [
+        f"it came too late: its timestamp is {behind_ms / 1000:.1f} s behind the newest one" for behind_ms in behind
+    ]
     return messages.filter(pc.invert(is_late)), _rejected_rows(late, reasons)
 
 

@@ -124,7 +124,7 @@ def brokers_at(url: str, client: Mapping[str, Any], password_file: str | None) -
     rest = url.partition("://")[2]
     user, _, place = rest.rpartition("@")
     servers, _, topic = place.partition("/")
-    hosts = [_HOST.fullmatch(each) for each in servers.split(",")]
+    hosts = [_HOST.fullmatch(server) for server in servers.split(",")]
     if not all(hosts):
         raise InvalidUsage(f"{without_secrets(url)} is no address of brokers: write kafka://host:9092,host:9092/topic")
     addresses = ",".join(f"{host[1]}:{host[2] or PORT}" for host in hosts if host)

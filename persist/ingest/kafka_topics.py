@@ -213,8 +213,8 @@ class Topics:
                 poll.tables[topic] = mine
                 last = mine.group_by("partition").aggregate([("offset", "max"), ("timestamp", "max")])
                 newest = last["timestamp_max"].cast(pa.int64()).fill_null(-1)
-                found = (last["partition"].to_pylist(), last["offset_max"].to_pylist(), newest.to_pylist())
-                for partition, offset, newest_ms in zip(*found, strict=True):
+                last_columns = (last["partition"].to_pylist(), last["offset_max"].to_pylist(), newest.to_pylist())
+                for partition, offset, newest_ms in zip(*last_columns, strict=True):
                     poll.next[topic, partition] = offset + 1
                     poll.newest_ms[topic, partition] = newest_ms
         for place, end in ends.items():  # Marks of transactions are offsets without messages.
@@ -242,15 +242,15 @@ class Topics:
             self._problem = error
 
     def _partitions(self, topic: str, wait: bool) -> list[int]:
-        found = self._asked(self._consumer.list_topics, topic, ASK_S).topics.get(topic)
-        if found is None or (found.error is not None and found.error.name() == "UNKNOWN_TOPIC_OR_PART"):
+        metadata = self._asked(self._consumer.list_topics, topic, ASK_S).topics.get(topic)
+        if metadata is None or (metadata.error is not None and metadata.error.name() == "UNKNOWN_TOPIC_OR_PART"):
             if wait:
                 logger.warning("%s: there is no topic %r yet", self._brokers.name, topic)
                 return []
             raise InvalidUsage(f"{self._brokers.name}: there is no topic {topic!r}")
-        if found.error is not None:
-            raise self._raised(found.error)
-        return sorted(found.partitions)
+        if metadata.error is not None:
+            raise self._raised(metadata.error)
+        return sorted(metadata.partitions)
 
     def _at(self, place: Place, offset: int | None = None) -> Any:
         if offset is None:

@@ -144,13 +144,13 @@ def _specs(tokens: list[_Token]) -> Iterator[list[_Token]]:
 
 
 def _tokens(statement: str) -> Iterator[_Token]:
-    for found in _TOKEN.finditer(statement):
-        if found["name"] is not None:
-            yield _Token(found["name"].replace("``", "`"), True)
-        elif found["text"] is not None:
-            yield _Token(found["text"], True)
-        elif found["word"] is not None or found["mark"] is not None:
-            yield _Token(found["word"] or found["mark"])
+    for match in _TOKEN.finditer(statement):
+        if match["name"] is not None:
+            yield _Token(match["name"].replace("``", "`"), True)
+        elif match["text"] is not None:
+            yield _Token(match["text"], True)
+        elif match["word"] is not None or match["mark"] is not None:
+            yield _Token(match["word"] or match["mark"])
 
 
 def _table(tokens: list[_Token], at: int, schema: str) -> tuple[Table, int]:
@@ -243,7 +243,7 @@ class _Servers:
 
     @property
     def measure(self) -> int:
-        return sum(last - first + 1 for each in self._intervals.values() for first, last in each)
+        return sum(last - first + 1 for intervals in self._intervals.values() for first, last in intervals)
 
     def add(self, gtid: str) -> None:
         server, _, number = gtid.lower().rpartition(":")

@@ -215,12 +215,12 @@ class Server:
             cursor.execute("SELECT version()")
             self.is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
             cursor.execute("SHOW GLOBAL VARIABLES")
-            found = {name: str(value) for name, value in cursor.fetchall()}
+            variables = {name: str(value) for name, value in cursor.fetchall()}
         wanted = _SETTINGS | ({} if self.is_mariadb else {"gtid_mode": "ON", "binlog_row_value_options": ""})
         wanted |= {"log_bin": "ON", "log_bin_compress": "OFF", "binlog_transaction_compression": "OFF"}
         absent = {"log_bin_compress", "binlog_transaction_compression", "binlog_row_value_options"}
         for name, value in wanted.items():
-            has = found.get(name, value if name in absent else "not there")
+            has = variables.get(name, value if name in absent else "not there")
             if has.upper() != value:
                 raise InvalidUsage(
                     f"{self.name}: the server has {name} = {has}, and {value or 'an empty one'} is needed: SET GLOBAL "
@@ -288,10 +288,12 @@ class Server:
                 )
 
     def _check_excluded(self, columns: dict[str, list[Column]], tables: Sequence[str]) -> None:
-        for each in self.config.exclude:
-            table, _, column = each.partition(".")
+        for excluded in self.config.exclude:
+            table, _, column = excluded.partition(".")
             if table not in tables or not column:
-                raise InvalidUsage(f"exclude: {self.name} has no column {each!r} that is taken in. Write table.column")
+                raise InvalidUsage(
+                    f"exclude: {self.name} has no column {excluded!r} that is taken in. Write table.column"
+                )
 
 
 def _column(
@@ -377,7 +379,7 @@ def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[
             if sources.get(column.name) == "empty set":
                 value = ""
         elif column.type == 248:
-            value = ",".join(each for each in column.set_values if each in value)
+            value = ",".join(member for member in column.set_values if member in value)
         elif column.type == 19 and value < NO_TIME:
             value = _negative(value)
         elif column.type == 16:

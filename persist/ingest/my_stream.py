@@ -266,7 +266,11 @@ class MyStream:
             if name is None:
                 self._relations[event.table_id] = (None, None)
             return
-        exclude = {each.partition(".")[2] for each in self._server.config.exclude if each.startswith(f"{event.table}.")}
+        exclude = {
+            excluded.partition(".")[2]
+            for excluded in self._server.config.exclude
+            if excluded.startswith(f"{event.table}.")
+        }
         if not event.optional_metadata.column_name_list:
             raise InvalidUsage(
                 f"{self._server.name} has logged rows of {event.table} without the names of its columns, because "
@@ -339,8 +343,8 @@ class MyStream:
     def _rows_of(self, name: str, table: str) -> TableRows:
         schema = self._run.collections[name].schema
         types = {field: schema.arrow.field(field).type for field in schema.names}
-        found = self._flow.known_rows(name)
-        return found or self._flow.rows_of(name, table, types, typed)
+        rows = self._flow.known_rows(name)
+        return rows or self._flow.rows_of(name, table, types, typed)
 
     def _rows(self, event: Any, decoded: list[tuple[list[Any] | None, list[Any] | None]]) -> Iterator[Batch]:
         _, rows = self._relations.get(event.table_id, (None, None))

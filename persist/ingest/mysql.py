@@ -151,12 +151,12 @@ class MyCopy:
         with closing(connection.cursor()) as cursor:
             cursor.execute(query)
             while rows := cursor.fetchmany(self._server.config.copy_rows):
-                found = {
+                arrays = {
                     column.name: typed([*values], column.type, f"{name}.{column.name}")
                     for column, values in zip(columns, zip(*rows, strict=True), strict=True)
                 }
                 last = dict(zip((column.name for column in columns), rows[-1], strict=True))
-                yield pa.table(found), [_literal(connection, last[each]) for each in self.key(table)]
+                yield pa.table(arrays), [_literal(connection, last[key_column]) for key_column in self.key(table)]
 
 
 def _quoted(name: str) -> str:

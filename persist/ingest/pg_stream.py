@@ -73,7 +73,7 @@ class Stream:
                     "FROM pg_replication_slots s WHERE slot_name = %s",
                     (slot,),
                 )
-                found = asked.fetchone()
+                slot_row = asked.fetchone()
                 end = _marked(asked)
                 asked.execute(IDLE_SLOTS, (slot, slot))
                 self._warn_of(asked.fetchall())
@@ -81,9 +81,9 @@ class Stream:
             looking.close()
         drops = "; ".join(f"persist drop LOCATION {name}" for name in self._run.collections)
         again = f"What came since is lost. To copy the tables again: {drops}; and give the same command again"
-        if found is None:
+        if slot_row is None:
             raise InvalidUsage(f"{database.name}: the replication slot {slot!r} is gone. {again}")
-        plugin, pid, is_here, status = found
+        plugin, pid, is_here, status = slot_row
         if plugin != "pgoutput" or not is_here:
             raise InvalidUsage(
                 f"{database.name}: the slot {slot!r} is of another database or plugin: choose another slot"
@@ -214,23 +214,23 @@ class Stream:
                 new = None if new is None else [new[at] for at in kept]
             self._flow.take(rows, old, new, is_key=is_key)
 
-    def _relation(self, found: Relation) -> Iterator[Batch]:
+    def _relation(self, relation: Relation) -> Iterator[Batch]:
         """Take a table as it is from here on; its collection follows, once all before is durable."""
-        name = self._names.get((found.schema, found.name))
+        name = self._names.get((relation.schema, relation.name))
         if name is None:
             if self._database.config.tables is None:
                 logger.warning(
                     "%s: the table %s.%s came to the publication. It is copied when the same command is given again",
-                    self._database.name, found.schema, found.name,
+                    self._database.name, relation.schema, relation.name,
                 )  # fmt: skip
-            self._relations[found.id] = None
+            self._relations[relation.id] = None
             return
         database, collection = self._database, self._run.collections[name]
         table = self._tables[name].full_name
-        columns, types = database.kept(table, found.columns), database.types(table, found.columns)
+        columns, types = database.kept(table, relation.columns), database.types(table, relation.columns)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
-        numbers, now = self._known_numbers(collection), self._numbers(found)
-        in_order = [column.name for column in found.columns]
+        numbers, now = self._known_numbers(collection), self._numbers(relation)
+        in_order = [column.name for column in relation.columns]
         others = {number for name, number in now.items() if name not in in_order}
         is_now = [name for name in now if name in in_order] == in_order  # Else the catalog is ahead.
         is_now = is_now and others.isdisjoint(numbers.values())
@@ -239,9 +239,9 @@ class Stream:
         if not is_same or (is_now and any(numbers.get(name) not in (None, now[name]) for name in in_order)):
             yield from self._flow.before()
             self._follow_schema(collection, table, have, types, now, is_now=is_now)
-        self._kept[found.id] = [at for at, column in enumerate(found.columns) if column in columns]
-        _check_identity(table, found, [*collection.schema.key_names] if collection.handle.keyed else None)
-        self._relations[found.id] = self._flow.rows_of(name, table, types, _typed)
+        self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
+        _check_identity(table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
+        self._relations[relation.id] = self._flow.rows_of(name, table, types, _typed)
 
     def _follow_schema(
         self,
@@ -294,12 +294,12 @@ class Stream:
         numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
         return numbers
 
-    def _numbers(self, found: Relation) -> dict[str, int]:
+    def _numbers(self, relation: Relation) -> dict[str, int]:
         """Return the numbers of a table's columns, as the catalog has them now, in their order."""
         connection = self._database.connected()
         try:
             with connection.cursor() as cursor:
-                cursor.execute(NUMBERS, (found.id,))
+                cursor.execute(NUMBERS, (relation.id,))
                 return dict(cursor.fetchall())
         finally:
             connection.close()
@@ -346,14 +346,14 @@ def _renamed(
     return renamed
 
 
-def _check_identity(table: str, found: Relation, key: list[str] | None) -> None:
+def _check_identity(table: str, relation: Relation, key: list[str] | None) -> None:
     """Check that the server still sends of old rows what tells them apart: their key, or all of them if key is None.
 
     Raises:
         InvalidUsage: it does not.
     """
-    sent = {column.name for column in found.columns if column.is_key}
-    if found.identity == "f" or (key is not None and (found.identity == "n" or {*key} <= sent)):
+    sent = {column.name for column in relation.columns if column.is_key}
+    if relation.identity == "f" or (key is not None and (relation.identity == "n" or {*key} <= sent)):
         return
     raise InvalidUsage(
         f"the table {table} has another replica identity than it had when it was copied, so old rows come "

@@ -125,14 +125,14 @@ class TableRows:
 
     def removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
         """Yield what removes all that a collection holds, and has of a time before that is sealed. Memory: a slice."""
-        found: list[pa.Table] = []
+        tables: list[pa.Table] = []
         for rows in self._removals(collection, upper, time):
-            found.append(rows)
-            if sum(map(len, found)) >= SLICE_ROWS:
-                yield pa.concat_tables(found)
-                found = []
-        if found:
-            yield pa.concat_tables(found)
+            tables.append(rows)
+            if sum(map(len, tables)) >= SLICE_ROWS:
+                yield pa.concat_tables(tables)
+                tables = []
+        if tables:
+            yield pa.concat_tables(tables)
 
     def _removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
         columns = self.key or self.names
@@ -230,7 +230,7 @@ class TableRows:
         if self.is_there(self._times[-1]):
             rows |= self._waiting(collection, keys, upper)
         wanted = [rows.get(tuple(row[name] for name in self.key)) for row in keys.to_pylist()]
-        unknown = [row for row, found in zip(absent, wanted, strict=True) if found is None]
+        unknown = [row for row, held_row in zip(absent, wanted, strict=True) if held_row is None]
         if unknown and self._times[unknown[-1]] > self.reached:
             raise InvalidUsage(
                 f"a row of {self.table} was changed that {collection.name!r} does not have, so a long value of it that "
@@ -238,25 +238,25 @@ class TableRows:
             )
         for at, name in enumerate(self.names):
             places = [
-                (row, found)
-                for row, found in zip(absent, wanted, strict=True)
-                if found is not None and self._rows[row][at] is UNSENT
+                (row, held_row)
+                for row, held_row in zip(absent, wanted, strict=True)
+                if held_row is not None and self._rows[row][at] is UNSENT
             ]
             if places:
                 order = np.arange(len(self._rows))
                 order[[row for row, _ in places]] = len(self._rows) + np.arange(len(places))
-                found = pa.array([row[name] for _, row in places], self.types[name])
-                columns[name] = pa.concat_arrays([columns[name], found]).take(pa.array(order))
+                values = pa.array([row[name] for _, row in places], self.types[name])
+                columns[name] = pa.concat_arrays([columns[name], values]).take(pa.array(order))
         return unknown
 
     def _waiting(self, collection: Collection, keys: pa.Table, upper: int) -> dict[tuple[Any, ...], dict[str, Any]]:
         """Return the last rows of keys among the events that the collection has of the transaction that comes."""
-        found: dict[tuple[Any, ...], dict[str, Any]] = {}
+        last_rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         for events in waiting(collection, [*self.names, DELETED, SEQ], upper):
             events = events.sort_by(SEQ).append_column("_at", int64_array(np.arange(len(events))))
             for row in events.join(keys, self.key, join_type="left semi").sort_by("_at").to_pylist():
-                found[tuple(row[name] for name in self.key)] = row
-        return {key: row for key, row in found.items() if not row[DELETED]}
+                last_rows[tuple(row[name] for name in self.key)] = row
+        return {key: row for key, row in last_rows.items() if not row[DELETED]}
 
 
 def waiting(collection: Collection, columns: list[str], upper: int) -> Iterator[pa.Table]:

@@ -138,17 +138,17 @@ class Tables:
     def _first(self) -> Version:
         versions = self._table.versions()
         wanted = self.config.first
-        found = versions[:1] if wanted is None else [each for each in versions if each.number == wanted]
-        if not found:
-            there = ", ".join(str(each.number) for each in versions[-5:]) or "none"
+        matching = versions[:1] if wanted is None else [version for version in versions if version.number == wanted]
+        if not matching:
+            there = ", ".join(str(version.number) for version in versions[-5:]) or "none"
             raise InvalidUsage(f"{self.name} has no version {'' if wanted is None else wanted}: the last are {there}")
-        return found[0]
+        return matching[0]
 
     def _next(self, versions: Sequence[Version], before: Version | None) -> int:
         """Return which of the versions comes after the last one that was taken in."""
         if before is None:
             return versions.index(self._first()) if versions else 0
-        at = [place for place, each in enumerate(versions) if each == before]
+        at = [place for place, version in enumerate(versions) if version == before]
         if not at:
             raise InvalidUsage(
                 f"{self.name} does not have its version {before.number} any more, which was taken in last. So what has "
@@ -206,9 +206,9 @@ class Tables:
         schema = pa.schema([collection.schema.arrow.field(name) for name in collection.schema.names])
 
         def rows() -> Iterator[pa.RecordBatch]:
-            for sign, found in self._table.changes(before, version):
-                batch.rows += found.num_rows
-                yield _signed(found, schema, sign, time)
+            for sign, changed in self._table.changes(before, version):
+                batch.rows += changed.num_rows
+                yield _signed(changed, schema, sign, time)
 
         def changes() -> Iterator[Change]:
             updates = rows()
@@ -232,7 +232,7 @@ class _Delta:
         self._storage = dict(config.storage_options)
 
     def versions(self) -> list[Version]:
-        history = sorted((each["version"], each.get("timestamp", 0)) for each in self._at(None).history())
+        history = sorted((commit["version"], commit.get("timestamp", 0)) for commit in self._at(None).history())
         return [Version(number, at_ms) for number, at_ms in history]
 
     def columns(self, version: Version) -> Columns:
@@ -359,7 +359,7 @@ class _Iceberg:
     def _tasks(self, table: Any, version: Version) -> dict[Any, Any]:
         """Return the files of a version, each with those that say which of its rows are gone."""
         tasks = table.scan(snapshot_id=version.number).plan_files()
-        return {(each.file.file_path, frozenset(f.file_path for f in each.delete_files)): each for each in tasks}
+        return {(task.file.file_path, frozenset(f.file_path for f in task.delete_files)): task for task in tasks}
 
 
 def _without(some: Mapping[Any, Any], others: Mapping[Any, Any]) -> list[Any]:
@@ -388,7 +388,7 @@ def _plain(field: pa.Field) -> pa.Field:
     elif pt.is_large_list(kind) or pt.is_list(kind):
         kind = pa.list_(_plain(kind.value_field))
     elif pt.is_struct(kind):
-        kind = pa.struct([_plain(each) for each in kind])
+        kind = pa.struct([_plain(child) for child in kind])
     return pa.field(field.name, kind)
 
 

@@ -187,12 +187,12 @@ class Transactions:
         self.done = max(self.done, time)
 
     def _taken(self, upper: int) -> dict[str, pa.Table]:
-        found = {
+        taken = {
             name: rows.taken(self._run.collections[name], self.upper, upper)
             for name, rows in self._rows.items()
             if len(rows)
         }
-        return {name: table for name, table in found.items() if table is not None}
+        return {name: table for name, table in taken.items() if table is not None}
 
     def _made(
         self,
@@ -207,7 +207,7 @@ class Transactions:
 
     def _reached_by(self, time: int) -> int | None:
         """Return the first time of a copy's run that is not sealed yet and before a time; None if there is none."""
-        times = [at for each in self._copied.values() for at in each.times if self.upper <= at < time]
+        times = [at for copied in self._copied.values() for at in copied.times if self.upper <= at < time]
         return min(times, default=None)
 
 

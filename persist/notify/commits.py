@@ -98,8 +98,8 @@ class CommitsForOthers:
         with self._lock:
             self._counts["requests"] += 1
             self._counts["operations"] += len(request.operations)
-        futures = [self._asked(request, each) for each in request.operations]
-        return answers_bytes([_answer(each) for each in futures])
+        futures = [self._asked(request, asking) for asking in request.operations]
+        return answers_bytes([_answer(future) for future in futures])
 
     def _check_new(self, request: Request) -> None:
         """Raise ValueError if a request is an old one, played again."""

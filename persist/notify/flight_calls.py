@@ -294,7 +294,7 @@ def _listen(server: "grpc.Server", address: Address, certificate: tuple[str | by
     with _as_os_error():
         if certificate is None:
             return int(server.add_insecure_port(at))
-        chain, key = (each.encode() if isinstance(each, str) else each for each in certificate)
+        chain, key = (pem.encode() if isinstance(pem, str) else pem for pem in certificate)
         return int(server.add_secure_port(at, grpc.ssl_server_credentials([(key, chain)])))
 
 
@@ -390,7 +390,7 @@ class BlobCalls:
             try:
                 delete_all(self._blob, wanted.keys)
             except NotDeleted as error:
-                return BlobHead(failed={key: self._failure(each) for key, each in error.failed.items()})
+                return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
             return BlobHead(found=True)
 
         return self._told(delete, lambda failure: BlobHead(failure=failure))

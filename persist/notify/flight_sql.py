@@ -269,13 +269,13 @@ class FlightSql:
     def _cancelled(self, info: bytes) -> int:
         """End the queries of a FlightInfo; return whether any ran."""
         try:
-            tickets = [each.ticket.ticket for each in flight.FlightInfo.deserialize(info).endpoints]
+            tickets = [endpoint.ticket.ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
         except pa.ArrowException as error:
             raise ValueError("what is to be cancelled is no FlightInfo") from error
         with self._lock:
-            running = [each for ticket in tickets for each in self._running.get(ticket, [])]
-        for each in running:
-            each.interrupt("it was cancelled")
+            running = [query for ticket in tickets for query in self._running.get(ticket, [])]
+        for query in running:
+            query.interrupt("it was cancelled")
         return _CANCELLED if running else _NOT_CANCELLABLE
 
 

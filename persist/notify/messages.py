@@ -122,14 +122,14 @@ def decode_message(data: bytes, kind: type[T]) -> T:
     Raises:
         ValueError: it is none, or larger than any is.
     """
-    found: T = _decoded(data, msgspec.json.Decoder(kind))
-    return found
+    message: T = _decoded(data, msgspec.json.Decoder(kind))
+    return message
 
 
 def decode_ticket(data: bytes) -> Get:
     """Return what a ticket asks for. Raises ValueError as `decode_message` does."""
-    found: Get = _decoded(data, _tickets)
-    return found
+    ticket: Get = _decoded(data, _tickets)
+    return ticket
 
 
 _tickets: "msgspec.json.Decoder[Get]" = msgspec.json.Decoder(Get)
@@ -186,8 +186,8 @@ def numbers_of(message: bytes, number: int) -> list[int]:
             continue
         at = 0
         while at < len(value):
-            found, at = _read_varint(value, at)
-            numbers.append(found)
+            decoded, at = _read_varint(value, at)
+            numbers.append(decoded)
     return numbers
 
 

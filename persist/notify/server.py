@@ -284,7 +284,7 @@ class _Answers:
         if results is not None:
             # Values are large, so they are streams: there are not too many of them, and none waits for long.
             stream = self._entered(lambda: None, partial(cut, context))
-            yield from _guarded((message_of((ACTION_RESULT, each)) for each in results), stream, self._hub)
+            yield from _guarded((message_of((ACTION_RESULT, value)) for value in results), stream, self._hub)
             return
         result = None if self._sql is None else self._sql.done(action.type, body)
         yield message_of((ACTION_RESULT, self._done(action.type, body, context) if result is None else result))
@@ -538,7 +538,7 @@ def _checked(
     if certificate is not None and not (
         isinstance(certificate, tuple | list)
         and len(certificate) == 2
-        and all(isinstance(each, str | bytes) for each in certificate)
+        and all(isinstance(pem, str | bytes) for pem in certificate)
     ):
         raise InvalidUsage("the certificate of a server is a pair: certificate=(chain, key), both as PEM")
     if (certificate is not None) != address.is_tls:

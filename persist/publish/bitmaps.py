@@ -45,12 +45,12 @@ def decoded_rows(vector: bytes, name: str) -> Rows:
         magic, buckets = struct.unpack_from("<IQ", vector)
         if magic != MAGIC:
             raise ValueError("it does not begin as a vector does")
-        at, found = 12, []
+        at, pieces = 12, []
         for _ in range(buckets):
             (high,) = struct.unpack_from("<I", vector, at)
             rows, at = _rows_of(vector, at + 4)
-            found.append(rows | high << 32)
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+            pieces.append(rows | high << 32)
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
     except (ValueError, struct.error) as error:
         raise CorruptBlob(name, f"it holds no deletion vector as this library writes them: {error}") from error
 
@@ -106,7 +106,7 @@ def _rows_of(vector: bytes, at: int) -> tuple[Rows, int]:
         raise ValueError(f"it has a bitmap of the kind {cookie}")
     heads = np.frombuffer(vector, "<u2", 2 * containers, at + 8).reshape(-1, 2).astype(np.int64)
     at += 8 + 8 * containers
-    found = []
+    pieces = []
     for high, last in heads:
         if last < ARRAY_MAX:
             low = np.frombuffer(vector, "<u2", last + 1, at).astype(np.int64)
@@ -115,5 +115,5 @@ def _rows_of(vector: bytes, at: int) -> tuple[Rows, int]:
             bits = np.unpackbits(np.frombuffer(vector, np.uint8, 1 << 13, at), bitorder="little")
             low = np.flatnonzero(bits).astype(np.int64)
             at += 1 << 13
-        found.append(low | high << 16)
-    return np.concatenate(found) if found else np.zeros(0, np.int64), at
+        pieces.append(low | high << 16)
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.int64), at

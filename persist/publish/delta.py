@@ -127,7 +127,7 @@ class DeltaTable:
             data = self._blob.get(name, (first, max(deletes.start + deletes.bytes + 8 for deletes in inside)))
             if data is None:
                 raise MissingBlob(name, "it is missing, and a published table leaves rows out by it", "unpublish it")
-            rows |= {each: decoded_rows(unframed(data[each.start - first :], name), name) for each in inside}
+            rows |= {deletes: decoded_rows(unframed(data[deletes.start - first :], name), name) for deletes in inside}
         return rows
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:

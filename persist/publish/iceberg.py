@@ -281,7 +281,7 @@ class CatalogTable:
             changes.append(updates.SetCurrentSchemaUpdate(schema_id=known.schema))
         snapshot |= {} if current is None else {"parent-snapshot-id": current.snapshot_id}
         id_ = snapshot["snapshot-id"]
-        gone = [each.snapshot_id for each in table.metadata.snapshots]  # Their files go, too.
+        gone = [older.snapshot_id for older in table.metadata.snapshots]  # Their files go, too.
         changes += [
             updates.AddSnapshotUpdate(snapshot=Snapshot.model_validate(snapshot)),
             updates.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=id_),

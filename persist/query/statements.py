@@ -101,13 +101,13 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
     """
     duckdb = required(DUCKDB)
     engine.writer("sql")
-    found = _STATEMENT.match(sql) if isinstance(sql, str) else None
-    if found is None:
+    match = _STATEMENT.match(sql) if isinstance(sql, str) else None
+    if match is None:
         raise InvalidUsage(
             f"{sql!r:.100} is no statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT INTO or "
             "MERGE INTO, and the name of the collection"
         )
-    parts = tuple((part[1] or "").replace('""', '"') or part[2] for part in _PART.finditer(found[1]))
+    parts = tuple((part[1] or "").replace('""', '"') or part[2] for part in _PART.finditer(match[1]))
     names = engine.names("")
     handle = loaded(engine, _named(parts, names))
     if handle.contents().view is not None:

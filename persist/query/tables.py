@@ -147,8 +147,8 @@ def with_times(sql: str, named: Callable[[TimedTable], str], alias: Callable[[st
 
 def parts_of(name: str) -> tuple[str, ...]:
     """Return the parts of the name of a table, as SQL has it."""
-    found = _PART.finditer(name)
-    return tuple((m[1] or "").replace('""', '"') or (m[2] or "").replace("``", "`") or m[3] for m in found)
+    matches = _PART.finditer(name)
+    return tuple((m[1] or "").replace('""', '"') or (m[2] or "").replace("``", "`") or m[3] for m in matches)
 
 
 def words_of(sql: str) -> Iterable[str]:
