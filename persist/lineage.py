@@ -170,9 +170,9 @@ class Lineage:
             about["sql"] = facets.sql_job.SQLJobFacet(query=definition.sql)
             verb, read = "refresh", [self._contents(id_) for id_ in definition.reads.values()]
         inputs = [
-            events.InputDataset(self._url, each.name, facets=_dataset_facets(facets, each, upper))
-            for each in read
-            if each is not None
+            events.InputDataset(self._url, input_.name, facets=_dataset_facets(facets, input_, upper))
+            for input_ in read
+            if input_ is not None
         ]
         parts = [part for mutation in mutations for part in getattr(mutation, "parts", ())]
         size = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(

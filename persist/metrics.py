@@ -54,8 +54,8 @@ class Metrics(Shown):
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as nested dicts of numbers, ready for JSON; None where there is no number."""
         return {
-            "store": {name: asdict(each) for name, each in self.store.items()},
-            "retries": {name: asdict(each) for name, each in self.retries.items()},
+            "store": {name: asdict(numbers) for name, numbers in self.store.items()},
+            "retries": {name: asdict(numbers) for name, numbers in self.retries.items()},
             "requests_per_s_max": self.requests_per_s_max,
             "cache": None if self.cache is None else asdict(self.cache),
             **{name: dict(group) for name, group in self.groups.items()},
@@ -102,12 +102,12 @@ class _Exporter:
         with self._lock:
             number = next(self._numbers)
             self._sources[number] = (self._weak(metrics, number), dict(attributes))
-            new = {each.name: each for each in readings(first) if each.name not in self._names}
+            new = {reading.name: reading for reading in readings(first) if reading.name not in self._names}
             self._names.update(new)
         meter = api.get_meter(METER)
-        for each in new.values():
-            create = meter.create_observable_counter if each.is_counter else meter.create_observable_gauge
-            create(each.name, callbacks=[partial(self._observe, api.Observation, each.name)], unit=each.unit)
+        for reading in new.values():
+            create = meter.create_observable_counter if reading.is_counter else meter.create_observable_gauge
+            create(reading.name, callbacks=[partial(self._observe, api.Observation, reading.name)], unit=reading.unit)
         return partial(self._remove, number)
 
     def _weak(self, metrics: Callable[[], Metrics], number: int) -> Callable[[], Metrics | None]:
@@ -130,9 +130,9 @@ class _Exporter:
             sources = [*self._sources.values()]
         for metrics, attributes in sources:
             numbers = metrics()
-            for each in readings(numbers) if numbers is not None else ():
-                if each.name == name:
-                    yield observation(each.value, {**attributes, **each.attributes})
+            for reading in readings(numbers) if numbers is not None else ():
+                if reading.name == name:
+                    yield observation(reading.value, {**attributes, **reading.attributes})
 
 
 # Module state, against the rule: OpenTelemetry's registry is one per process, see above.

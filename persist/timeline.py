@@ -158,13 +158,13 @@ class Timeline:
         Raises:
             InvalidUpdate: a moment is no time, exactly; the message names the index.
         """
-        found = []
+        integers = []
         for index, time in enumerate(times):
             try:
-                found.append(self.exact_time_of(time) if isinstance(time, _KINDS) else time)
+                integers.append(self.exact_time_of(time) if isinstance(time, _KINDS) else time)
             except InvalidUsage as error:
                 raise InvalidUpdate(f"the time of update {index}: {error}") from error
-        return found
+        return integers
 
     def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         """Return a column of moments (timestamps with a zone, dates, text) as times; any other column as it is.
@@ -203,13 +203,13 @@ class Timeline:
             InvalidUpdate: a text is no moment; the message names the row.
         """
         coded = column.combine_chunks().dictionary_encode()
-        found: list[int | None] = []
+        last_times: list[int | None] = []
         for text in coded.dictionary.to_pylist():
             try:
-                found.append(None if text is None else self.time_of(text))
+                last_times.append(None if text is None else self.time_of(text))
             except InvalidUsage as error:
                 raise InvalidUpdate(f"the time of row {column.index(text).as_py()}: {error}") from error
-        return pa.chunked_array([pc.take(pa.array(found, pa.int64()), coded.indices)])
+        return pa.chunked_array([pc.take(pa.array(last_times, pa.int64()), coded.indices)])
 
     def column_of_moments(self, times: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return a column of times as timestamps in UTC; no value changes, and none is copied."""
@@ -328,10 +328,10 @@ def _shown_value(value: pa.Scalar) -> str:
 
 def _parsed(text: str) -> Fraction:
     """Return the seconds since 1970 of ISO 8601 text. `datetime` would drop the digits after the sixth."""
-    found = _FRACTION.match(whole := text.strip())
-    digits = found.group(3) if found else ""
-    if found:
-        whole = found.group(1) + whole[found.end() :]
+    match = _FRACTION.match(whole := text.strip())
+    digits = match.group(3) if match else ""
+    if match:
+        whole = match.group(1) + whole[match.end() :]
     try:
         if not _WITH_A_DAY.match(whole):
             raise ValueError("it does not begin with a day")

@@ -54,7 +54,7 @@ class ReadingTogether:
         """
         self.engine.check_open("snapshots")
         wanted = _of_this_client(collections, self.engine)
-        named = [each if isinstance(each, str) else each.handle for each in wanted]
+        named = [collection if isinstance(collection, str) else collection.handle for collection in wanted]
         self.engine.settle()
         with self.engine.follower.looks.once():
             handles = loaded_together(self.engine, named)
@@ -100,13 +100,13 @@ class ReadingTogether:
         """
         self.engine.check_open("follow")
         wanted = []
-        for each, as_of in _of_this_client(collections, self.engine).items():
-            if isinstance(each, str):
-                raise InvalidUsage(f"{each!r} is no collection of this client: use what its load() returned")
-            time = None if as_of is None else each.handle.as_time("as_of", as_of)
-            wanted.append(WantedListen(each.handle.newest(), time, each.handle.moments(times)))
+        for collection, as_of in _of_this_client(collections, self.engine).items():
+            if isinstance(collection, str):
+                raise InvalidUsage(f"{collection!r} is no collection of this client: use what its load() returned")
+            time = None if as_of is None else collection.handle.as_time("as_of", as_of)
+            wanted.append(WantedListen(collection.handle.newest(), time, collection.handle.moments(times)))
             if contents:
-                each.handle.sealed(time, timeout_s)
+                collection.handle.sealed(time, timeout_s)
         listens = listens_together(wanted, contents=contents)
         return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
 
@@ -117,7 +117,9 @@ def _of_this_client(
     """Return collections, after checking that they are some, and of that engine."""
     if not isinstance(collections, Mapping) or not collections:
         raise InvalidUsage(f"collections={collections!r} is no dict of collections and times: give {{orders: 10}}")
-    for each in collections:
-        if not isinstance(each, str) and not (isinstance(each, Collection) and each.handle.engine is engine):
-            raise InvalidUsage(f"{each!r} is no collection of this client: use what its load() returned")
+    for collection in collections:
+        if not isinstance(collection, str) and not (
+            isinstance(collection, Collection) and collection.handle.engine is engine
+        ):
+            raise InvalidUsage(f"{collection!r} is no collection of this client: use what its load() returned")
     return collections

@@ -49,18 +49,18 @@ def together(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> di
     A call of all takes little longer than of one. If there are not two, or one raises, they are left to `evaluate`.
     """
     asked = {
-        place: each
-        for place, each in enumerate(expressions)
-        if isinstance(each, Call) and calls(each, "duckdb") and len(each.arguments) > 1
+        place: expression
+        for place, expression in enumerate(expressions)
+        if isinstance(expression, Call) and calls(expression, "duckdb") and len(expression.arguments) > 1
     }
     if len(asked) < 2:
         return {}
     try:
         given = []
-        for each in asked.values():
-            text, *arguments = each.arguments
+        for call in asked.values():
+            text, *arguments = call.arguments
             values = [as_array(evaluate(argument, columns), len(columns)) for argument in arguments]
-            given.append((evaluate(text, columns).as_py(), values, each.options[-1]))
+            given.append((evaluate(text, columns).as_py(), values, call.options[-1]))
         return dict(zip(asked, computed_together(given), strict=True))
     except (InvalidUsage, *_ARROW_ERRORS):
         return {}
@@ -147,24 +147,24 @@ def type_of(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
         SchemaMismatch: it names a column that is not there, or a function does not take the types; operator says where.
     """
 
-    def checked(each: Term) -> Value:
-        if isinstance(each, Col):
-            at = schema.get_field_index(each.name)
+    def checked(term: Term) -> Value:
+        if isinstance(term, Col):
+            at = schema.get_field_index(term.name)
             if at < 0:
-                hint = f" ({TIME} is there only in programs of one dimension)" if each.name == TIME else ""
+                hint = f" ({TIME} is there only in programs of one dimension)" if term.name == TIME else ""
                 has = [name for name in schema.names if name != TIME]
-                raise SchemaMismatch(f"{operator}: there is no column {each.name!r}; the columns are {has}{hint}")
+                raise SchemaMismatch(f"{operator}: there is no column {term.name!r}; the columns are {has}{hint}")
             return pa.array([], schema.field(at).type)
-        if isinstance(each, Lit):
-            return each.value
-        assert isinstance(each, Call)
-        arguments = [checked(argument) for argument in each.arguments]
+        if isinstance(term, Lit):
+            return term.value
+        assert isinstance(term, Call)
+        arguments = [checked(argument) for argument in term.arguments]
         try:
-            return _FUNCTIONS[each.function](*arguments, *each.options)
+            return _FUNCTIONS[term.function](*arguments, *term.options)
         except _ARROW_ERRORS as error:
             kinds = ", ".join(str(argument.type) for argument in arguments)
             raise SchemaMismatch(
-                f"{operator}: {each} does not fit its types ({kinds}): {error}. Cast one of them, or choose another "
+                f"{operator}: {term} does not fit its types ({kinds}): {error}. Cast one of them, or choose another "
                 "column."
             ) from error
 

@@ -109,7 +109,7 @@ def add_function(
         )
     kinds = [arrow_type(kind, f"arguments of {name}()") for kind in arguments]
     function = PythonFunction(name.lower(), str(version), compute, tuple(kinds), arrow_type(returns, f"{name}()"))
-    others = {old: each for old, each in _functions.get(function.name, {}).items() if old != function.version}
+    others = {old: known for old, known in _functions.get(function.name, {}).items() if old != function.version}
     _functions[function.name] = {**others, function.version: function}
 
 
@@ -160,7 +160,7 @@ def calls_of_python(terms: Iterator[Term]) -> Iterator[tuple[str, str]]:
         term = left.pop()
         if isinstance(term, Call):
             if calls(term, "python"):
-                name, version = (each.value.as_py() for each in term.arguments[:2] if isinstance(each, Lit))
+                name, version = (literal.value.as_py() for literal in term.arguments[:2] if isinstance(literal, Lit))
                 yield name, version
             left += term.arguments
 

@@ -293,8 +293,8 @@ class _Examination:
         if state is None:
             return
         named = {*log.named, *state.named_blobs(), *(loose.part.blob for loose in log.loose)}
-        destroyed = {each.collection for each in state.control.dropped if each.is_destroyed}
-        replaced = {key for each in state.control.dropped for key in each.blobs}
+        destroyed = {entry.collection for entry in state.control.dropped if entry.is_destroyed}
+        replaced = {key for entry in state.control.dropped for key in entry.blobs}
         for key, blob in self.inventory.items():
             if key == CLOCK_KEY or key in named:
                 continue

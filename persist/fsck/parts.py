@@ -130,7 +130,7 @@ class PartExamination:
 
     def _owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
         try:
-            return _Owner(id_, name, versions([msgspec.json.encode(each) for each in known]))
+            return _Owner(id_, name, versions([msgspec.json.encode(version) for version in known]))
         except InvalidUsage as error:
             what = f"its schema cannot be understood, so its parts were not examined: {error}"
             self._findings.add("rule", f"collection {id_}", what, collection=name)
@@ -235,9 +235,9 @@ def _compare(
     expected = Scan(schema, contents.history_parts, lower, keyframe.as_of + 1, schema.names, base=base).pruned()
     made = replace(expected, parts=(), base=contents.parts_of(keyframe.parts))
     columns, differing = [*schema.names, "_diff"], 0
-    for each in replace(expected, base=(*expected.base, *made.base)).slices_within(SLICE_BYTES):
-        one, other = (replace(scan, keys=each.keys).pruned() for scan in (expected, made))
-        tables = [each.empty(columns), *one.base_rows(reader, columns), *one.updates(reader, columns)]
+    for piece in replace(expected, base=(*expected.base, *made.base)).slices_within(SLICE_BYTES):
+        one, other = (replace(scan, keys=piece.keys).pruned() for scan in (expected, made))
+        tables = [piece.empty(columns), *one.base_rows(reader, columns), *one.updates(reader, columns)]
         tables += map(negated, other.base_rows(reader, columns))
         differing += len(consolidate(pa.concat_tables(tables), schema.names))
     if differing:

@@ -222,10 +222,10 @@ class FoundByIndex:
             LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
         """
         try:
-            found = self._found(reader)
+            table = self._found(reader)
         except MissingBlob as error:
             raise collected(error) from error
-        return iter([found]) if form == "diff" else repeated(found, self.scan)
+        return iter([table]) if form == "diff" else repeated(table, self.scan)
 
     def _found(self, reader: PartReader) -> pa.Table:
         path, scan = self.path, self.scan
@@ -261,8 +261,8 @@ def found_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_ma
     paths = paths_of(handle, handle.folded(known), scan.schema, scan.as_of, wanted, adds_key=True)
     if erasure_number(handle.known()) != erasures:
         return None
-    found = [each for path in paths if (each := _found_by(path, scan)) is not None]
-    best = min(found, key=lambda each: each.memory, default=None)
+    candidates = [candidate for path in paths if (candidate := _found_by(path, scan)) is not None]
+    best = min(candidates, key=lambda candidate: candidate.memory, default=None)
     return None if best is None or best.memory > bytes_max or PAYS * best.memory > scan.memory else best
 
 

@@ -28,7 +28,7 @@ ROOM = 1.1  # A part may become this much larger than the target, rather than le
 LEFT_MIN = 1 / 8  # A task reads no more than this many times what it makes, as far as anybody can tell beforehand.
 IO_THREADS = 2
 ANSWERED: dict[str, type[PersistError]] = {
-    each.__name__: each for each in (CorruptBlob, DiffOverflow, InvalidUsage, MissingBlob)
+    kind.__name__: kind for kind in (CorruptBlob, DiffOverflow, InvalidUsage, MissingBlob)
 }
 
 T = TypeVar("T")
@@ -150,22 +150,22 @@ def cut(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int,
         part_bytes: what a part should have.
         seqno: of the log, now.
     """
-    found: list[int | Job] = []
+    planned: list[int | Job] = []
     for stays, some in groupby(pieces, lambda piece: isinstance(piece, int)):
         if stays:
-            found += [piece for piece in some if isinstance(piece, int)]
+            planned += [piece for piece in some if isinstance(piece, int)]
             continue
         fine = [slice for piece in some if isinstance(piece, Rewrite) for slice in _sliced(piece, unit)]
-        for group in grouped(fine, [result_bytes(each) for each in fine], unit):
+        for group in grouped(fine, [result_bytes(rewrite) for rewrite in fine], unit):
             size = sum(map(result_bytes, group))
             parts = max(1, round(size / part_bytes))
-            found.append(Job(collection, tuple(group), max(part_bytes, int(ROOM * size / parts)), seqno))
-    return found
+            planned.append(Job(collection, tuple(group), max(part_bytes, int(ROOM * size / parts)), seqno))
+    return planned
 
 
 def _sliced(piece: Rewrite, unit: int) -> list[Rewrite]:
     count = round(result_bytes(piece) / unit)
-    return [replace(piece, scan=each) for each in piece.scan.slices(count)] if count > 1 else [piece]
+    return [replace(piece, scan=scan) for scan in piece.scan.slices(count)] if count > 1 else [piece]
 
 
 def grouped(items: Sequence[T], sizes: Sequence[int], unit: int) -> list[list[T]]:

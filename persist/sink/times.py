@@ -176,14 +176,14 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
     def steps(late: pa.Table) -> tuple[list[Step], dict[str, str]]:
         key = {field.name: field.type for field in schema.key.fields}
         value = {field.name: field.type for field in event_fields(schema, form)}
-        if taken := [each for each in _ADDED if each in key or each in value]:
+        if taken := [column for column in _ADDED if column in key or column in value]:
             raise SchemaMismatch(f"late events have a column {taken[0]!r} of their own: rename that of the collection")
         check_free_name(name)
         contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
         upper = contents.upper
         if upper.time is None:
             raise UpdateNotBeyondUpper(0, upper)
-        rows = late.rename_columns([_RENAMED.get(each, each) for each in late.column_names])
+        rows = late.rename_columns([_RENAMED.get(column, column) for column in late.column_names])
         rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
         adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper.time))
         added: list[Step] = [] if adding is None else [adding]

@@ -449,7 +449,7 @@ class StreamSource:
         elif self._options.rows_by_key == "transitions":
             events = Transitions.of_columns(scan.schema, self._options.columns)
         as_of = at.as_of if lower is None else None
-        return [PlannedSlice(each, as_of, events) for each in slices if each.all_parts]
+        return [PlannedSlice(piece, as_of, events) for piece in slices if piece.all_parts]
 
     def _claim(self, time: int) -> CollectionState:
         """Keep what is read from a time on, for tasks that run from now on; return the contents of a moment after that.

@@ -98,9 +98,9 @@ class PersistReader(DataSourceReader):
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
             slices: list[Scan | FoundByIndex]
             slices = [*scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))]
-            found = indexed(handle, result).by_index(scan) if isinstance(result, Snapshot) else None
-            if isinstance(found, FoundByIndex):
-                slices = [found]
+            by_index = indexed(handle, result).by_index(scan) if isinstance(result, Snapshot) else None
+            if isinstance(by_index, FoundByIndex):
+                slices = [by_index]
             _log(result, scan, len(slices))
         return [Slice(part, address, events) for part in slices]
 
@@ -204,19 +204,21 @@ def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression
     return reduce(and_, usable) if usable else None
 
 
-def _condition(each: ds.Filter, schema: pa.Schema) -> Term | None:
-    if isinstance(each, ds.Not):
+def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
+    if isinstance(spark_filter, ds.Not):
         # Of other filters, those that let more rows pass let fewer pass when they are negated.
-        inner = _condition(each.child, schema) if isinstance(each.child, ds.IsNull | ds.IsNotNull) else None
+        inner = (
+            _condition(spark_filter.child, schema) if isinstance(spark_filter.child, ds.IsNull | ds.IsNotNull) else None
+        )
         return None if inner is None else Call("not", (inner,))
-    path: tuple[str, ...] = getattr(each, "attribute", ())
+    path: tuple[str, ...] = getattr(spark_filter, "attribute", ())
     if len(path) != 1 or path[0] not in schema.names:
         return None
     column, kind = Col(path[0]), schema.field(path[0]).type
-    if isinstance(each, ds.IsNull | ds.IsNotNull):
-        return Call("is_null" if isinstance(each, ds.IsNull) else "is_valid", (column,))
-    value = _literal(each, kind)
-    function = next((name for which, name in _FUNCTIONS if isinstance(each, which)), None)
+    if isinstance(spark_filter, ds.IsNull | ds.IsNotNull):
+        return Call("is_null" if isinstance(spark_filter, ds.IsNull) else "is_valid", (column,))
+    value = _literal(spark_filter, kind)
+    function = next((name for which, name in _FUNCTIONS if isinstance(spark_filter, which)), None)
     if value is None or function is None:
         return None
     if function not in _COMPARED:
@@ -227,14 +229,14 @@ def _condition(each: ds.Filter, schema: pa.Schema) -> Term | None:
     return condition
 
 
-def _literal(each: ds.Filter, type_: pa.DataType) -> Any:
+def _literal(spark_filter: ds.Filter, type_: pa.DataType) -> Any:
     """Return the filter's value as the column's type, or None if it has no exact counterpart there."""
-    value = getattr(each, "value", None)
+    value = getattr(spark_filter, "value", None)
     if value is None or pt.is_nested(type_):
         return None
-    if isinstance(each, (ds.StringStartsWith, ds.StringEndsWith, ds.StringContains)):
+    if isinstance(spark_filter, (ds.StringStartsWith, ds.StringEndsWith, ds.StringContains)):
         return value if pt.is_string(type_) or pt.is_large_string(type_) else None
-    values = list(value) if isinstance(each, ds.In) else [value]
+    values = list(value) if isinstance(spark_filter, ds.In) else [value]
     if any(isinstance(v, date) and not isinstance(v, datetime) and GAP[0] <= v <= GAP[1] for v in values):
         return None
     if any(v is None or (isinstance(v, float) and math.isnan(v)) for v in values):
@@ -247,7 +249,7 @@ def _literal(each: ds.Filter, type_: pa.DataType) -> Any:
         return None
     if not exact:  # Arrow cuts a time to the column's unit, and rounds a float.
         return None
-    return converted if isinstance(each, ds.In) else converted[0]
+    return converted if isinstance(spark_filter, ds.In) else converted[0]
 
 
 Json = dict[str, Any]

@@ -109,23 +109,23 @@ def sifted(texts: pa.Array, reading: Reading[T], rows: np.ndarray | None = None)
 
 
 def _sift(
-    texts: pa.Array, rows: np.ndarray, reading: Reading[T], found: Sifted[T], *, looks_alike: bool = False
+    texts: pa.Array, rows: np.ndarray, reading: Reading[T], sifted: Sifted[T], *, looks_alike: bool = False
 ) -> None:
     """Read documents, or parts of them; looks_alike: as far as suspicion goes they are all good, or all bad."""
     try:
-        found.pieces.append((rows, reading.read(texts)))
+        sifted.pieces.append((rows, reading.read(texts)))
     except (Unreadable, InvalidUpdate, pa.ArrowException, UnicodeDecodeError) as error:
         if len(texts) == 1:
-            found.bad.append(Bad(int(rows[0]), reason_of(error)))
+            sifted.bad.append(Bad(int(rows[0]), reason_of(error)))
             return
         odd = None if looks_alike else reading.suspects(texts)
         if odd is not None and odd.any() and not odd.all():
             for mask in (~odd, odd):
-                _sift(texts.filter(boolean_array(mask)), rows[mask], reading, found, looks_alike=True)
+                _sift(texts.filter(boolean_array(mask)), rows[mask], reading, sifted, looks_alike=True)
             return
         middle = len(texts) // 2
-        _sift(texts.slice(0, middle), rows[:middle], reading, found, looks_alike=True)
-        _sift(texts.slice(middle), rows[middle:], reading, found, looks_alike=True)
+        _sift(texts.slice(0, middle), rows[:middle], reading, sifted, looks_alike=True)
+        _sift(texts.slice(middle), rows[middle:], reading, sifted, looks_alike=True)
 
 
 def reason_of(error: Exception) -> str:

@@ -93,8 +93,8 @@ def plain(
 def _row_type(groups: Sequence[Any], wanted: Wanted) -> pa.StructType:
     if wanted.types is not None:
         return pa.struct([(name, t) for name, t in wanted.types.items() if name not in wanted.metadata])
-    found = merged([pa.struct(list(shown_types(group, (), wanted).items())) for group in groups])
-    return found if pat.is_struct(found) else pa.struct([])
+    row = merged([pa.struct(list(shown_types(group, (), wanted).items())) for group in groups])
+    return row if pat.is_struct(row) else pa.struct([])
 
 
 def _tombstones(
@@ -103,12 +103,12 @@ def _tombstones(
     """Return what messages without values delete; their keys stand where other envelopes have the row before."""
     none = Changes(no_rows(), np.zeros(0, np.bool_), pa.nulls(0, row), pa.nulls(0, row), None, _nulls(live, 0))
     if not wanted.key:
-        return none, [Bad(int(each), "it is empty, and rows without a key cannot be deleted") for each in rows]
+        return none, [Bad(int(number), "it is empty, and rows without a key cannot be deleted") for number in rows]
     keys = None if given.keys is None else given.keys.take(int64_array(rows))
     if keys is None:
-        return none, [Bad(int(each), NOTHING) for each in rows]
+        return none, [Bad(int(number), NOTHING) for number in rows]
     has_key = boolean_values(keys.is_valid())
-    bad = [Bad(int(each), NOTHING) for each in rows[~has_key]]
+    bad = [Bad(int(number), NOTHING) for number in rows[~has_key]]
     if not has_key.any():
         return none, bad
     rows = rows[has_key]

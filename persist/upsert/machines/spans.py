@@ -210,19 +210,19 @@ class Sessions:
         values = [int64_values(combined(touched.events[name]).fill_null(0)) for name in sums]
         return _Spans(steps.event_groups(touched), at, at, [np.ones(len(at), np.int64), *values])
 
-    def _updates(self, touched: Touched, found: list[tuple["_Spans", Ints, int]], sums: list[str]) -> pa.Table:
+    def _updates(self, touched: Touched, changes: list[tuple["_Spans", Ints, int]], sums: list[str]) -> pa.Table:
         schema = touched.schema
         first = np.flatnonzero(steps.firsts(steps.event_groups(touched)))
         keys = touched.events.select([*schema.key_names]).take(int64_array(first))
-        everything = found[0][0]
-        for spans, _, _ in found[1:]:
+        everything = changes[0][0]
+        for spans, _, _ in changes[1:]:
             everything = everything.plus(spans)
         rows = keys.take(int64_array(everything.groups))
         values = [everything.starts, everything.ends, *everything.sums]
         for name, column in zip((self._start, self._end, self._count, *sums), values, strict=True):
             rows = rows.append_column(name, int64_array(column).cast(schema.arrow.field(name).type))
-        bounds = np.cumsum([0, *(len(spans.groups) for spans, _, _ in found)])
-        picks = [(np.arange(bounds[i], bounds[i + 1]), times, diff) for i, (_, times, diff) in enumerate(found)]
+        bounds = np.cumsum([0, *(len(spans.groups) for spans, _, _ in changes)])
+        picks = [(np.arange(bounds[i], bounds[i + 1]), times, diff) for i, (_, times, diff) in enumerate(changes)]
         return steps.updates(schema, rows, picks)
 
 
