@@ -243,7 +243,7 @@ class Stream(LinearMethods["Stream"]):
 
         def reduce(_: Any, events: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
             state, given = deepcopy(initial), []
-            for event, count in sorted(events, key=lambda each: [_nulls_last(each[0][at]) for at in places]):
+            for event, count in sorted(events, key=lambda item: [_nulls_last(item[0][at]) for at in places]):
                 for _ in range(count):
                     state, records = function(state, event)
                     given += [(record, 1) for record in records]

@@ -348,7 +348,7 @@ class BoundedJoin(JoinOperator):
             ordered = self._ordered(rows[1:])
             self._ranked = Ranked(self._order, ordered[:-2], ordered[-1])
         records = self._ranked.between(*words)
-        found = np.empty((len(records) + 1, records.shape[1]), np.int64)
-        found[0] = key_hashes(np.empty((0, 1), np.int64))[0]
-        found[1:-2], found[-2], found[-1] = records[1:-1], bound[-2, 0], records[-1]
-        return found
+        updates = np.empty((len(records) + 1, records.shape[1]), np.int64)
+        updates[0] = key_hashes(np.empty((0, 1), np.int64))[0]
+        updates[1:-2], updates[-2], updates[-1] = records[1:-1], bound[-2, 0], records[-1]
+        return updates

@@ -555,7 +555,7 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
 
 def _parts(
     stage: FlatMap,
-    each: Any,
+    returned: Any,
     times: list[tuple[int, ...]],
     diffs: list[int],
     record: Any,
@@ -564,14 +564,19 @@ def _parts(
     """Take the time and the diff off what a function returned, and return the record."""
     shape = "pairs (record, diff)" if stage.gives == "diffs" else "triples (record, time, diff)"
     size = 2 if stage.gives == "diffs" else 3
-    if not isinstance(each, tuple) or len(each) != size or isinstance(each[-1], bool) or not isinstance(each[-1], int):
-        raise OperatorFailed(operator, record, f"it returned {each!r:.200} instead of {shape}")
-    if not -(2**63) < each[-1] < 2**63:
-        raise OperatorFailed(operator, record, f"the diff {each[-1]} does not fit int64")
+    if (
+        not isinstance(returned, tuple)
+        or len(returned) != size
+        or isinstance(returned[-1], bool)
+        or not isinstance(returned[-1], int)
+    ):
+        raise OperatorFailed(operator, record, f"it returned {returned!r:.200} instead of {shape}")
+    if not -(2**63) < returned[-1] < 2**63:
+        raise OperatorFailed(operator, record, f"the diff {returned[-1]} does not fit int64")
     if size == 3:
         try:
-            times.append(coordinates("time", each[1], stage.dimensions))
+            times.append(coordinates("time", returned[1], stage.dimensions))
         except InvalidUsage as error:
             raise OperatorFailed(operator, record, str(error)) from error
-    diffs.append(each[-1])
-    return each[0]
+    diffs.append(returned[-1])
+    return returned[0]

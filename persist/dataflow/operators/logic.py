@@ -215,8 +215,8 @@ def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, d
     _, made_of = STATISTICS[kind]
     values: list[float | None] = []
     for count, one, square, is_other in zip(counts.tolist(), ones, squares, has_other.tolist(), strict=True):
-        each = Sums(count, {"x": one << (LOWEST - 1074), "xx": square})  # Sums of floats are in 2**-1074.
-        values.append(None if count <= 0 else of_others(kind, count) if is_other else made_of(each))
+        group_sums = Sums(count, {"x": one << (LOWEST - 1074), "xx": square})  # Sums of floats are in 2**-1074.
+        values.append(None if count <= 0 else of_others(kind, count) if is_other else made_of(group_sums))
     return domain.encode(pa.array(values, pa.float64()))
 
 

@@ -110,7 +110,7 @@ def ranking_of_windows(calls: Sequence[WindowFunction], schema: pa.Schema, domai
         return None
     by = [(schema.get_field_index(name), down, first) for name, down, first in calls[0].by]
     named = dict.fromkeys(at for at, *_ in by)
-    every = [next(each for each in by if each[0] == at) for at in named]
+    every = [next(key for key in by if key[0] == at) for at in named]
     order = Order([*every, *((at, False, False) for at in range(len(schema)) if at not in named)], schema.types, domain)
     window = _Window(tuple(calls), known, schema, domain, [*named])
     return lambda records, diffs: WindowedGroup(window, Ranked(order, records, diffs))
@@ -170,26 +170,29 @@ class _Partition:
     def __init__(self, blocks: list[Ints], window: _Window, known: dict[int, tuple[Ints, _Block]]) -> None:
         self.blocks = blocks
         self._window = window
-        made = []
+        summaries = []
         for block in blocks:
             if id(block) not in known:
                 known[id(block)] = block, _Block(block, window)
-            made.append(known[id(block)][1])
+            summaries.append(known[id(block)][1])
         self.known = {id(block): known[id(block)] for block in blocks}
         self.starts: list[int] = [0, *accumulate(block.shape[1] for block in blocks)]
         self.total = self.starts[-1]
-        self._rows = [0, *accumulate(each.rows for each in made)]
+        self._rows = [0, *accumulate(summary.rows for summary in summaries)]
         self._opens = []  # Of each block, whether its first row agrees with none before.
         last = None
-        for each in made:
-            self._opens.append(each.first is not None and each.first != last)
-            last = each.last if each.first is not None else last
-        self._peers = [0, *accumulate(each.peers + opens for each, opens in zip(made, self._opens, strict=True))]
+        for summary in summaries:
+            self._opens.append(summary.first is not None and summary.first != last)
+            last = summary.last if summary.first is not None else last
+        self._peers = [
+            0,
+            *accumulate(summary.peers + opens for summary, opens in zip(summaries, self._opens, strict=True)),
+        ]
         self._sums = []
         for at, call in enumerate(window.calls):
             zero = Totals()
             if call.function in SUMMED:
-                self._sums.append([*accumulate((each.sums[at] for each in made), add, initial=zero)])
+                self._sums.append([*accumulate((summary.sums[at] for summary in summaries), add, initial=zero)])
             else:
                 self._sums.append([zero] * (len(blocks) + 1))
         self.first = next((block[:, int(np.argmax(block[-1] > 0))] for block in blocks if (block[-1] > 0).any()), None)
@@ -281,7 +284,7 @@ class WindowedGroup(Group):
         empty = np.empty((height, 0), np.int64)
         columns = np.concatenate((empty, *gone, *come), axis=1)
         changes = np.ones(columns.shape[1], np.int64)
-        changes[: sum(each.shape[1] for each in gone)] = -1
+        changes[: sum(rows.shape[1] for rows in gone)] = -1
         return columns, changes
 
     def _affected(self, old: _Partition, new: _Partition) -> list[Span]:

@@ -416,7 +416,7 @@ class PartialReduce(ReduceOperator):
             self.output.insert(batch)
             self.out = self.shaped(batch)
 
-    def _closed(self, found: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
+    def _closed(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
         known = np.empty((self.dimensions + 2, len(numbers)), np.int64)
         known[0], known[1:-1], known[-1] = numbers, times, 1
@@ -425,7 +425,7 @@ class PartialReduce(ReduceOperator):
         known = known[1:].take(order, axis=1)
         lower = known[0].searchsorted(np.arange(keys.shape[1]))
         upper = known[0].searchsorted(np.arange(keys.shape[1]), side="right")
-        fresh = found
+        fresh = pairs
         while fresh.shape[1]:
             counts = (upper - lower).take(fresh[0])
             ones = np.arange(fresh.shape[1]).repeat(counts)
@@ -435,11 +435,11 @@ class PartialReduce(ReduceOperator):
             moved = (bounds[1:-1] != fresh[1:-1].take(ones, axis=1)).any(axis=0)
             if not moved.any():
                 break
-            before = found.shape[1]
-            fresh = _without(_unique(bounds[:, moved], 1, self.dimensions)[1:], found, self.dimensions)
-            found = np.concatenate((found, fresh), axis=1)
-            assert found.shape[1] >= before
-        return found
+            before = pairs.shape[1]
+            fresh = _without(_unique(bounds[:, moved], 1, self.dimensions)[1:], pairs, self.dimensions)
+            pairs = np.concatenate((pairs, fresh), axis=1)
+            assert pairs.shape[1] >= before
+        return pairs
 
     def _work(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
         """Correct the output at complete pairs [key number, time …, 1], in an order that extends that of times."""

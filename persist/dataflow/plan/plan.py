@@ -403,8 +403,8 @@ class Plan:
         yield f"program {self.name!r}, times of {self.dimensions} dimension{'s' * (self.dimensions > 1)}"
         for node in self.nodes.values():
             indent = "  " * (1 + self.scopes[node.scope].depth)
-            inputs = ", ".join(f"%{each}" for each in node.inputs)
-            columns = ", ".join(f"{each.name}: {each.type}" for each in node.schema)
+            inputs = ", ".join(f"%{number}" for number in node.inputs)
+            columns = ", ".join(f"{field.name}: {field.type}" for field in node.schema)
             named = f" as {node.name!r}" if node.name else ""
             yield f"{indent}%{node.number} = {described(node.operator)}({inputs}) -> [{columns}]{named}"
 
@@ -458,10 +458,10 @@ def described(operator: Operator) -> str:
         case Linear(stages):
             return f"linear[{_stack(stages)}]"
         case Join(on, before, after, null_equals):
-            pairs = " ; ".join(" & ".join(f"{one}={other}" for one, other in each) or "all" for each in on)
+            pairs = " ; ".join(" & ".join(f"{one}={other}" for one, other in equal) or "all" for equal in on)
             kind = "join" if len(on) == 1 else "delta_join"
             kind += " null=null" * null_equals
-            ahead = "".join(f", input {at}: [{_stack(each)}]" for at, each in enumerate(before) if each)
+            ahead = "".join(f", input {at}: [{_stack(stages)}]" for at, stages in enumerate(before) if stages)
             return f"{kind}[{pairs}{ahead}{_tail(after)}]"
         case Reduce(keys, _, logic, before, after):
             ahead = f", input: [{_stack(before)}]" if before else ""

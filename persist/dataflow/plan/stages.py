@@ -314,14 +314,14 @@ def check_function(function: Any, operator: str) -> None:
 class _Itself:
     """Equal to what stands for the same object, which it keeps: so that no other one can come to be at its address."""
 
-    def __init__(self, each: object) -> None:
-        self._each = each
+    def __init__(self, value: object) -> None:
+        self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self._each is other._each
+        return isinstance(other, _Itself) and self._value is other._value
 
     def __hash__(self) -> int:
-        return id(self._each)
+        return id(self._value)
 
 
 def ident(stage: Stage) -> Hashable:

@@ -103,20 +103,20 @@ class Outputs:
             OutputConflict: an output is sealed further than its sources.
         """
         self._sources = list(sources)
-        asked = {time for each in sources if (time := each.asked()) is not None}
+        asked = {time for source in sources if (time := source.asked()) is not None}
         if len(asked) > 1:
             raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
-        self._replays = reads_time(plan) and not any(each.keeps for each in self.every)
+        self._replays = reads_time(plan) and not any(output.keeps for output in self.every)
         for output in self.every:
             output.compares = self._is_of_unknown_origin(output, plan)
         if not sources:
             return 0
         followed: list[Followed] = [*sources, *conditions]
-        uppers = [end_of(each.handle.contents().upper) for each in followed]
-        sinces = [each.handle.contents().since.time or 0 for each in sources]
+        uppers = [end_of(reader.handle.contents().upper) for reader in followed]
+        sinces = [source.handle.contents().since.time or 0 for source in sources]
         if resume_at is not None:
             self._check_behind(sources, plan)
-            held = [time for each in sources if (time := each.held_at()) is not None]
+            held = [time for source in sources if (time := source.held_at()) is not None]
             begin = min(held) if self._replays and held else resume_at - 1
             starts = [output.definition.start for output in self.every if output.upper == 0 and output.definition]
             if starts and not self._jumps:
@@ -127,7 +127,7 @@ class Outputs:
             begin = asked.pop()
         else:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
-            held = [] if self._jumps else [time for each in sources if (time := each.held_at()) is not None]
+            held = [] if self._jumps else [time for source in sources if (time := source.held_at()) is not None]
             begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
         is_whole = resume_at is not None and not self._replays and begin == resume_at - 1
         self.goes_on_from = begin if is_whole and all(output.upper > 0 for output in self.every) else None

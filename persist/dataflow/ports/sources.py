@@ -113,8 +113,8 @@ class SourceReader:
         contents = self.handle.contents()
         held = [contents.holds[name] for name in self._holders if name in contents.holds]
         # A view that only reads views of it began with any version.
-        own = [each for each in held if each.columns] or held
-        versions = sorted({each.schema for each in own if each.schema is not None})
+        own = [hold for hold in held if hold.columns] or held
+        versions = sorted({hold.schema for hold in own if hold.schema is not None})
         known = [version_of(contents, version) for version in versions]
         for earlier, later in pairwise(known):
             columns = [self._column(schema_version) for schema_version in (earlier, later)]

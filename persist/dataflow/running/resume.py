@@ -55,23 +55,23 @@ class Counts:
     Attributes:
         keys: the columns of its result that are the key of the group.
         column: the one that tells how many records the group has.
-        each: by how much it grows for each record.
+        per_record: by how much it grows for each record.
     """
 
     keys: tuple[int, ...]
     column: int
-    each: int
+    per_record: int
 
     def state(self, given: Ints, at: int) -> Ints | None:
         """Return what the count keeps at a time, as updates of [key words …, slot, time, diff], given its result at
         that time; None if that is no result of a count."""
         counts = given[self.column]
-        if (given[-1] != 1).any() or (counts == 0).any() or (counts == NULL).any() or (counts % self.each).any():
+        if (given[-1] != 1).any() or (counts == 0).any() or (counts == NULL).any() or (counts % self.per_record).any():
             return None
         updates = np.empty((len(self.keys) + 3, given.shape[1]), np.int64)
         for row, column in enumerate(self.keys):
             updates[row] = given[column]
-        updates[-3], updates[-2], updates[-1] = 0, at, counts // self.each
+        updates[-3], updates[-2], updates[-1] = 0, at, counts // self.per_record
         return updates
 
 

@@ -524,13 +524,13 @@ def shown(name: str, reports: Sequence[OperatorReport]) -> str:
     rows = [
         (
             str(place),
-            each.title,
-            each.kind,
-            ", ".join(map(str, each.inputs)),
-            f"{each.updates:,}",
-            "" if each.rate is None else f"{each.rate:,.0f}",
-            f"{each.kept_updates:,} ({each.kept_bytes:,} B)" if each.kept_bytes else "",
+            report.title,
+            report.kind,
+            ", ".join(map(str, report.inputs)),
+            f"{report.updates:,}",
+            "" if report.rate is None else f"{report.rate:,.0f}",
+            f"{report.kept_updates:,} ({report.kept_bytes:,} B)" if report.kept_bytes else "",
         )
-        for place, each in enumerate(reports)
+        for place, report in enumerate(reports)
     ]
     return f"<figure><figcaption>{escape(plain(name))}</figcaption>{html_rows(head, rows)}</figure>"

@@ -161,13 +161,13 @@ class Ranked:
         column, part = self._order.first
         low, high = sorted((part(one), part(other)))
         at = max(0, bisect_left(self._firsts, low, key=itemgetter(0)) - 1)
-        found = [np.empty((self._width + 1, 0), np.int64)]
+        pieces = [np.empty((self._width + 1, 0), np.int64)]
         while at < len(self._blocks) and self._firsts[at][0] <= high:
             words = self._blocks[at][column].tolist()
             first, end = bisect_left(words, low, key=part), bisect_right(words, high, key=part)
-            found.append(self._blocks[at][:, first:end])
+            pieces.append(self._blocks[at][:, first:end])
             at += 1
-        return np.concatenate(found, axis=1)
+        return np.concatenate(pieces, axis=1)
 
     def first(self) -> Record | None:
         """Return the first record of positive multiplicity."""

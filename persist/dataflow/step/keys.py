@@ -94,7 +94,7 @@ class Condition:
         by_columns: dict[Keys, list[Hashes]] = {}
         for term in sorted(need, key=repr):
             by_columns.setdefault(term.columns, []).append(keys_for(term, known).hashes)
-        return cls(tuple((columns, np.unique(np.concatenate(each))) for columns, each in by_columns.items()))
+        return cls(tuple((columns, np.unique(np.concatenate(hashes))) for columns, hashes in by_columns.items()))
 
     @property
     def columns(self) -> Keys:

@@ -230,7 +230,7 @@ class StepPlan:
     def _for(self, stage: StagePlan) -> str:
         """Return for which outputs a source is read, as text, if others read it for other ones."""
         reading = self._readings[stage.number]
-        if sum(each is reading for each in self._readings.values()) == 1:
+        if sum(other is reading for other in self._readings.values()) == 1:
             return ""
         names = outputs_after(self.stages, stage)
         return f" for {', '.join(name for name in names if owner_of_groups(name) is None)}"
@@ -279,7 +279,7 @@ class StepPlan:
     def _read_for(self, exchange: int) -> set[int]:
         if exchange not in self._made_of:
             stages = before(self.stages, {exchange})
-            self._made_of[exchange] = {exchange, *(each.number for stage in stages for each in stage.reads)}
+            self._made_of[exchange] = {exchange, *(read.number for stage in stages for read in stage.reads)}
         return self._made_of[exchange]
 
     def _asked_before(self, keys: Brought) -> frozenset[Brought]:

@@ -123,7 +123,7 @@ class Reading:
             if keys is None:
                 return []
             tables.setdefault(term.columns, []).append(keys)
-        return [(columns, pa.concat_tables(each)) for columns, each in tables.items()]
+        return [(columns, pa.concat_tables(of_columns)) for columns, of_columns in tables.items()]
 
     def _path(self, columns: Keys) -> Path | None:
         """Return the path by which records with some values in some columns are found: by as many of these as can be.
@@ -173,14 +173,14 @@ class Reading:
                 slices = [Slice(self.contents, keys=keys.slice(start, end - start)) for start, end in pairwise(cuts)]
                 return size, slices if parts else []
         scan = narrowed_scan(self.contents, filter_of(need, known, self.columns)) or self.contents
-        found = self._found(need, known)
-        if found is not None and (PAYS * found[0] <= scan.memory or self._is_sparse(found)):
-            return found
+        by_indexes = self._found(need, known)
+        if by_indexes is not None and (PAYS * by_indexes[0] <= scan.memory or self._is_sparse(by_indexes)):
+            return by_indexes
         return scan.memory, [Slice(part_scan) for part_scan in scan.slices(scan.task_count(parallel))]
 
-    def _is_sparse(self, found: tuple[int, list[Slice]]) -> bool:
+    def _is_sparse(self, by_indexes: tuple[int, list[Slice]]) -> bool:
         """Return whether few records are found: of most rows the key alone is looked at then, whatever is decoded."""
-        size, slices = found
+        size, slices = by_indexes
         keys = sum(len(piece.keys) for piece in slices if piece.keys is not None)
         rows = sum(part.rows for part in self.contents.all_parts)
         return size <= SPARSE_TIMES * self.contents_bytes and SPARSE * keys <= rows

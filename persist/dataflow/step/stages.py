@@ -117,10 +117,10 @@ def outputs_after(stages: Sequence[StagePlan], stage: StagePlan) -> list[str]:
         stages: each after those that it reads from.
     """
     given, outputs = set[int](), list[str]()
-    for each in stages:
-        if each is stage or any(exchange.number in given for exchange in each.reads):
-            given |= {exchange.number for exchange in each.gives}
-            outputs += [node.operator.collection for node in each.sinks if isinstance(node.operator, Persist)]
+    for other in stages:
+        if other is stage or any(exchange.number in given for exchange in other.reads):
+            given |= {exchange.number for exchange in other.gives}
+            outputs += [node.operator.collection for node in other.sinks if isinstance(node.operator, Persist)]
     return outputs
 
 
@@ -334,7 +334,7 @@ def _held(holds: tuple[frozenset[str], ...], stages: Sequence[LinearStage]) -> t
             for name, term in stage.outputs:
                 if isinstance(term, Col):
                     names.setdefault(term.name, set()).add(name)
-            holds = tuple(frozenset(name for one in each for name in names.get(one, ())) for each in holds)
+            holds = tuple(frozenset(name for one in columns for name in names.get(one, ())) for columns in holds)
         elif not isinstance(stage, Filter | Negate | Explode | Unnest | Delay):
             return (frozenset[str](),) * len(holds)
     return holds

@@ -181,20 +181,20 @@ def is_of_groups(plan: Plan, node: Node) -> bool:
     return False
 
 
-def stand_in(plan: Plan, each: Standing, as_of: int) -> Node:
+def stand_in(plan: Plan, standing: Standing, as_of: int) -> Node:
     """Let records stand for the groups of a reduction as of a time; return the source of what the output holds then."""
-    reduce, [given] = each.reduce, each.reduce.inputs
-    sums = {value for name, _, value in each.aggregates if name in each.totals}
+    reduce, [given] = standing.reduce, standing.reduce.inputs
+    sums = {value for name, _, value in standing.aggregates if name in standing.totals}
     before = plan.nodes[given].schema
     schema = pa.schema([(one.name, _summed(one.type) if one.name in sums else one.type) for one in before])
     wider = Map(
         tuple((one.name, (col(one.name) if one in before else col(one.name).cast(one.type)).term) for one in schema)
     )
-    assert isinstance(each.sink.operator, Persist)
-    held = plan.add(Source(each.sink.operator.collection), (), each.sink.schema)
+    assert isinstance(standing.sink.operator, Persist)
+    held = plan.add(Source(standing.sink.operator.collection), (), standing.sink.schema)
     only_new = plan.add(Linear((OnlyNew.after(as_of), wider)), (given,), schema)
     inputs = [only_new.number]
-    for stages in _records(each, schema):
+    for stages in _records(standing, schema):
         inputs.append(plan.add(Linear(stages), (held.number,), schema).number)
     both = plan.add(Concat(), tuple(inputs), schema)
     plan.change(reduce.number, inputs=(both.number,))
@@ -339,51 +339,51 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
     return node.number, column
 
 
-def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
+def _records(standing: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
     """Return what makes of a record of the output the ones that stand for its group."""
-    if each.is_complete:
-        return _records_of_complete(each, schema)
+    if standing.is_complete:
+        return _records_of_complete(standing, schema)
     chains: list[tuple[Stage, ...]] = []
-    missing = col(each.records)
-    for name, kind, value in each.aggregates:
+    missing = col(standing.records)
+    for name, kind, value in standing.aggregates:
         if kind in ENDS:
-            end = col(each.named[name])
-            chains.append((Filter((~end.is_null()).term), _with(each, schema, {value: end})))
+            end = col(standing.named[name])
+            chains.append((Filter((~end.is_null()).term), _with(standing, schema, {value: end})))
             missing = missing - when(end.is_null(), 0).otherwise(1)
-        elif name in each.counted:
-            count, some = col(each.counted[name] or each.records), _some(schema.field(value).type)
+        elif name in standing.counted:
+            count, some = col(standing.counted[name] or standing.records), _some(schema.field(value).type)
             assert some is not None
-            if name not in each.totals:
-                chains.append((Explode(count.term), _with(each, schema, {value: some})))
+            if name not in standing.totals:
+                chains.append((Explode(count.term), _with(standing, schema, {value: some})))
                 missing = missing - count
                 continue
-            total = col(each.totals[name])
+            total = col(standing.totals[name])
             there = Filter((~total.is_null()).term)
-            chains.append((there, _with(each, schema, {value: _as_value(total, schema.field(value).type)})))
-            chains.append((there, Explode((count - 1).term), _with(each, schema, {value: some})))
+            chains.append((there, _with(standing, schema, {value: _as_value(total, schema.field(value).type)})))
+            chains.append((there, Explode((count - 1).term), _with(standing, schema, {value: some})))
             missing = missing - when(total.is_null(), 0).otherwise(count)
-    return [*chains, (Explode(missing.term), _with(each, schema, {}))]
+    return [*chains, (Explode(missing.term), _with(standing, schema, {}))]
 
 
-def _records_of_complete(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
+def _records_of_complete(standing: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
     chains: list[tuple[Stage, ...]] = []
-    missing = col(each.records)
-    for name, kind, value in each.aggregates:
-        if value in each.constants:
+    missing = col(standing.records)
+    for name, kind, value in standing.aggregates:
+        if value in standing.constants:
             continue
         if kind == "count":
-            count, some = col(each.named[name]), _some(schema.field(value).type)
+            count, some = col(standing.named[name]), _some(schema.field(value).type)
             assert some is not None, "counts are of values of a type that has a simple one"
-            chains.append((Explode(count.term), _with(each, schema, {value: some})))
+            chains.append((Explode(count.term), _with(standing, schema, {value: some})))
             missing = missing - count
             continue
         lower, upper = (
-            Expression(sql_call(f"{which}_limb", pa.int64(), Col(each.named[name]))) for which in ("lower", "upper")
+            Expression(sql_call(f"{which}_limb", pa.int64(), Col(standing.named[name]))) for which in ("lower", "upper")
         )
-        chains.append((_with(each, schema, {value: lower}),))
-        chains.append((Explode((upper * 2).term), _with(each, schema, {value: lit(1 << 61)})))
+        chains.append((_with(standing, schema, {value: lower}),))
+        chains.append((Explode((upper * 2).term), _with(standing, schema, {value: lit(1 << 61)})))
         missing = missing - upper * 2 - 1
-    return [*chains, (Explode(missing.term), _with(each, schema, {}))]
+    return [*chains, (Explode(missing.term), _with(standing, schema, {}))]
 
 
 def _as_value(total: Expression, kind: pa.DataType) -> Expression:
@@ -392,10 +392,10 @@ def _as_value(total: Expression, kind: pa.DataType) -> Expression:
     return value - 1 + 1 if pat.is_signed_integer(kind) else value
 
 
-def _with(each: Standing, schema: pa.Schema, values: Mapping[str, Expression | Term]) -> Map:
+def _with(standing: Standing, schema: pa.Schema, values: Mapping[str, Expression | Term]) -> Map:
     """Return the record of a group that has some values, and else NULLs."""
-    keys = {key: col(each.named[key]) for key in each.keys}
-    known = {**keys, **each.constants, **values}
+    keys = {key: col(standing.named[key]) for key in standing.keys}
+    known = {**keys, **standing.constants, **values}
     return Map(tuple((one.name, term_of(known.get(one.name, pa.scalar(None, one.type)))) for one in schema))
 
 

@@ -327,6 +327,6 @@ class Stepping:
             else:
                 keys, jobs = elsewhere.executor.asked(tasks), jobs + 1
             known |= step.touched(wanted, tasks, keys)
-            if sum(found.nbytes for found in known.values()) > KEYS_BYTES_MAX:
+            if sum(touched.nbytes for touched in known.values()) > KEYS_BYTES_MAX:
                 return None, jobs
         return known, jobs
