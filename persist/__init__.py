@@ -38,7 +38,7 @@ if not TYPE_CHECKING:  # Else any name would be right for a type checker.
     def __getattr__(name: str) -> Any:
         if not name.startswith("_") or name == "__all__":
             public = _loaded()
-            globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
+            globals().update({export: getattr(public, export) for export in ("__all__", *public.__all__)})
             if name in globals():
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

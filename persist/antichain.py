@@ -85,10 +85,10 @@ class Antichain:
         Raises:
             InvalidUsage: it has several dimensions.
         """
-        found = frontier if isinstance(frontier, Antichain) else cls(frontier)
-        if found.elements and type(found.elements[0]) is tuple:
-            raise InvalidUsage(f"{found} has several dimensions: times of collections are integers, so give one")
-        return found
+        antichain = frontier if isinstance(frontier, Antichain) else cls(frontier)
+        if antichain.elements and type(antichain.elements[0]) is tuple:
+            raise InvalidUsage(f"{antichain} has several dimensions: times of collections are integers, so give one")
+        return antichain
 
     @property
     def is_empty(self) -> bool:

@@ -117,9 +117,7 @@ def _of_this_client(
     """Return collections, after checking that they are some, and of that engine."""
     if not isinstance(collections, Mapping) or not collections:
         raise InvalidUsage(f"collections={collections!r} is no dict of collections and times: give {{orders: 10}}")
-    for collection in collections:
-        if not isinstance(collection, str) and not (
-            isinstance(collection, Collection) and collection.handle.engine is engine
-        ):
-            raise InvalidUsage(f"{collection!r} is no collection of this client: use what its load() returned")
+    for named in collections:
+        if not isinstance(named, str) and not (isinstance(named, Collection) and named.handle.engine is engine):
+            raise InvalidUsage(f"{named!r} is no collection of this client: use what its load() returned")
     return collections

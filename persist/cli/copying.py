@@ -108,9 +108,7 @@ def _proofs(proof: "Verified") -> list[dict[str, Any]]:
     for name in names:
         time, digest = proof.digests.get(name, (None, None))
         rows.append({"of": name, "as_of": time, "digest": digest, "wrong": proof.differences.get(name)})
-    return rows + [
-        {"of": problem.blob, "as_of": None, "digest": None, "wrong": problem.what} for problem in proof.problems
-    ]
+    return rows + [{"of": wrong.blob, "as_of": None, "digest": None, "wrong": wrong.what} for wrong in proof.problems]
 
 
 def _copied(at: Place, target: str, leave_out_damaged: bool, option: list[str] | None, file: str | None) -> int:

@@ -162,10 +162,8 @@ def _workers(at: Place) -> Iterator[Finding]:
         return
     command_ = os.environ.get("PYSPARK_PYTHON")
     if command_ is None:
-        which_python = (
-            f"with a local master, workers run this Python; elsewhere, the first {shutil.which('python3')} there"
-        )
-        yield Finding("Spark's workers", FINE, which_python)
+        python = f"with a local master, workers run this Python; elsewhere, the first {shutil.which('python3')} there"
+        yield Finding("Spark's workers", FINE, python)
         return
     from persist.spark import check_python
 

@@ -83,7 +83,7 @@ class CompactionReport(Shown):
         return ", ".join(done)
 
     def __add__(self, other: "CompactionReport") -> "CompactionReport":
-        forgotten = max((each for each in (self.forgotten, other.forgotten) if each is not None), default=None)
+        forgotten = max((time for time in (self.forgotten, other.forgotten) if time is not None), default=None)
         added = {
             name: getattr(self, name) + getattr(other, name)
             for name in self.__dataclass_fields__
@@ -260,10 +260,10 @@ class Compactor:
     def _make(
         self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"
     ) -> list[MadeRun]:
-        found = self._maker.make(contents.id, runs, contents.parts)
-        for made in found:
+        made_runs = self._maker.make(contents.id, runs, contents.parts)
+        for made in made_runs:
             attempt.parts += made.new
-        return found
+        return made_runs
 
     def _keyframe(
         self, contents: CollectionState, as_of: int, attempt: "_Attempt"
@@ -299,7 +299,7 @@ class Compactor:
             if keys is None or part.inline or part.bytes < self._tuning.part_bytes // WHOLE_FRACTION:
                 return None
             keyed.append((keys[0], keys[-1], number))
-        keyed.sort(key=lambda each: each[:2])
+        keyed.sort(key=lambda entry: entry[:2])
         if any(one[1] >= other[0] for one, other in pairwise(keyed)):
             return None
         return tuple(number for _, _, number in keyed)
@@ -310,15 +310,15 @@ class Compactor:
         """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
         schema = contents.schema
         parts = [contents.parts_of(run) for run in runs]
-        scans = [Scan(schema, each, lower, TIME_MAX + 1, schema.names).pruned() for each in parts]
-        found = []
-        for old, made in zip(parts, self._make(contents, [[Rewrite(each)] for each in scans], attempt), strict=True):
+        scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).pruned() for run_parts in parts]
+        rewritten = []
+        for old, made in zip(parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True):
             new = attempt.numbers(made)
             attempt.check(new, made.added)
             if lower == 0 and made.added != sum(part.diff_sum for part in old):
                 raise AssertionError("slices of a merge did not read every update once")
-            found += [new] if new else []
-        return tuple(found)
+            rewritten += [new] if new else []
+        return tuple(rewritten)
 
     def _forget(
         self, contents: CollectionState, work: Forget, attempt: "_Attempt"
@@ -326,7 +326,7 @@ class Compactor:
         history_from = work.as_of + 1
         removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.parts_of(run))]
         straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.parts_of(run))]
-        old = tuple(each.as_of for each in contents.keyframes if each.as_of < work.as_of)
+        old = tuple(keyframe.as_of for keyframe in contents.keyframes if keyframe.as_of < work.as_of)
         step = kinds.Replace(
             contents.id,
             removed_runs=tuple(run[0] for run in removed),
@@ -365,7 +365,7 @@ class _Attempt:
     def numbers(self, made: MadeRun) -> Numbers:
         """Return the numbers and names of the parts of a run that was made."""
         names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
-        return tuple(names[each.blob] if isinstance(each, Part) else each for each in made.parts)
+        return tuple(names[part.blob] if isinstance(part, Part) else part for part in made.parts)
 
     def check(self, run: Numbers, diff_sum: int) -> None:
         """Raise AssertionError unless the diffs of a run sum to this, and its parts are in order without common keys.
@@ -373,9 +373,9 @@ class _Attempt:
         The sums of diffs do not show a slice that went beyond its keys: what it read too much is in both of them.
         """
         parts = [self._contents.numbered[n] if n >= 0 else self.parts[-1 - n] for n in run]
-        found = sum(part.diff_sum for part in parts)
-        if found != diff_sum:
-            raise AssertionError(f"the diffs of the result sum to {found}, and those of its sources to {diff_sum}")
+        total = sum(part.diff_sum for part in parts)
+        if total != diff_sum:
+            raise AssertionError(f"the diffs of the result sum to {total}, and those of its sources to {diff_sum}")
         schema = self._contents.schema
         keyed = [keys for part in parts if (keys := ordered_keys(part, schema)) is not None]
         if any(one[-1] >= other[0] for one, other in pairwise(keyed)):

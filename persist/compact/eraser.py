@@ -78,12 +78,12 @@ class ErasedRecords:
         if self.where is not None:
             return with_both_zeros(self.where)
         assert self.keys is not None
-        found = pc.scalar(True)
+        condition = pc.scalar(True)
         for name, values in zip(self.keys.column_names, self.keys.columns, strict=True):
             if pa.types.is_nested(values.type) or values.null_count or pa.types.is_floating(values.type):
                 continue  # It narrows down less, and is right for all values.
-            found = found & pc.field(name).isin(values.combine_chunks())
-        return found
+            condition = condition & pc.field(name).isin(values.combine_chunks())
+        return condition
 
     def columns(self, schema: CollectionSchema) -> list[str]:
         """Return the columns that decide."""
@@ -199,26 +199,26 @@ class PartEraser:
         replaced: list[tuple[int, Numbers]] = []
         updates = 0
 
-        def take(number: int, part: Part, found: _Found) -> None:
-            if found.made is not None:
-                replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(found.made)))))
-                parts.extend(found.made)
+        def take(number: int, part: Part, outcome: _Found) -> None:
+            if outcome.made is not None:
+                replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(outcome.made)))))
+                parts.extend(outcome.made)
 
         counted = {n for run in contents.history for n in run}
         if contents.history_from:  # Then what came before is in the first keyframe alone.
             counted.update(contents.keyframes[0].parts)
-        for number, part, found in self._each(contents.numbered, schema, inline_bytes):
-            take(number, part, found)
-            updates += found.rows if number in counted else 0
+        for number, part, outcome in self._each(contents.numbered, schema, inline_bytes):
+            take(number, part, outcome)
+            updates += outcome.rows if number in counted else 0
         events = len(parts)
         if contents.pending:
             schema = events_of(contents)
-            for number, part, found in self._each(contents.pending, schema, inline_bytes):
+            for number, part, outcome in self._each(contents.pending, schema, inline_bytes):
                 # Rows at times that are resolved do not count, and no part is pending for their sake.
-                is_waiting = [contents.resolved.has_beyond(made.time_max) for made in found.made or ()]
-                waiting = tuple(made for made, waits in zip(found.made or (), is_waiting, strict=True) if waits)
-                take(number, part, _Found(found.rows, waiting))
-                updates += found.rows
+                is_waiting = [contents.resolved.has_beyond(made.time_max) for made in outcome.made or ()]
+                waiting = tuple(made for made, waits in zip(outcome.made or (), is_waiting, strict=True) if waits)
+                take(number, part, _Found(outcome.rows, waiting))
+                updates += outcome.rows
         if not replaced:
             return None
         step = kinds.Erase(
@@ -235,7 +235,7 @@ class PartEraser:
 
     def _find_keys(self, contents: CollectionState) -> None:
         """Let the records be those of all keys which have one for which the condition is true."""
-        names, found = contents.schema.key_names, list[pa.Table]()
+        names, key_tables = contents.schema.key_names, list[pa.Table]()
         for parts, schema in ((contents.numbered, contents.schema), (contents.pending, events_of(contents))):
             new = [part for part in parts.values() if _known(part) not in self._seen]
             self._seen.update(map(_known, new))
@@ -245,8 +245,8 @@ class PartEraser:
                 columns = list(dict.fromkeys([*names, *self._wanted.columns(schema), *is_deleting]))
                 tables = self._reader().tables(may_match, schema, columns)
                 rows = (without_deletions(table, contents) for _, table in tables)
-                found += (self._wanted.split(each)[0].select(names) for each in rows)
-        keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *found])
+                key_tables += (self._wanted.split(table)[0].select(names) for table in rows)
+        keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *key_tables])
         if self._records.keys is not None:
             keys = pa.concat_tables([keys, self._records.keys])
         distinct = pa.Table.from_batches([SortedKeys.of(keys, names).batch])
@@ -265,7 +265,7 @@ class PartEraser:
 
     def _discard(self, is_unwanted: Callable[[Part], bool]) -> None:
         with self._lock:
-            made = [part for found in self._found.values() for part in found.made or ()]
+            made = [part for outcome in self._found.values() for part in outcome.made or ()]
             self._found.clear()
         self._writer.discard(part for part in made if is_unwanted(part))
 
@@ -276,12 +276,12 @@ class PartEraser:
         new = [part for part in parts.values() if _known(part) not in self._found]
         may_match = {_known(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
         for number, part in parts.items():
-            found = self._found.get(_known(part))
-            if found is None:
-                found = self._look(part, schema, inline_bytes) if _known(part) in may_match else _Found(0, None)
-                self._found[_known(part)] = found
-            if found.made is not None:
-                yield number, part, found
+            outcome = self._found.get(_known(part))
+            if outcome is None:
+                outcome = self._look(part, schema, inline_bytes) if _known(part) in may_match else _Found(0, None)
+                self._found[_known(part)] = outcome
+            if outcome.made is not None:
+                yield number, part, outcome
 
     def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Found:
         rows = diffs = 0
@@ -293,7 +293,7 @@ class PartEraser:
         if not rows:
             return _Found(0, None)
         made = self._written(part, schema, inline_bytes)
-        if sum(each.diff_sum for each in made) != part.diff_sum - diffs:
+        if sum(new_part.diff_sum for new_part in made) != part.diff_sum - diffs:
             self._writer.discard(made)
             raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
         return _Found(rows, made)

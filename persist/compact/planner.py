@@ -86,7 +86,7 @@ def next_work(
         without: work that could not be done, and what it merges.
     """
     if (full or destroy) and (time := must_destroy(contents)) is not None:
-        made = any(each.as_of == time for each in contents.keyframes)
+        made = any(keyframe.as_of == time for keyframe in contents.keyframes)
         if made or MakeKeyframe(time) not in without:
             return Forget(time) if made else MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
@@ -157,7 +157,7 @@ def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> i
 def _forgettable(contents: CollectionState) -> int | None:
     """Return the time of the newest keyframe that since has reached, if there is anything before it to drop."""
     last = last_readable(contents)
-    reached = [each.as_of for each in contents.keyframes if last is not None and each.as_of <= last]
+    reached = [keyframe.as_of for keyframe in contents.keyframes if last is not None and keyframe.as_of <= last]
     return reached[-1] if reached and reached[-1] >= contents.history_from else None
 
 
@@ -172,21 +172,21 @@ def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int
         return tuple(run[0] for run in max(groups, key=len)[:SMALL_RUNS_MAX])
     for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
         sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in group]
-        if (found := _similar(sizes, tuning.merge_runs, tuning.part_bytes)) is not None:
-            return tuple(run[0] for run in group[found[0] : found[1]])
+        if (similar := _similar(sizes, tuning.merge_runs, tuning.part_bytes)) is not None:
+            return tuple(run[0] for run in group[similar[0] : similar[1]])
     return None
 
 
 def _intervals(contents: CollectionState, runs: list[Numbers]) -> list[list[Numbers]]:
     """Return runs by the keyframes they lie between, in order of time; those that reach across one are alone."""
     times = [keyframe.as_of for keyframe in contents.keyframes]
-    found: dict[tuple[int, int], list[Numbers]] = {}
+    by_interval: dict[tuple[int, int], list[Numbers]] = {}
     spans = {run: _span(contents, run) for run in runs}
     for run in sorted(runs, key=spans.__getitem__):
         first, last = spans[run]
         interval = sum(as_of < first for as_of in times), sum(as_of < last for as_of in times)
-        found.setdefault(interval, []).append(run)
-    return list(found.values())
+        by_interval.setdefault(interval, []).append(run)
+    return list(by_interval.values())
 
 
 def _span(contents: CollectionState, run: Numbers) -> tuple[int, int]:
@@ -203,8 +203,8 @@ def _similar(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, in
     levels = [_level(size, merge_runs) for size in sizes]
     for level in sorted(set(levels)):
         start = 0
-        for at, found in enumerate([*levels, level + 1]):
-            if found > level:
+        for at, current in enumerate([*levels, level + 1]):
+            if current > level:
                 if levels[start:at].count(level) >= merge_runs:
                     few = sum(size <= bytes_max for size in accumulate(sizes[start : start + SMALL_RUNS_MAX]))
                     return start, min(at, start + max(few, 2 * merge_runs))

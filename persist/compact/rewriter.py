@@ -138,8 +138,8 @@ class LocalPartMaker:
 
     def is_touched(self, region: Scan) -> bool:
         """Tell whether the history of a region changes anything in it. Cost: reading it until something does."""
-        for each in self._slices(region):
-            if len(self._consolidated(replace(each, base=()), region.schema.names, [])):
+        for slice_ in self._slices(region):
+            if len(self._consolidated(replace(slice_, base=()), region.schema.names, [])):
                 return True
         return False
 
@@ -167,13 +167,13 @@ class LocalPartMaker:
                 stream = None
                 continue
             stream = stream or self._stream(piece.scan.schema, sources)
-            for each in self._slices(piece.scan):
-                table, diffs = self._merged(each, piece)
+            for slice_ in self._slices(piece.scan):
+                table, diffs = self._merged(slice_, piece)
                 added += diffs
                 made += uploads.begin(stream.add(table))
                 del table  # Before the next slice is read.
         made += uploads.begin(stream.finish()) if stream is not None else []
-        return MadeRun(tuple(each.result() if isinstance(each, Future) else each for each in made), added)
+        return MadeRun(tuple(part.result() if isinstance(part, Future) else part for part in made), added)
 
     def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
         return PartStream(
@@ -184,10 +184,10 @@ class LocalPartMaker:
         )
 
     def _slices(self, scan: Scan) -> Iterator[Scan]:
-        for each in scan.slices_within(self._reader.rewrite_slice_bytes):
+        for slice_ in scan.slices_within(self._reader.rewrite_slice_bytes):
             if self._stop.is_set():
                 raise ClientClosed("compaction")
-            yield each
+            yield slice_
 
     def _merged(self, scan: Scan, piece: Rewrite) -> tuple[pa.Table, int]:
         """Return what one slice of a piece amounts to, and the sum of the diffs of its history."""
@@ -272,9 +272,9 @@ def _regions(scan: Scan) -> list[Scan]:
     """Cut a plan where the parts of its keyframe begin."""
     keys = [ordered_keys(part, scan.schema) for part in scan.base]
     bounds = [part.keys for part in scan.base]
-    if len(scan.base) < 2 or any(each is None for each in keys) or any(each is None for each in bounds):
+    if len(scan.base) < 2 or any(ends is None for ends in keys) or any(ends is None for ends in bounds):
         return [scan]
-    cuts = [each[0] for each in bounds[1:] if each is not None]
+    cuts = [bound[0] for bound in bounds[1:] if bound is not None]
     ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
     pruned = scan.pruned()
     history = parts_within(

@@ -260,9 +260,7 @@ class _Egress:
         """Wait until a collection has what is wanted, or a second has passed; return whether this is to go on."""
         self._succeeded()  # The target answered, and has all.
         if not self.stop.is_set():
-            self.client.engine.follower.wait_for(
-                lambda: any(wanted(*feed_and_state) for feed_and_state in self._at_once()) or None, WAIT_S
-            )
+            self.client.engine.follower.wait_for(lambda: any(wanted(*pair) for pair in self._at_once()) or None, WAIT_S)
         return not self.stop.is_set()
 
 

@@ -84,12 +84,9 @@ class PostgresSink:
                 "SELECT collection, position FROM {positions} WHERE location = %s AND sink = %s",
                 (location, self.hold),
             )
-            positions = dict(cursor.fetchall())
-        return {
-            collection.id: Standing(Reached.of(positions[collection.id], self.name))
-            for collection in leaving
-            if collection.id in positions
-        }
+            positions = cursor.fetchall()
+        wanted = {collection.id for collection in leaving}
+        return {id_: Standing(Reached.of(position, self.name)) for id_, position in positions if id_ in wanted}
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Apply a step, and move its positions, in one transaction."""

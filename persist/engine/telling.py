@@ -127,16 +127,14 @@ class Retained(Shown):
 
     def __str__(self) -> str:
         text = f"{retention_text(self.times, self.timeline)} before upper"
-        reasons = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
+        waits = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
         if self.unresolved_from is not None:
             first = shown_time(self.unresolved_from, self.timeline)
-            reasons.append(
-                f"events at {first} and later that are not resolved yet, which maintenance does, or compact()"
-            )
-        if not reasons:
+            waits.append(f"events at {first} and later that are not resolved yet, which maintenance does, or compact()")
+        if not waits:
             return text
         since = "the end" if self.since.time is None else shown_time(self.since.time, self.timeline)
-        return f"{text}; since waits at {since} for {', '.join(reasons)}"
+        return f"{text}; since waits at {since} for {', '.join(waits)}"
 
 
 def about_location(stored: StoredAbout) -> About:
@@ -149,9 +147,7 @@ def about_collection(contents: CollectionState) -> About:
     stored, schema = contents.about, contents.schema
     named = {str(id_): name for id_, name in zip(schema.ids, schema.names, strict=True)}
     columns = {
-        named[id_]: About(about.comment, dict(about.properties))
-        for id_, about in stored.columns.items()
-        if id_ in named
+        named[id_]: About(own.comment, dict(own.properties)) for id_, own in stored.columns.items() if id_ in named
     }
     return About(stored.comment, dict(stored.properties), columns, stored.version)
 

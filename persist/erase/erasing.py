@@ -375,11 +375,7 @@ def _owed(known: Publication) -> OwedTable:
 def _added(report: ErasureReport, made: _Made, seqno: int) -> ErasureReport:
     others = {name for name, step in made.erased.items() if step.collection != made.own}
     options = [known.options for tables in made.tables.values() for known in tables.values()]
-    untold = [
-        table_options["identifier"]
-        for table_options in options
-        if "identifier" in table_options and "catalog" not in table_options
-    ]
+    untold = [table["identifier"] for table in options if "identifier" in table and "catalog" not in table]
     return ErasureReport(
         report.collection,
         report.updates + sum(step.updates for step in made.erased.values()),

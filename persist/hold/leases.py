@@ -448,11 +448,8 @@ class Leases:
         alone = self._commit(begins, {}) if begins and len(groups) > 1 else None
         futures: list[Future[int]] = []
         for group in groups:
-            steps = [
-                *(begins if alone is None else []),
-                *(step for collection in group for step in planned[collection]),
-            ]
-            futures.append(self._commit(steps, {collection: holds[collection].name for collection in group}))
+            steps = [*(begins if alone is None else []), *(step for id_ in group for step in planned[id_])]
+            futures.append(self._commit(steps, {id_: holds[id_].name for id_ in group}))
         for future in futures:
             future.exception()
         self._take_in_grant(lease, begins, futures[0] if alone is None else alone)

@@ -249,9 +249,7 @@ def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> t
     if not len(late):
         return messages, none
     behind = pc.subtract(newest_ms, stamps.filter(is_late)).to_pylist()
-    reasons = [
-        f"it came too late: its timestamp is {behind_ms / 1000:.1f} s behind the newest one" for behind_ms in behind
-    ]
+    reasons = [f"it came too late: its timestamp is {ms / 1000:.1f} s behind the newest one" for ms in behind]
     return messages.filter(pc.invert(is_late)), _rejected_rows(late, reasons)
 
 

@@ -288,12 +288,10 @@ class Server:
                 )
 
     def _check_excluded(self, columns: dict[str, list[Column]], tables: Sequence[str]) -> None:
-        for excluded in self.config.exclude:
-            table, _, column = excluded.partition(".")
+        for name in self.config.exclude:
+            table, _, column = name.partition(".")
             if table not in tables or not column:
-                raise InvalidUsage(
-                    f"exclude: {self.name} has no column {excluded!r} that is taken in. Write table.column"
-                )
+                raise InvalidUsage(f"exclude: {self.name} has no column {name!r} that is taken in. Write table.column")
 
 
 def _column(

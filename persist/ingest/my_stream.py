@@ -266,11 +266,7 @@ class MyStream:
             if name is None:
                 self._relations[event.table_id] = (None, None)
             return
-        exclude = {
-            excluded.partition(".")[2]
-            for excluded in self._server.config.exclude
-            if excluded.startswith(f"{event.table}.")
-        }
+        exclude = {left.partition(".")[2] for left in self._server.config.exclude if left.startswith(f"{event.table}.")}
         if not event.optional_metadata.column_name_list:
             raise InvalidUsage(
                 f"{self._server.name} has logged rows of {event.table} without the names of its columns, because "

@@ -331,9 +331,7 @@ class Attempt:
         before = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
         old = [None if file is None else file.deletes for file in before]
         deletes = self._format.left_out([*zip(plan.files, old, strict=True)], plan.is_anew)
-        fresh = {vector.blob for vector in deletes if vector is not None} - {
-            vector.blob for vector in old if vector is not None
-        }
+        fresh = {d.blob for d in deletes if d is not None} - {d.blob for d in old if d is not None}
         self._blobs += sorted(fresh)
         new = [file.part for file in plan.files if file.number is None]
         numbers = {id(part): -1 - at for at, part in enumerate(new)}

@@ -114,10 +114,10 @@ class Directory:
         """Return the directory after changes that have been read; raise ValueError if no writer would make them."""
         is_paged = not self.entries.is_all_in_memory
         entries: dict[str, CollectionEntry | None] = {}
-        for each in collections:
-            if each.id in entries:
-                raise ValueError(f"it speaks twice of collection {each.id}")
-            entries[each.id] = _read_entry(each)
+        for stored in collections:
+            if stored.id in entries:
+                raise ValueError(f"it speaks twice of collection {stored.id}")
+            entries[stored.id] = _read_entry(stored)
         for id_ in gone:
             if id_ in entries or not (is_paged or id_ in self.entries):
                 raise ValueError(f"the collection {id_[:200]!r} is gone, and is there, or never was")
@@ -398,49 +398,51 @@ def _id_of(name: str, data: bytes) -> str:
 def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
     """Raise ValueError if these are not what a checkpoint at seqno may say of its directory objects."""
     seqnos = [directory_seqno(pointer.blob) for pointer in pointers]
-    if len(seqnos) > LEVELS_MAX or any(each is None or each > seqno for each in seqnos):
+    if len(seqnos) > LEVELS_MAX or any(number is None or number > seqno for number in seqnos):
         raise ValueError("it points to too many directory objects, or to what is none of an earlier checkpoint")
 
 
-def _read_entry(each: DirectoryEntry) -> CollectionEntry:
+def _read_entry(entry: DirectoryEntry) -> CollectionEntry:
     """Return an entry that was read; raise ValueError if no writer would make it."""
-    _check_entry(each)
-    return CollectionEntry(each.id, each.name, each.base, each.pending, None, each.leased, each.folders, each.levels)
+    _check_entry(entry)
+    return CollectionEntry(
+        entry.id, entry.name, entry.base, entry.pending, None, entry.leased, entry.folders, entry.levels
+    )
 
 
-def _check_entry(each: DirectoryEntry) -> None:
-    if not is_id(each.id):
-        raise ValueError(f"{each.id[:200]!r} is not the id of a collection: 32 hex digits")
-    check_name(each.name)
-    for pointer in (each.base, *each.levels) if each.base is not None or each.levels else ():
-        if pointer is None or state_collection(pointer.blob) != each.id:
-            raise ValueError(f"{pointer!r:.200} does not name a state object of collection {each.id}")
-    if len(each.levels) >= LEVELS_MAX:
-        raise ValueError(f"collection {each.id} has {len(each.levels)} state objects after the first")
-    renames = [mutation.name for mutation in each.pending if isinstance(mutation, kinds.Rename)]
-    if renames and renames[-1] != each.name:
-        raise ValueError(f"collection {each.id} was renamed to another name than it has")
-    for n, mutation in enumerate(each.pending):
-        makes = isinstance(mutation, kinds.Makes) and (bool(renames) or mutation.name == each.name)
+def _check_entry(entry: DirectoryEntry) -> None:
+    if not is_id(entry.id):
+        raise ValueError(f"{entry.id[:200]!r} is not the id of a collection: 32 hex digits")
+    check_name(entry.name)
+    for pointer in (entry.base, *entry.levels) if entry.base is not None or entry.levels else ():
+        if pointer is None or state_collection(pointer.blob) != entry.id:
+            raise ValueError(f"{pointer!r:.200} does not name a state object of collection {entry.id}")
+    if len(entry.levels) >= LEVELS_MAX:
+        raise ValueError(f"collection {entry.id} has {len(entry.levels)} state objects after the first")
+    renames = [mutation.name for mutation in entry.pending if isinstance(mutation, kinds.Rename)]
+    if renames and renames[-1] != entry.name:
+        raise ValueError(f"collection {entry.id} was renamed to another name than it has")
+    for n, mutation in enumerate(entry.pending):
+        makes = isinstance(mutation, kinds.Makes) and (bool(renames) or mutation.name == entry.name)
         if (
-            mutation.collection != each.id
-            or makes != (each.base is None and n == 0)
+            mutation.collection != entry.id
+            or makes != (entry.base is None and n == 0)
             or isinstance(mutation, kinds.Destroy)
         ):
-            raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
+            raise ValueError(f"mutation {n} of collection {entry.id} cannot stand there")
         if isinstance(mutation, BringsParts):
             check_keys(mutation)
-            if not set(each.folders).issuperset(shared_folders(mutation)):
-                raise ValueError(f"the clone {each.id} has parts of collections that are not named with it")
+            if not set(entry.folders).issuperset(shared_folders(mutation)):
+                raise ValueError(f"the clone {entry.id} has parts of collections that are not named with it")
         if isinstance(mutation, LeavesUnused):
-            check_unused(mutation, each.folders)
-    if not all(map(is_id, each.folders)) or [*each.folders] != sorted({*each.folders} - {each.id}):
-        raise ValueError(f"the parts of collection {each.id} lie with what is no other collection, or not in order")
-    if each.base is None and not each.pending:
-        raise ValueError(f"nothing says what collection {each.id} holds")
-    holds = [hold for hold, _ in each.leased]
-    if len(set(holds)) < len(holds) or not all(is_id(hold) and is_id(lease) for hold, lease in each.leased):
-        raise ValueError(f"the leased holds of collection {each.id} are none, or one of them is there twice")
+            check_unused(mutation, entry.folders)
+    if not all(map(is_id, entry.folders)) or [*entry.folders] != sorted({*entry.folders} - {entry.id}):
+        raise ValueError(f"the parts of collection {entry.id} lie with what is no other collection, or not in order")
+    if entry.base is None and not entry.pending:
+        raise ValueError(f"nothing says what collection {entry.id} holds")
+    holds = [hold for hold, _ in entry.leased]
+    if len(set(holds)) < len(holds) or not all(is_id(hold) and is_id(lease) for hold, lease in entry.leased):
+        raise ValueError(f"the leased holds of collection {entry.id} are none, or one of them is there twice")
 
 
 def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:

@@ -519,7 +519,7 @@ class Follower(AwaitedLog):
 
         What has gone, or cannot be read, is left to `load`. Cost: a GET for each state object, at once.
         """
-        entries = [each for each in map(self._state.entries.get, ids) if each is not None and each.contents is None]
+        entries = [entry for entry in map(self._state.entries.get, ids) if entry is not None and entry.contents is None]
         location = self._state.location
         if not entries or location is None or not is_remote(self._blob):
             return self.refresh()

@@ -77,16 +77,16 @@ def log_table(blob: Blob, state: State, last: int | None, collection: str | None
 
 
 def _row(record: Record, state: State, collection: str | None) -> dict[str, Any]:
-    mutations = [each for each in record.mutations if collection in (None, each.collection)]
-    parts = [part for each in mutations if isinstance(each, kinds.Append | kinds.Pend) for part in each.parts]
+    mutations = [step for step in record.mutations if collection in (None, step.collection)]
+    parts = [part for step in mutations if isinstance(step, kinds.Append | kinds.Pend) for part in step.parts]
     # A commit to several collections says the same with each of them.
     notes = {(n.message, *sorted(n.metadata.items())): n for n in mutations if isinstance(n, kinds.Note)}.values()
-    ids = dict.fromkeys(each.collection for each in mutations if each.collection)
+    ids = dict.fromkeys(step.collection for step in mutations if step.collection)
     return {
         "seqno": record.seqno,
         "moment": datetime.fromtimestamp(record.written_ms / 1000, UTC),
         "writer": record.writer,
-        "operations": [each.__struct_config__.tag for each in mutations if not isinstance(each, kinds.Note)],
+        "operations": [step.__struct_config__.tag for step in mutations if not isinstance(step, kinds.Note)],
         "collections": [id_ if (entry := state.entries.get(id_)) is None else entry.name for id_ in ids],
         "updates": sum(part.rows for part in parts),
         "bytes": sum(part.bytes for part in parts),
@@ -152,11 +152,11 @@ def _backwards(blob: Blob, state: State) -> Iterator[Record]:
 
 def _of_record(record: Record, contents: CollectionState, own: str) -> UnsealedWrites | None:
     upper = contents.upper.time
-    appends = [each for each in record.mutations if isinstance(each, kinds.Append) and each.collection == contents.id]
-    parts = [part for each in appends for part in each.parts if upper is not None and part.time_max >= upper]
+    appends = [step for step in record.mutations if isinstance(step, kinds.Append) and step.collection == contents.id]
+    parts = [part for step in appends for part in step.parts if upper is not None and part.time_max >= upper]
     if upper is None or not parts:
         return None
-    marks = [m for each in record.mutations if isinstance(each, kinds.Tokens) for m in each.tokens]
+    marks = [m for step in record.mutations if isinstance(step, kinds.Tokens) for m in step.tokens]
     return UnsealedWrites(
         writer=record.writer,
         is_own=record.writer == own,
@@ -198,9 +198,9 @@ class Submissions:
         """Take in a record, which follows the one before."""
         if record.submitted is UNSET:
             return
-        for each in record.submitted:
-            known = self._found.pop(each.submitter, ())
-            self._found[each.submitter] = (*known, (each.first, each.last, record.seqno))[-RANGES_MAX:]
+        for submitted in record.submitted:
+            known = self._found.pop(submitted.submitter, ())
+            self._found[submitted.submitter] = (*known, (submitted.first, submitted.last, record.seqno))[-RANGES_MAX:]
         while len(self._found) > SUBMITTERS_MAX:
             oldest = next(iter(self._found))
             self._since = max(self._since, self._found.pop(oldest)[-1][2])

@@ -285,11 +285,11 @@ def _present(pages: Pages, data: bytes | None) -> bytes:
 def _checked(pages: Pages, n: int, data: bytes) -> dict[str, Any]:
     """Return what the bytes of a page hold."""
     page = pages.pages[n]
-    found = xxhash.xxh3_64_hexdigest(data)
-    if len(data) != page.bytes or found != page.checksum:
+    checksum = xxhash.xxh3_64_hexdigest(data)
+    if len(data) != page.bytes or checksum != page.checksum:
         raise CorruptBlob(
             pages.blob,
-            f"page {n} of it has {len(data)} bytes with checksum {found}, and {page.bytes} bytes with checksum "
+            f"page {n} of it has {len(data)} bytes with checksum {checksum}, and {page.bytes} bytes with checksum "
             f"{page.checksum} belong there",
         )
     try:

@@ -107,9 +107,9 @@ class Past:
         if isinstance(fate, tuple):
             raise self.stop(*fate)
 
-    def stop(self, seqno: int, known: str, found: str | None) -> LogReplaced:
+    def stop(self, seqno: int, known: str, present: str | None) -> LogReplaced:
         """Stop for good, and return the error that says why."""
-        self._lost = self._lost or (seqno, known, found)
+        self._lost = self._lost or (seqno, known, present)
         return LogReplaced(self._blob.url, *self._lost)
 
     def check_stopped(self) -> None:

@@ -191,8 +191,8 @@ def _map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
         return {run[0]: run for run in contents.history}
     if name == "keyframes":
         return {keyframe.as_of: keyframe for keyframe in contents.keyframes}
-    found: Mapping[Any, Any] = getattr(contents, name)
-    return found
+    held: Mapping[Any, Any] = getattr(contents, name)
+    return held
 
 
 def _first_that_stay(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:

@@ -469,9 +469,9 @@ def _in_one_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...
     So `first(a), first(b)` are of one row, and the lists of two columns stand side by side, as in DuckDB.
     """
     read = [
-        [argument for argument in each.arguments if not isinstance(argument, Lit)]
-        for each in aggregates
-        if each.function in _IN_AN_ORDER
+        [argument for argument in call.arguments if not isinstance(argument, Lit)]
+        for call in aggregates
+        if call.function in _IN_AN_ORDER
     ]
     if all(columns == read[0] for columns in read):
         return aggregates
@@ -479,8 +479,8 @@ def _in_one_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...
     for columns in read:
         ties += [key for key in map(Order, columns) if key not in ties]
     return tuple(
-        msgspec.structs.replace(each, order=(*each.order, *ties)) if each.function in _IN_AN_ORDER else each
-        for each in aggregates
+        msgspec.structs.replace(call, order=(*call.order, *ties)) if call.function in _IN_AN_ORDER else call
+        for call in aggregates
     )
 
 

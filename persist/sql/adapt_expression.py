@@ -325,7 +325,7 @@ class Expressions:
         function, children = AGGREGATES.get(name_of(node), ""), node["children"]
         value = self.one(children[0])
         by = self.one(children[1]) if function.startswith("arg_") else value
-        conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), each) for each in (value, by)]
+        conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), term) for term in (value, by)]
         conditions += [self.one(node["filter"])] if node.get("filter") else []
         return Aggregation(
             "list",

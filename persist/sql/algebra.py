@@ -284,8 +284,8 @@ def terms_of(node: Node) -> list[Term]:
 
 def all_terms_of(node: Node) -> Iterator[Term]:
     """Give the terms of a relation and of all below it."""
-    for each in every(node):
-        yield from terms_of(each)
+    for relation in every(node):
+        yield from terms_of(relation)
 
 
 def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:

@@ -50,59 +50,59 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
     """
     ids = {view.id: view for handle in collections for view in dependents_of(engine, handle)}
     every = in_order([dependent_of(view) for view in ids.values() if not owner_of_groups(view.name)])
-    for each in every:
-        _check_untied(each)
+    for view in every:
+        _check_untied(view)
     catalog, steps, names = Catalog(engine), list[Step](), dict[str, str]()
     indexed: dict[str, tuple[tuple[str, ...], ...]] = {}
-    for each in reversed(every):
-        catalog.remove(each.name)
-        indexes = indexes_of(each.handle)
-        schema = each.contents.schema
-        indexed[each.name] = tuple(by for index in indexes if (by := index.columns_in(schema)) is not None)
-        steps += [*steps_to_drop_indexes(each.handle, indexes), *steps_to_drop(each.handle, each.definition)]
-        names |= {index.handle.id: index.handle.name for index in indexes} | {each.id: each.name}
-        names |= {id_: catalog.by_id(id_).name for id_ in each.definition.inputs}
+    for view in reversed(every):
+        catalog.remove(view.name)
+        indexes = indexes_of(view.handle)
+        schema = view.contents.schema
+        indexed[view.name] = tuple(by for index in indexes if (by := index.columns_in(schema)) is not None)
+        steps += [*steps_to_drop_indexes(view.handle, indexes), *steps_to_drop(view.handle, view.definition)]
+        names |= {index.handle.id: index.handle.name for index in indexes} | {view.id: view.name}
+        names |= {id_: catalog.by_id(id_).name for id_ in view.definition.inputs}
     made: dict[str, Draft] = {}
-    for each in every:
-        old, start = each.definition, _start(catalog, each, made)
-        draft = drafted(catalog, each.name, old.sql, old.key, start, keeps_groups=has_groups(old))
+    for view in every:
+        old, start = view.definition, _start(catalog, view, made)
+        draft = drafted(catalog, view.name, old.sql, old.key, start, keeps_groups=has_groups(old))
         catalog.add(draft)
-        made[each.id] = draft
-        steps += [*draft.steps, *_also(each, draft)]
+        made[view.id] = draft
+        steps += [*draft.steps, *_also(view, draft)]
         names |= draft.names
-    views = {each.name: each.contents.upper_times != (0,) for each in every}
-    published = {each.name: each.contents.published for each in every if each.contents.published}
+    views = {view.name: view.contents.upper_times != (0,) for view in every}
+    published = {view.name: view.contents.published for view in every if view.contents.published}
     return ViewsAnew(tuple(steps), names, views, indexed, published)
 
 
-def _check_untied(each: Dependent) -> None:
-    named = [hold for hold, held in each.contents.holds.items() if held.lease is None]
+def _check_untied(view: Dependent) -> None:
+    named = [hold for hold, held in view.contents.holds.items() if held.lease is None]
     holds = [hold for hold in named if not hold.startswith((VIEW_HOLD, INDEX_HOLD, PUBLISHED_HOLD))]
-    if each.contents.tags or holds:
-        tied = [f"the tag {tag!r}" for tag in each.contents.tags] + [f"the hold {hold!r}" for hold in holds]
+    if view.contents.tags or holds:
+        tied = [f"the tag {tag!r}" for tag in view.contents.tags] + [f"the hold {hold!r}" for hold in holds]
         raise InvalidUsage(
-            f"the view {each.name!r} must begin anew, because something is erased from what it reads, and "
+            f"the view {view.name!r} must begin anew, because something is erased from what it reads, and "
             f"{', '.join(tied)} would keep its old history: drop tags with untag() and release holds first"
         )
 
 
-def _start(catalog: Catalog, each: Dependent, made: Mapping[str, Draft]) -> int | None:
+def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
     """Return where a view begins: where it did, if its inputs can still tell that."""
-    inputs = (made[id_].made if id_ in made else catalog.by_id(id_) for id_ in each.definition.inputs)
+    inputs = (made[id_].made if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
     sinces = (readable.since for readable in inputs if not owner_of_groups(readable.name))  # Groups have no past.
-    start = each.definition.start
+    start = view.definition.start
     return start if start > max(sinces, default=0) else None
 
 
-def _also(each: Dependent, draft: Draft) -> Sequence[Step]:
+def _also(view: Dependent, draft: Draft) -> Sequence[Step]:
     """Return what gives a new view what was said of the old one, and its retention."""
-    about, id_, steps = each.contents.about, draft.made.id, list[Step]()
-    old = dict(zip(map(str, each.contents.schema.ids), each.contents.schema.names, strict=True))
+    about, id_, steps = view.contents.about, draft.made.id, list[Step]()
+    old = dict(zip(map(str, view.contents.schema.ids), view.contents.schema.names, strict=True))
     new = dict(zip(draft.made.schema.names, map(str, draft.made.schema.ids), strict=True))
     columns = {new[old[column]]: said for column, said in about.columns.items() if old.get(column) in new}
     if about.comment or about.properties or columns:
         words = {column: Words(said.comment, {**said.properties}) for column, said in columns.items()}
         steps.append(kinds.Describe(id_, Words(about.comment or None, {**about.properties}), words))
-    if each.contents.retention is not None:
-        steps.append(kinds.SetRetention(id_, each.contents.retention))
+    if view.contents.retention is not None:
+        steps.append(kinds.SetRetention(id_, view.contents.retention))
     return steps

@@ -209,19 +209,19 @@ class Text:
         literal = value["value"]
         if kind["id"] in ("LIST", "ARRAY"):
             child = kind["type_info"]["child_type"]
-            shown = (self.constant({"type": child, **each}) for each in literal.get("children", ()))
+            shown = (self.constant({"type": child, **element}) for element in literal.get("children", ()))
             return f"CAST([{', '.join(shown)}] AS {shown_type(kind)})"
         if kind["id"] == "MAP":  # A list of its entries.
             return f"map_from_entries({self.constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
         if kind["id"] in ("STRUCT", "TUPLE"):
             names = (_literal(part["first"]) for part in kind["type_info"]["child_types"])
             values = (
-                self.constant({"type": part, **each})
-                for part, each in zip(_parts_of(kind), literal.get("children", ()), strict=True)
+                self.constant({"type": part, **entry})
+                for part, entry in zip(_parts_of(kind), literal.get("children", ()), strict=True)
             )
             if kind["id"] == "TUPLE":
                 return f"CAST(row({', '.join(values)}) AS {shown_type(kind)})"
-            shown = (f"{name}: {each}" for name, each in zip(names, values, strict=True))
+            shown = (f"{name}: {text}" for name, text in zip(names, values, strict=True))
             return f"CAST({{{', '.join(shown)}}} AS {shown_type(kind)})"
         if kind["id"] == "DECIMAL":
             scale = kind["type_info"].get("scale", 0)
@@ -273,7 +273,8 @@ class Text:
         return f"{quoted(name)}({', '.join(self._arguments(node, children))})"
 
     def _arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
-        names, lambdas = node.get("named_arguments") or [], [at for at, each in enumerate(children) if _is_lambda(each)]
+        names = node.get("named_arguments") or []
+        lambdas = [at for at, child in enumerate(children) if _is_lambda(child)]
         if lambdas:
             more = int(bool((node.get("function_data") or {}).get("has_initial")))
             return self._with_lambda(children, lambdas[0], more)
@@ -298,7 +299,7 @@ class Text:
 
 def _is_number(node: Json) -> bool:
     """Return whether a node is a constant whole number, cast to the type that is wanted of it."""
-    kinds = [_id_of(node), *(each.get("id") for each in node.get("arguments") or ())]
+    kinds = [_id_of(node), *(argument.get("id") for argument in node.get("arguments") or ())]
     return (
         node.get("type") == "OPERATOR_CAST"
         and node["children"][0].get("expression_class") == "BOUND_CONSTANT"

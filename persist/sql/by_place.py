@@ -124,8 +124,8 @@ def _shown(node: Json, wanted: Term, count: Place, place: Place, of: Expressions
     if node["type"] == "WINDOW_NTH_VALUE":
         conditions.append(sql_call("less_equal", pa.bool_(), wanted, count))
     is_said = sql_call("is_not_null", pa.bool_(), wanted)
-    found = (all_of(conditions), Place(place.index + 1), is_said, other)
-    return sql_call("case", to_arrow(kind), *found, constant(kind, None))
+    cases = (all_of(conditions), Place(place.index + 1), is_said, other)
+    return sql_call("case", to_arrow(kind), *cases, constant(kind, None))
 
 
 def _int64(term: Term) -> Term:

@@ -271,7 +271,7 @@ def steps_to_drop_groups(view: CollectionHandle, definition: Definition, kept: I
         if name.startswith(groups_prefix(view.id)) and name not in kept:
             groups = definition_of(loaded_by_id(view.engine, id_, name))
             held = () if groups is None else groups.inputs
-            steps += [record_kinds.Destroy(id_), *(record_kinds.ReleaseHold(each, view_hold(id_)) for each in held)]
+            steps += [record_kinds.Destroy(id_), *(record_kinds.ReleaseHold(input_, view_hold(id_)) for input_ in held)]
     return steps
 
 

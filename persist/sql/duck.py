@@ -124,12 +124,12 @@ def parsed(sql: str) -> Any:
         InvalidUsage: it is not a query that can be parsed.
     """
     with _binder(sql) as connection:
-        found = _json(_first(connection, _PARSE, sql, sql))
-    if found["error"]:
-        raise InvalidUsage(_explained(found, sql))
-    if len(found.get("statements", ())) != 1:
-        raise InvalidUsage(f"the query has {len(found.get('statements', ()))} statements: give one, a SELECT")
-    return found["statements"][0]
+        answer = _json(_first(connection, _PARSE, sql, sql))
+    if answer["error"]:
+        raise InvalidUsage(_explained(answer, sql))
+    if len(answer.get("statements", ())) != 1:
+        raise InvalidUsage(f"the query has {len(answer.get('statements', ()))} statements: give one, a SELECT")
+    return answer["statements"][0]
 
 
 def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None:
@@ -235,12 +235,12 @@ def _database(duckdb: Any) -> Any:
     return duckdb.connect(":memory:", config={"enable_external_access": "false", "threads": "1"})
 
 
-def _explained(found: dict[str, Any], sql: str) -> str:
+def _explained(answer: dict[str, Any], sql: str) -> str:
     """Return DuckDB's error, and where it is in the text."""
-    message = str(found.get("error_message", "it is not a query")).strip()
+    message = str(answer.get("error_message", "it is not a query")).strip()
     if "Only SELECT statements" in message:
         message = "a view is a query: only a SELECT can be one"
-    return message + place(sql, found.get("position"))
+    return message + place(sql, answer.get("position"))
 
 
 def place(sql: str, position: Any) -> str:

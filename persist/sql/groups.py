@@ -86,9 +86,9 @@ def cut(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[
         if not isinstance(node, Aggregate) or not _can_be_kept(node):
             return node
         if kept is not None:
-            found = _answer_of(kept, node)
-            groups.extend([] if found is None or found[1] in groups else [found[1]])
-            return node if found is None else found[0]
+            answer = _answer_of(kept, node)
+            groups.extend([] if answer is None or answer[1] in groups else [answer[1]])
+            return node if answer is None else answer[0]
         made = _Cut(node, types_of(node.input))
         groups.append(made.groups(f"{prefix}{len(groups)}"))
         return made.answer(groups[-1])

@@ -97,7 +97,7 @@ class Lowering:
             case Unnest(input_, lists):
                 stream = self.stream(input_)
                 width = len(stream.columns)
-                return stream.unnest(**{column(width + at): lowered(each) for at, each in enumerate(lists)})
+                return stream.unnest(**{column(width + at): lowered(term) for at, term in enumerate(lists)})
             case Let(number, value, body):
                 self._known[number] = self.stream(value)
                 return self.stream(body)

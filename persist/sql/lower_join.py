@@ -264,7 +264,7 @@ def _unknown(
     return maybe - semi(maybe, right, on)
 
 
-def _second_partners(left: Stream, right: Stream, on: On, found: Stream) -> Stream:
+def _second_partners(left: Stream, right: Stream, on: On, rows: Stream) -> Stream:
     """Return nothing, but raise where a row of the left has two partners."""
     width = len(left.columns)
     sides = inner(left.distinct(), right, on)
@@ -272,4 +272,4 @@ def _second_partners(left: Stream, right: Stream, on: On, found: Stream) -> Stre
     message = "more than one row returned by a subquery used as an expression"
     several = counted.filter(Call("greater", (Col("partners"), Lit(pa.scalar(1)))))
     nothing = several.filter(sql_call("error", pa.bool_(), Lit(pa.scalar(message))))
-    return numbered(nothing, [null_of(kind) for kind in found.schema.types])
+    return numbered(nothing, [null_of(kind) for kind in rows.schema.types])

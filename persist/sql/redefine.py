@@ -79,7 +79,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
         return None
     dependents = dependents_of(engine, view)
     names = {dependent.id: dependent.name for dependent in dependents}
-    every = [changed, *(dependent_of(each, names.get(owner_of_groups(each.name) or "")) for each in dependents)]
+    every = [changed, *(dependent_of(below, names.get(owner_of_groups(below.name) or "")) for below in dependents)]
     if any(dependent.id in draft.definition.inputs for dependent in every):
         raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
     _check_together(every)
@@ -150,47 +150,47 @@ def in_order(every: Sequence[Dependent]) -> list[Dependent]:
     return sorted(every, key=lambda dependent: len(ids.intersection(dependent.definition.inputs)))
 
 
-def _check_columns(each: Dependent, changed: Dependent, draft: Draft) -> None:
+def _check_columns(dependent: Dependent, changed: Dependent, draft: Draft) -> None:
     """Raise InvalidUsage if a view reads a column of the one that changes which is gone then, or of another type."""
-    wanted = {} if each is changed else read_by(each.definition).get(changed.id, {})
+    wanted = {} if dependent is changed else read_by(dependent.definition).get(changed.id, {})
     given = dict(draft.definition.columns)
     for column, kind in wanted.items():
         if column not in given or to_arrow(given[column]) != to_arrow(kind):
             problem = "lacks it" if column not in given else f"gives {given[column]}"
             raise InvalidUsage(
-                f"the view {each.name!r} reads column {column!r} ({kind}) of view {changed.name!r}, and the query "
-                f"{problem}: keep the column as it is, or drop {each.name!r} first"
+                f"the view {dependent.name!r} reads column {column!r} ({kind}) of view {changed.name!r}, and the query "
+                f"{problem}: keep the column as it is, or drop {dependent.name!r} first"
             )
 
 
 def _inputs_of(
-    catalog: Catalog, each: Dependent, changed: Dependent, draft: Draft, known: Mapping[str, tuple[str, ...]]
+    catalog: Catalog, dependent: Dependent, changed: Dependent, draft: Draft, known: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Return the ids of all that a view depends on from now on."""
-    if each is changed:
+    if dependent is changed:
         return draft.definition.inputs
     inputs: dict[str, None] = {}
-    for id_ in each.definition.reads.values():
+    for id_ in dependent.definition.reads.values():
         inputs |= dict.fromkeys((id_, *(known[id_] if id_ in known else catalog.by_id(id_).inputs)))
     return tuple(inputs)
 
 
-def _start_after(each: Dependent, changed: Dependent, draft: Draft) -> int:
+def _start_after(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
     """Return where a view begins from now on: what holds no answer yet begins where it can be computed."""
-    start = each.definition.start
-    if each.contents.upper_times != (0,):
+    start = dependent.definition.start
+    if dependent.contents.upper_times != (0,):
         return start
-    return max(start, draft.definition.start if each is changed else changed.contents.upper_times[0])
+    return max(start, draft.definition.start if dependent is changed else changed.contents.upper_times[0])
 
 
-def _next(each: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
-    old = each.definition
+def _next(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
+    old = dependent.definition
     was = Earlier(old.sql, old.since)
     return msgspec.structs.replace(
         wanted,
         inputs=inputs,
         number=old.number + 1,
-        since=each.contents.upper_times[0],
+        since=dependent.contents.upper_times[0],
         earlier=(*old.earlier, was)[-EARLIER_KEPT:],
         start=start,
     )
@@ -216,50 +216,50 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
 
 
 def _hold_steps(
-    engine: Engine, each: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
+    engine: Engine, dependent: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
 ) -> list[kinds.SetHold | kinds.ReleaseHold]:
     """Return what moves the holds of a view to what it depends on from now on.
 
     Args:
         renews: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
     """
-    hold, read = view_hold(each.id), read_by(definition)
+    hold, read = view_hold(dependent.id), read_by(definition)
     steps: list[kinds.SetHold | kinds.ReleaseHold] = []
     for id_ in definition.inputs:
         readable = catalog.by_id(id_)
         held = loaded_by_id(engine, id_, readable.name).contents().holds.get(hold)
         columns = read.get(id_, {})
         if held is not None and columns and not renews:
-            _check_read(engine, each, readable, held.schema, columns)
+            _check_read(engine, dependent, readable, held.schema, columns)
             continue
         ids = column_ids(readable.schema, columns)
         if held is not None:
             at, expected = held.time, held.time
         else:
-            at, expected = _begin(each, readable, definition.start), None
+            at, expected = _begin(dependent, readable, definition.start), None
         steps.append(kinds.SetHold(id_, hold, at, None, expected, readable.schema.version, ids))
-    steps += [kinds.ReleaseHold(id_, hold) for id_ in each.definition.inputs if id_ not in definition.inputs]
+    steps += [kinds.ReleaseHold(id_, hold) for id_ in dependent.definition.inputs if id_ not in definition.inputs]
     return steps
 
 
-def _begin(each: Dependent, readable: Readable, start: int) -> int:
+def _begin(dependent: Dependent, readable: Readable, start: int) -> int:
     """Return where the hold on a new input begins: where the view is read again, just before it switches."""
     if readable.is_view:
         return TIME_MAX
-    upper = each.contents.upper_times[0]
+    upper = dependent.contents.upper_times[0]
     if upper == 0:
         return max(readable.since, start)
     if readable.since > upper - 1 or readable.last is None or readable.last < upper - 1:
         raise InvalidUsage(
-            f"view {each.name!r} is sealed to {upper}, so what it reads must be readable at {upper - 1}; collection "
-            f"{readable.name!r} is at the times from {readable.since} to {readable.last}. Refresh the view, or seal "
-            "the collection further, and try again"
+            f"view {dependent.name!r} is sealed to {upper}, so what it reads must be readable at {upper - 1}; "
+            f"collection {readable.name!r} is at the times from {readable.since} to {readable.last}. Refresh the "
+            "view, or seal the collection further, and try again"
         )
     return upper - 1
 
 
 def _check_read(
-    engine: Engine, each: Dependent, readable: Readable, version: int | None, columns: Mapping[str, str]
+    engine: Engine, dependent: Dependent, readable: Readable, version: int | None, columns: Mapping[str, str]
 ) -> None:
     """Raise InvalidUsage if a view reads columns as of a version in which they are not those of the newest one."""
     contents = loaded_by_id(engine, readable.id, readable.name).contents()
@@ -270,7 +270,7 @@ def _check_read(
     for column in columns:
         if newest.get(column) != held.get(column):
             raise InvalidUsage(
-                f"the view {each.name!r} reads column {column!r} of {readable.name!r} as of version {version} of its "
-                f"schema, in which it is another one than now, so it cannot be refreshed with what reads the newest: "
-                f"drop {each.name!r} first"
+                f"the view {dependent.name!r} reads column {column!r} of {readable.name!r} as of version {version} of "
+                f"its schema, in which it is another one than now, so it cannot be refreshed with what reads the "
+                f"newest: drop {dependent.name!r} first"
             )

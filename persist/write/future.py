@@ -196,9 +196,7 @@ def _drop_frames(error: BaseException) -> None:
     """
     left, seen = [error], set()
     while left:
-        failure = left.pop()
-        seen.add(id(failure))
-        failure.__traceback__ = None
-        left += [
-            cause for cause in (failure.__cause__, failure.__context__) if cause is not None and id(cause) not in seen
-        ]
+        error = left.pop()
+        seen.add(id(error))
+        error.__traceback__ = None
+        left += [cause for cause in (error.__cause__, error.__context__) if cause is not None and id(cause) not in seen]

@@ -152,9 +152,7 @@ class GroupCommit:
         answers = relay.commit(location, asked)
         if answers is None:
             return operations
-        self._relayed = max(
-            (answer.seqno for answer in answers if isinstance(answer, Committed)), default=self._relayed
-        )
+        self._relayed = max((done.seqno for done in answers if isinstance(done, Committed)), default=self._relayed)
         left = [operation for operation, answer in zip(asked, answers, strict=True) if answer is None]
         self._counts["relayed"] += len(asked) - len(left)
         self._counts["in_doubt"] += len(left)
@@ -170,11 +168,8 @@ class GroupCommit:
         return left
 
     def _commit_here(self, operations: list[Operation]) -> None:
-        doubtful = [
-            operation.submission.after
-            for operation in operations
-            if operation.submission is not None and is_in_doubt(operation)
-        ]
+        submissions = [operation.submission for operation in operations if is_in_doubt(operation)]
+        doubtful = [submission.after for submission in submissions if submission is not None]
         if doubtful:
             self._follower.catch_up(min(doubtful))
             if not self._look_back.now(self._follower.state):
@@ -450,10 +445,8 @@ class GroupCommit:
                 encoded, change.replaces = move(encoded), move(change.replaces)
                 change.resolves = move(change.resolves)
                 change.publishes = move(change.publishes)
-                alone = (
-                    move([mutation]) if isinstance(mutation, kinds.Erase) else [mutation] for mutation in change.alone
-                )
-                change.alone = [mutation for moved in alone for mutation in moved]
+                alone = (move([step]) if isinstance(step, kinds.Erase) else [step] for step in change.alone)
+                change.alone = [step for moved in alone for step in moved]
                 if isinstance(change.create, kinds.Clone):
                     (change.create,) = move([change.create])
             mutations += change.mutations(contents, encoded)

@@ -209,11 +209,8 @@ def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) ->
         if operation.submission is not None:
             held.setdefault(operation.submission.submitter, []).append(operation.submission.number)
     marks = [Submitted(who, first, last) for who, numbers in held.items() for first, last in _ranges(numbers)]
-    own = [
-        operation.submission
-        for operation in operations
-        if operation.submission is not None and operation.submission.is_own
-    ]
+    submissions = [operation.submission for operation in operations]
+    own = [submission for submission in submissions if submission is not None and submission.is_own]
     last = max(own, key=lambda submission: submission.number, default=None)
     if last is not None and last.number not in held.get(last.submitter, ()):
         marks.append(Submitted(last.submitter, last.number + 1, last.number))

@@ -170,29 +170,29 @@ class _Partition:
     def __init__(self, blocks: list[Ints], window: _Window, known: dict[int, tuple[Ints, _Block]]) -> None:
         self.blocks = blocks
         self._window = window
-        summaries = []
+        made = []
         for block in blocks:
             if id(block) not in known:
                 known[id(block)] = block, _Block(block, window)
-            summaries.append(known[id(block)][1])
+            made.append(known[id(block)][1])
         self.known = {id(block): known[id(block)] for block in blocks}
         self.starts: list[int] = [0, *accumulate(block.shape[1] for block in blocks)]
         self.total = self.starts[-1]
-        self._rows = [0, *accumulate(summary.rows for summary in summaries)]
+        self._rows = [0, *accumulate(summary.rows for summary in made)]
         self._opens = []  # Of each block, whether its first row agrees with none before.
         last = None
-        for summary in summaries:
+        for summary in made:
             self._opens.append(summary.first is not None and summary.first != last)
             last = summary.last if summary.first is not None else last
         self._peers = [
             0,
-            *accumulate(summary.peers + opens for summary, opens in zip(summaries, self._opens, strict=True)),
+            *accumulate(summary.peers + opens for summary, opens in zip(made, self._opens, strict=True)),
         ]
         self._sums = []
         for at, call in enumerate(window.calls):
             zero = Totals()
             if call.function in SUMMED:
-                self._sums.append([*accumulate((summary.sums[at] for summary in summaries), add, initial=zero)])
+                self._sums.append([*accumulate((summary.sums[at] for summary in made), add, initial=zero)])
             else:
                 self._sums.append([zero] * (len(blocks) + 1))
         self.first = next((block[:, int(np.argmax(block[-1] > 0))] for block in blocks if (block[-1] > 0).any()), None)

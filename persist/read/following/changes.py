@@ -329,14 +329,14 @@ def _paired(
     gone, come = (np.bincount(groups[rows], minlength=count) for rows in (goes, comes))
     size = np.maximum(gone, come) if is_paired else gone + come
     begin = np.cumsum(size) - size
-    found = []
-    for rows, each, skipped in ((goes, gone, 0), (comes, come, 0 if is_paired else gone)):
+    paired = []
+    for rows, counts, skipped in ((goes, gone, 0), (comes, come, 0 if is_paired else gone)):
         # The place of each among those of its group.
-        place = np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each)
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = np.full(int(size.sum()), -1, np.int64)
-        at[np.repeat(begin + skipped, each) + place] = rows
-        found.append(at)
-    return found[0], found[1]
+        at[np.repeat(begin + skipped, counts) + place] = rows
+        paired.append(at)
+    return paired[0], paired[1]
 
 
 @dataclass(frozen=True)

@@ -463,9 +463,9 @@ def _counted(table: pa.Table, diff: int | None) -> pa.Table:
     return table.append_column(field, int64_array(np.full(len(table), diff, np.int64)))
 
 
-def without_diffs(found: pa.Table, scan: Scan) -> pa.Table:
+def without_diffs(records: pa.Table, scan: Scan) -> pa.Table:
     """Return what `Lookup.contents` found in form "rows" as rows, each as often as it is there."""
-    if "_diff" not in found.column_names:
-        return found
+    if "_diff" not in records.column_names:
+        return records
     scan = replace(scan, columns=scan.schema.names)
-    return pa.concat_tables([scan.empty(scan.schema.names), *repeated(found, scan)])
+    return pa.concat_tables([scan.empty(scan.schema.names), *repeated(records, scan)])

@@ -288,12 +288,12 @@ class PartRows:
             assert isinstance(keys, SortedKeys)
             return keys.find(wanted)
         bounds = self._bounds()
-        found = [np.zeros(0, np.int64)]
+        places = [np.zeros(0, np.int64)]
         for first, end, groups in self._blocks(bounds, wanted):
             for start, keys in self._pieces(self._keys, (first, end), groups, bounds, [], None):
                 assert isinstance(keys, SortedKeys)
-                found.append(keys.find(wanted) + start)
-        return np.concatenate(found)
+                places.append(keys.find(wanted) + start)
+        return np.concatenate(places)
 
     def _matching(
         self,

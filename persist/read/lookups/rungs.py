@@ -89,20 +89,20 @@ def by_age(spans: Sequence[tuple[int, int]]) -> list[list[int]]:
     return ages
 
 
-def newest(found: Sequence[Aged], left: SortedKeys, names: Sequence[str]) -> tuple[list[pa.Table], SortedKeys]:
+def newest(updates: Sequence[Aged], left: SortedKeys, names: Sequence[str]) -> tuple[list[pa.Table], SortedKeys]:
     """Return the rows that keys hold after some updates, and the keys that have none among these.
 
     Args:
-        found: updates at times of which no other is between; those of other keys than the ones left do not count.
+        updates: at times of which no other is between; those of other keys than the ones left do not count.
         left: keys of which no update is known yet.
         names: the columns of the schema.
     """
     keys = list(left.batch.schema.names)
-    places = [_places(aged, left, keys) for aged in found]
+    places = [_places(aged, left, keys) for aged in updates]
     if not _are_apart(places):
-        found = [_together(found, names)]
-        places = [_places(found[0], left, keys)]
-    rows = [_last(aged, at).select(list(names)) for aged, at in zip(found, places, strict=True)]
+        updates = [_together(updates, names)]
+        places = [_places(updates[0], left, keys)]
+    rows = [_last(aged, at).select(list(names)) for aged, at in zip(updates, places, strict=True)]
     is_left = np.ones(len(left), np.bool_)
     for at in places:
         is_left[at[at >= 0]] = False
@@ -123,14 +123,14 @@ def _are_apart(places: Iterable[Ints]) -> bool:
     return all(last < first for (_, last), (first, _) in pairwise(ends))
 
 
-def _together(found: Sequence[Aged], names: Sequence[str]) -> Aged:
+def _together(updates: Sequence[Aged], names: Sequence[str]) -> Aged:
     """Return updates of several tables as those of one, in which what cancels is gone."""
     times, diffs = (pa.field(name, pa.int64(), nullable=False) for name in ("_time", "_diff"))
     tables = [
         aged.table.select(list(names))
         .append_column(times, int64_array(aged.times))
         .append_column(diffs, int64_array(aged.diffs))
-        for aged in found
+        for aged in updates
     ]
     return Aged(consolidate(pa.concat_tables(tables), [*names, "_time"]), None, None)
 

@@ -347,19 +347,19 @@ class _Groups:
             columns[aggregation.output] = self._output(aggregation)
         return pa.table(columns)
 
-    def _output(self, each: Aggregation) -> pa.Array:
-        if each.kind == "count":
-            counts = self._exact("n" if each.column is None else f"n:{each.column}")
-            return self._fitting(counts, pa.int64(), each)
-        assert each.column is not None
-        counts = self._exact(f"n:{each.column}")
+    def _output(self, output: Aggregation) -> pa.Array:
+        if output.kind == "count":
+            counts = self._exact("n" if output.column is None else f"n:{output.column}")
+            return self._fitting(counts, pa.int64(), output)
+        assert output.column is not None
+        counts = self._exact(f"n:{output.column}")
         values: Ints
-        if each.column in self._floats:
-            values = self._with_odd(each.column)
+        if output.column in self._floats:
+            values = self._with_odd(output.column)
             made = pa.array(values)
         else:
-            values = self._exact(f"sum:{each.column}")
-            made = self._fitting(values, sum_type(self._sums.schema.arrow.field(each.column).type), each)
+            values = self._exact(f"sum:{output.column}")
+            made = self._fitting(values, sum_type(self._sums.schema.arrow.field(output.column).type), output)
         nothing = (counts == 0) & (values == 0)
         return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, made.type), made)
 
@@ -377,13 +377,13 @@ class _Groups:
     def _exact(self, measure: str) -> Ints:
         return joined(_limbs_of(self._partial, measure))
 
-    def _fitting(self, values: Ints, type_: pa.DataType, each: Aggregation) -> pa.Array:
+    def _fitting(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
         """Return whole numbers as an array of that type."""
         least, greatest = limits(type_)
         outside = np.flatnonzero((values < least) | (values > greatest))
         if len(outside):
             at = int(outside[0])
-            what = each.kind if each.column is None else f"{each.kind} of column {each.column!r}"
+            what = output.kind if output.column is None else f"{output.kind} of column {output.column!r}"
             where = f" of the group {self._keys.slice(at, 1).to_pylist()[0]!r:.200}" if self._group_by else ""
             raise DiffOverflow(
                 f"the {what}{where} is {values[at]}, outside of {type_} [{least}, {greatest}]. "

@@ -151,9 +151,9 @@ class Snapshot(ArrowResult):
         It is linear in the diffs, so nothing is merged: `_time` and `_diff` are read, and only those of parts that hold
         updates at other times too; of all parts if there is a filter, unless an index has what passes it.
         """
-        scan, found = self.scan, self._found(self.scan, "diff")
-        if found is not None:
-            return sum(exact_sum(table["_diff"].to_numpy()) for table in found)
+        scan, tables = self.scan, self._found(self.scan, "diff")
+        if tables is not None:
+            return sum(exact_sum(table["_diff"].to_numpy()) for table in tables)
         base: tuple[Part, ...] = ()
         parts = [part for part in scan.parts if not scan.is_inside(part)]
         total = sum(part.diff_sum for part in scan.base)
@@ -308,8 +308,8 @@ class Snapshot(ArrowResult):
         return self._explained(narrowed_scan(self.scan, filter, columns if self.form == "rows" else None) or self.scan)
 
     def _explained(self, scan: Scan) -> Explanation:
-        slices, found = snapshot_slices(scan, self.form, self._slice_bytes), self.by_index(scan)
-        by = None if found is None else (found.columns, found.memory)
+        slices, by_index = snapshot_slices(scan, self.form, self._slice_bytes), self.by_index(scan)
+        by = None if by_index is None else (by_index.columns, by_index.memory)
         return explained(self._contents, scan, self.form, len(slices), by)
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
@@ -333,13 +333,13 @@ class Snapshot(ArrowResult):
         return self._tables_of(self.scan)
 
     def _tables_of(self, scan: Scan) -> Iterator[pa.Table]:
-        found = self._found(scan, self.form)
-        return snapshot_tables(scan, self.form, self._reading) if found is None else found
+        tables = self._found(scan, self.form)
+        return snapshot_tables(scan, self.form, self._reading) if tables is None else tables
 
     def _found(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
-        found = self.by_index(scan)
+        by_index = self.by_index(scan)
         try:
-            return None if found is None else found.tables(form, self._reading())
+            return None if by_index is None else by_index.tables(form, self._reading())
         except LeaseExpired:  # What an index has may be gone, as nothing holds it.
             return None
 

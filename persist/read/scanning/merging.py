@@ -134,11 +134,11 @@ def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     What stands counts for half where most of it is passed on as it is read, untouched: the cuts cost a third more time.
     """
 
-    def held(each: Scan) -> int:
-        parts = Split.of(each, form)
-        if not parts.is_touching(each):
-            return each.memory
-        return each.memory_of([*parts.base_rest, *parts.rest]) + each.memory_of([*parts.base, *parts.history]) // 2
+    def held(piece: Scan) -> int:
+        parts = Split.of(piece, form)
+        if not parts.is_touching(piece):
+            return piece.memory
+        return piece.memory_of([*parts.base_rest, *parts.rest]) + piece.memory_of([*parts.base, *parts.history]) // 2
 
     return scan.slices_within(slice_bytes, held) if Split.of(scan, form).is_merged else [scan]
 
@@ -392,20 +392,20 @@ def _held(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsOf, list[
     """Return how to take slices of rows in memory, and what stands for them where slices are cut."""
     schema = present.schema
     if not len(new) or present.memory + new.nbytes <= 2 * slice_bytes:  # There will be one slice.
-        return (lambda each: [_passing(new, each)]), []
+        return (lambda piece: [_passing(new, piece)]), []
     order = int64_values(sort_indices(new, schema.key_names))
     is_sorted = bool((np.diff(order) == 1).all())
     keys = new.select([*schema.key_names])
     if not is_sorted:
         keys = keys.take(int64_array(order))
 
-    def rows_of(each: Scan) -> list[pa.Table]:
-        start, end = each.keys.rows(keys, schema) if schema.key_names else (0, len(new))
+    def rows_of(piece: Scan) -> list[pa.Table]:
+        start, end = piece.keys.rows(keys, schema) if schema.key_names else (0, len(new))
         rows = new.slice(start, end - start) if is_sorted else new.take(int64_array(order[start:end]))
-        return [_passing(rows, each)]
+        return [_passing(rows, piece)]
 
     return rows_of, [describe_held(keys, int(new.nbytes), schema)]
 
 
-def _passing(rows: pa.Table, each: Scan) -> pa.Table:
-    return rows if each.filter is None else rows.filter(each.filter)
+def _passing(rows: pa.Table, piece: Scan) -> pa.Table:
+    return rows if piece.filter is None else rows.filter(piece.filter)

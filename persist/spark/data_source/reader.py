@@ -207,9 +207,8 @@ def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression
 def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
     if isinstance(spark_filter, ds.Not):
         # Of other filters, those that let more rows pass let fewer pass when they are negated.
-        inner = (
-            _condition(spark_filter.child, schema) if isinstance(spark_filter.child, ds.IsNull | ds.IsNotNull) else None
-        )
+        child = spark_filter.child
+        inner = _condition(child, schema) if isinstance(child, ds.IsNull | ds.IsNotNull) else None
         return None if inner is None else Call("not", (inner,))
     path: tuple[str, ...] = getattr(spark_filter, "attribute", ())
     if len(path) != 1 or path[0] not in schema.names:
