@@ -108,6 +108,7 @@ class Shares:
         chunk.clear()
         hashes = row_hashes(_as_sent(table, self._scan), self._scan.columns) >> np.uint64(32)
         shares = np.searchsorted(self._bounds, hashes.astype(np.int64), side="right") - 1
+        # Bring the rows of each share together; those of share s stand from starts[s] up to starts[s + 1].
         order = np.argsort(shares, kind="stable")
         table = table.take(int64_array(order))
         starts = np.searchsorted(shares[order], np.arange(len(self._bounds)))

@@ -104,6 +104,7 @@ def _rows_of(vector: bytes, at: int) -> tuple[Rows, int]:
     cookie, containers = struct.unpack_from("<II", vector, at)
     if cookie != COOKIE:
         raise ValueError(f"it has a bitmap of the kind {cookie}")
+    # For each container: the upper bits of its rows, and their number less one. Offsets, which follow, are not needed.
     heads = np.frombuffer(vector, "<u2", 2 * containers, at + 8).reshape(-1, 2).astype(np.int64)
     at += 8 + 8 * containers
     pieces = []

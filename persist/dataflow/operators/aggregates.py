@@ -145,6 +145,7 @@ def integer_slots(values: Ints) -> tuple[Ints, Ints, Ints]:
     is_small = (values >= -(2**31)) & (values < 2**31)
     if is_small.all():
         return every, np.full(len(values), FIRST_LIMB), values
+    # A large value is split: the first slot gets its lower 32 bits, and the second the rest, with the sign.
     high = np.flatnonzero(~is_small)
     low = np.where(is_small, values, values & _MASK)
     slots = np.repeat([FIRST_LIMB, FIRST_LIMB + 1], [len(values), len(high)])
@@ -231,6 +232,7 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
         grouped = _by_group(updates, keys, summed)
         if grouped is not None:
             return grouped
+    # The contributions, one array for each source: of which update, to which slot, how much.
     rows = [np.arange(updates.shape[1])]
     slots = [np.zeros(updates.shape[1], np.int64)]
     amounts = [np.ones(updates.shape[1], np.int64)]
@@ -250,6 +252,7 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
         slots.append(into + (1 + number * SLOTS))
         amounts.append(amount)
     every = np.concatenate(rows)
+    # Each update as often as it contributes; its values make room for the slot.
     kept = [*range(keys), 0, *range(keys + len(summed), len(updates))]
     made = updates.take(kept, axis=0).take(every, axis=1)
     made[keys] = np.concatenate(slots)
@@ -274,6 +277,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     marks = mixed(np.concatenate((updates[:keys], times))) if keys or len(times) else None
     if marks is None:
         return None
+    # Bring updates of one key and time together, by a hash, and mark where each group begins.
     order = marks.argsort(kind="stable")
     marks = marks.take(order)
     starts = np.ones(len(order), np.bool_)
@@ -299,6 +303,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
             columns.append((base + NULLS, np.add.reduceat(np.where(is_null, diffs, 0), firsts)))
         if wanted.kind != "count":
             is_small = (words >= -(2**31)) & (words < 2**31)
+            # As in `integer_slots`, but each digit counts as often as its update says.
             low = np.where(is_small, words, words & np.int64(0xFFFFFFFF)) * counts
             high = np.where(is_small, 0, words >> np.int64(32)) * counts
             columns.append((base + FIRST_LIMB, np.add.reduceat(low, firsts)))

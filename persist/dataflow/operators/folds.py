@@ -76,6 +76,7 @@ def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) ->
     """Return the logic of a reduction that gives one record for each group, with a column for each call."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
+        # A record of multiplicity n is n rows, and each group is one frame.
         rows = copies(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
         firsts = starts_of(groups)
@@ -224,8 +225,10 @@ def _mode(call: WindowFunction, rows: Rows) -> Ints:
     owners, words = rows.owners, rows.arguments[0].take(order)
     if not len(words):
         return rows.placed(order, order)
+    # The runs of equal values in each frame, and how long they are.
     starts = np.concatenate(([0], np.flatnonzero((owners[1:] != owners[:-1]) | (words[1:] != words[:-1])) + 1))
     counts = np.diff(np.append(starts, len(words)))
+    # The longest run of a frame comes first; of several, the one whose first row does.
     best = np.lexsort((order.take(starts), -counts, owners.take(starts)))
     places = starts.take(best.take(starts_of(owners.take(starts).take(best))))
     return rows.placed(places, words.take(places))
@@ -251,6 +254,7 @@ def _joined_texts(call: WindowFunction, rows: Rows) -> Ints:
 def _histogram(call: WindowFunction, rows: Rows) -> Ints:
     order = np.lexsort((rows.first_ranks(), rows.owners))
     owners, words = rows.owners, rows.arguments[0].take(order)
+    # Each run of equal values in a frame is an entry of its map, with its length.
     marks = np.ones(len(words), np.bool_)
     marks[1:] = (owners[1:] != owners[:-1]) | (words[1:] != words[:-1])
     starts = marks.nonzero()[0]

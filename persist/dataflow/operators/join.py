@@ -122,12 +122,14 @@ class JoinOperator(Operator):
             target = step.arrangement.layout
             keys = words.take(step.keys, axis=0)
             if not self._null_equals and _has_null(keys):
+                # A NULL equals nothing, so these rows have no partner.
                 keep = np.flatnonzero((keys != NULL).all(axis=0))
                 words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
                 keys = keys.take(keep, axis=1, mode="clip")
             hashes = key_hashes(keys)
             order = None
             if len(hashes) > SORT_ROWS and (hashes[1:] < hashes[:-1]).any():
+                # Look-ups of ascending hashes are faster, and pay for the sort of many rows.
                 order = hashes.argsort(kind="stable")
                 hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
             numbers, rows = self.found(step, hashes, keys)
@@ -135,6 +137,8 @@ class JoinOperator(Operator):
                 return None
             if order is not None:
                 numbers = order.take(numbers)
+            # Each row as often as it has partners, with the partner's words beside its own, from the later of both
+            # times on.
             taken = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
             words = np.concatenate(taken)
             times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
@@ -348,6 +352,7 @@ class BoundedJoin(JoinOperator):
             ordered = self._ordered(rows[1:])
             self._ranked = Ranked(self._order, ordered[:-2], ordered[-1])
         records = self._ranked.between(*words)
+        # As a batch: the hash of the empty key, the words, the time of the bound, the diffs.
         updates = np.empty((len(records) + 1, records.shape[1]), np.int64)
         updates[0] = key_hashes(np.empty((0, 1), np.int64))[0]
         updates[1:-2], updates[-2], updates[-1] = records[1:-1], bound[-2, 0], records[-1]

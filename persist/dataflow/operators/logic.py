@@ -385,6 +385,7 @@ def _within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], d
     is_new = begins.copy()
     for key in keys:
         is_new[1:] |= key[1:] != key[:-1]
+    # For each record the number of its peers, which agree in all keys, and the first record of its group.
     peers, first = is_new.cumsum() - 1, begins.nonzero()[0].take(begins.cumsum() - 1)
     if counted == "dense_rank":
         return peers - peers.take(first) < count

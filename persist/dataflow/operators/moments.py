@@ -33,10 +33,12 @@ def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
     digits: list[Ints] = [np.ones(len(factors[0]), np.int64)]
     lows = np.zeros(len(factors[0]), np.int64)
     for factor in factors:
+        # A float is a whole number of 53 bits, which has two digits of 27 bits, times a power of two.
         mantissas, exponents = np.frexp(factor)
         whole = np.ldexp(mantissas, 53).astype(np.int64)
         lows += exponents.astype(np.int64) - 53 + LOWEST
         parts = (whole & _MASK, whole >> _DIGIT)  # The upper one has the sign.
+        # Each digit times each digit, by their places; then carry, as on paper.
         sums = [np.zeros(len(factor), np.int64) for _ in range(len(digits) + 1)]
         for at, digit in enumerate(digits):
             for number, part in enumerate(parts):
@@ -50,6 +52,7 @@ def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
     rows, places, amounts = [], [], []
     for at, digit in enumerate(digits):
         there = digit.nonzero()[0]
+        # A digit, moved to its power of two, reaches into two units of 32 bits at most.
         low = lows.take(there) + _DIGIT * at
         shifted = digit.take(there) << (low & 31)
         for number, amount in enumerate((shifted & 0xFFFFFFFF, shifted >> np.int64(32))):
@@ -68,6 +71,7 @@ def summed_products(owners: Ints, factors: Sequence[Floats], count: int) -> list
     """
     rows, places, amounts = product_digits(factors)
     every = owners.take(rows)
+    # Amounts of one group and place are summed as int64, and only the sums as Python's integers.
     order = np.lexsort((places, every))
     every, places, amounts = every.take(order), places.take(order), amounts.take(order)
     totals = [0] * count

@@ -160,6 +160,7 @@ class TotalReduce(ReduceOperator):
     def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
         """Return how the output of ranked groups changes."""
         assert self.large is not None
+        # The rows of ranked groups, those of each group together.
         mine = ranked.take(numbers).nonzero()[0]
         mine = mine.take(numbers.take(mine).argsort(kind="stable"))
         owners, rows = numbers.take(mine), new.take(mine, axis=1)
@@ -189,6 +190,7 @@ class TotalReduce(ReduceOperator):
             return self._changes(keys, numbers, new, old_numbers, old, is_one_time=False)
         changes = []
         for first in range(0, most, width):
+            # The rows at times of this block, and the old rows of their keys, which are numbered anew.
             block = ((ranks >= first) & (ranks < first + width)).nonzero()[0]
             present = np.zeros(count, np.bool_)
             present[numbers[block]] = True
@@ -197,6 +199,7 @@ class TotalReduce(ReduceOperator):
             before = (place[old_numbers[here]], old[:, here])
             part = (keys[:, present], place[numbers[block]], new[:, block])
             changes.append(self._changes(*part, *before, is_one_time=False))
+            # The next block is of later times, so these rows are old ones then.
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
         return np.concatenate(changes, axis=1)
@@ -275,12 +278,14 @@ def _moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     and for each row the rank of its time among those of its key."""
     order = np.lexsort((times, numbers))
     owners, moments = numbers[order], times[order]
+    # A moment begins where the key or the time differs from the row before.
     news = np.ones(len(order), np.bool_)
     news[1:] = (owners[1:] != owners[:-1]) | (moments[1:] != moments[:-1])
     owners, moments = owners[news], moments[news]
     is_first = np.ones(len(owners), np.bool_)
     is_first[1:] = owners[1:] != owners[:-1]
     firsts = is_first.nonzero()[0]
+    # The number of each row's moment, less that of the first moment of its key.
     ranks = np.empty(len(order), np.int64)
     ranks[order] = news.cumsum() - 1
     return moments, firsts, np.diff(np.append(firsts, len(owners))), ranks - firsts.take(numbers)
@@ -294,18 +299,22 @@ def _versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tuple[In
         sizes: how many moments each key has; it has one version more.
     """
     words = changes[1:-2]
+    # The changes of one record are a unit: they follow each other, by their ranks.
     starts = np.ones(changes.shape[1], np.bool_)
     starts[1:] = (words[:, 1:] != words[:, :-1]).any(axis=0)
-    units = starts.nonzero()[0]  # Of each record.
+    units = starts.nonzero()[0]
+    # A unit has a cell for each version of its key: the one before all moments, and one from each moment on.
     owners = words[0].take(units)
     widths = sizes.take(owners) + 1
     ends = widths.cumsum()
     begins = ends - widths
     cells = np.zeros(int(ends[-1]), np.int64)
     unit_of = starts.cumsum() - 1
+    # Summed up within a unit, the diffs are the multiplicities of its record in each version.
     cells[begins.take(unit_of) + changes[-2] + 1] = changes[-1]
     running = cells.cumsum()
     running -= (running.take(begins) - cells.take(begins)).repeat(widths)
+    # A record is in the versions where its multiplicity is not 0. Versions are numbered through all keys.
     there = running.nonzero()[0]
     unit = np.arange(len(units)).repeat(widths).take(there)
     groups = there - begins.take(unit) + (firsts.take(owners) + owners).take(unit)
@@ -418,6 +427,7 @@ class PartialReduce(ReduceOperator):
 
     def _closed(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
+        # The distinct times of each key, by key: those of key k stand from lower[k] up to upper[k].
         known = np.empty((self.dimensions + 2, len(numbers)), np.int64)
         known[0], known[1:-1], known[-1] = numbers, times, 1
         known = _unique(known, 1, self.dimensions)
@@ -427,6 +437,7 @@ class PartialReduce(ReduceOperator):
         upper = known[0].searchsorted(np.arange(keys.shape[1]), side="right")
         fresh = pairs
         while fresh.shape[1]:
+            # Each fresh pair together with each time of its key; a bound is the maximum of both in each dimension.
             counts = (upper - lower).take(fresh[0])
             ones = np.arange(fresh.shape[1]).repeat(counts)
             others = np.arange(len(ones)) + (lower.take(fresh[0]) - counts.cumsum() + counts).take(ones)
@@ -435,21 +446,21 @@ class PartialReduce(ReduceOperator):
             moved = (bounds[1:-1] != fresh[1:-1].take(ones, axis=1)).any(axis=0)
             if not moved.any():
                 break
-            before = pairs.shape[1]
             fresh = _without(_unique(bounds[:, moved], 1, self.dimensions)[1:], pairs, self.dimensions)
             pairs = np.concatenate((pairs, fresh), axis=1)
-            assert pairs.shape[1] >= before
         return pairs
 
     def _work(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
         """Correct the output at complete pairs [key number, time …, 1], in an order that extends that of times."""
         layout = self.arrangement.layout
+        # The pairs by key and time; a rank says how many pairs of the same key come before.
         order = np.lexsort((*todo[-2:0:-1], todo[0]))
         todo = todo.take(order, axis=1)
         firsts = np.ones(todo.shape[1], np.bool_)
         firsts[1:] = todo[0, 1:] != todo[0, :-1]
         starts = firsts.nonzero()[0]
         ranks = np.arange(todo.shape[1]) - starts.repeat(np.diff(np.append(starts, todo.shape[1])))
+        # Only the rows of keys that have a pair are looked at.
         wanted = np.zeros(keys.shape[1], np.bool_)
         wanted[todo[0]] = True
         given_numbers, given = self.output.lookup(hashes, keys)
@@ -461,6 +472,7 @@ class PartialReduce(ReduceOperator):
         corrections = []
         record_rows = (numbers, layout.value_rows(records), layout.times(records), records[-1])
         for rank in range(int(ranks.max()) + 1):
+            # One pair of each key at a time, because later pairs see what earlier ones have corrected.
             items = todo[:, ranks == rank]
             given_rows = (
                 given_numbers,

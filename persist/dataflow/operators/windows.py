@@ -134,6 +134,7 @@ def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema
 def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
     """Return the value of the first, the last or the n-th row of each frame, of those rows that count."""
     places = eligible.nonzero()[0]
+    # How many rows that count are before each place: a frame is an interval of these, too.
     before = np.concatenate(([0], eligible.cumsum()))
     first, end = (before.take(np.clip(bound, 0, len(words))) for bound in (p.low, p.high))
     number = end - 1 if call.function == "last_value" else first + (call.number - 1 if _is_nth(call) else 0)
@@ -250,6 +251,7 @@ def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
     """Return where the rows that agree in the order begin or end, so many groups of such rows further on."""
     if not len(p.at):
         return p.at
+    # Where each group of peers begins, and the number of each row's group.
     firsts = (p.peers_begin == p.at).nonzero()[0]
     numbers = (p.peers_begin == p.at).cumsum() - 1
     target = numbers + offset

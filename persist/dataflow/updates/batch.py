@@ -271,6 +271,7 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         keys: int64[k, n].
     """
     every = batch[0]
+    # Hashes of rows have that of the key in their upper half, so the rows of a key lie from its hash to hash | _LOW.
     lower = every.searchsorted(hashes)
     if len(hashes) == 1:
         first, greatest = lower[0], hashes[0] | _LOW
@@ -287,8 +288,10 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         ends = counts.cumsum()
         if not len(ends) or not ends[-1]:
             return NONE, NONE
+        # Key i with each of the rows lower[i], lower[i] + 1, … below upper[i].
         ones = np.arange(len(hashes)).repeat(counts)
         others = np.arange(ends[-1]) + (lower - ends + counts).take(ones)
+    # Different keys may have one hash.
     if len(keys):
         same = (keys.take(ones, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(others, axis=1)).all(axis=0)
         if not same.all():

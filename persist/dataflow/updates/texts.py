@@ -65,12 +65,14 @@ class Given:
     def tags(self) -> Words:
         """Return the tags of all: what `tag_of` makes of each."""
         all_hashes = self.lengths.astype(np.uint64) * _FACTOR
+        # A word of eight bytes from each byte on: one view of the same memory.
         eights: Words = np.ndarray((len(self.bytes) - 7,), np.dtype("<u8"), self.bytes.data, strides=(1,))
         live = np.arange(len(all_hashes))
         for first in range(0, LANES_BYTES, 8):
             live = live[self.lengths.take(live) > first] if first or not self.lengths.all() else live
             if not len(live):
                 break
+            # The next eight bytes of all texts that have some left; what is behind the end of a text is masked.
             words = eights[self.starts.take(live) + first]
             words &= _MASKS.take(self.lengths.take(live) - first, mode="clip")
             hashes = all_hashes if len(live) == len(all_hashes) else all_hashes.take(live)
@@ -221,10 +223,12 @@ class Texts:
         while len(todo):
             entries = self._table.take(at)
             if not entries.all():
+                # A text that comes to a free place is not in the table.
                 there = entries.nonzero()[0]
                 todo, at, entries = todo.take(there), at.take(there), entries.take(there)
             alike = (entries >> _HALF) == tags.take(todo)
             if alike.any():
+                # Texts of equal tags are compared; the others go on to the next place.
                 mine = todo if alike.all() else todo[alike]
                 numbers = (entries if mine is todo else entries[alike]) & _LOW
                 numbers = numbers.view(np.int64) - 1
@@ -250,6 +254,7 @@ class Texts:
         row, end = self._count, int(self._ends[self._count])
         ends = self._ends[row + 1 : row + 1 + len(places)]
         np.cumsum(lengths, out=ends)
+        # Where each byte of the new texts is in those given: the texts need not follow each other there.
         within = np.arange(int(ends[-1])) - (ends - lengths - given.starts.take(places)).repeat(lengths)
         self._data[end : end + len(within)] = given.bytes.take(within)
         ends += end

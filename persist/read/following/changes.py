@@ -136,6 +136,7 @@ def _retractions_first(
         comes, alike = comes[order], alike.take(int64_array(order))
     starts = np.ones(len(comes), np.bool_)
     starts[1:] = reduce(np.logical_or, map(neighbours_differ, order_keys(alike, alike.column_names)))
+    # Neighbours of one time and key of which the first comes and the second goes.
     wrong = np.flatnonzero(comes[:-1] & ~comes[1:] & ~starts[1:])
     if not len(wrong):
         return order
@@ -324,9 +325,11 @@ def _paired(
         groups: int64[updates], ascending: only what is of one group is paired, and nothing unless is_paired.
     """
     updates = np.arange(len(diffs))
+    # Each update as often as its diff says.
     goes, comes = (np.repeat(updates, signed * (signed > 0)) for signed in (-diffs, diffs))
     count = int(groups[-1]) + 1
     gone, come = (np.bincount(groups[rows], minlength=count) for rows in (goes, comes))
+    # How many transitions each group has, and where they begin.
     size = np.maximum(gone, come) if is_paired else gone + come
     begin = np.cumsum(size) - size
     paired = []

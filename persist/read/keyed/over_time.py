@@ -135,6 +135,7 @@ def joined(
         worst = int(counts.argmin())
         record = updates.select(list(schema.names)).slice(int(intervals.rows[interval[worst]]), 1).to_pylist()[0]
         raise NegativeMultiplicity(str(record), int(counts[worst]), int(at[row[worst]]))
+    # Each row as often as the record is there.
     row, interval = np.repeat(row, counts), np.repeat(interval, counts)
     # Rows without a record come once, at their place, with the first record under a mask.
     missing = np.setdiff1d(np.arange(len(frame)), row)

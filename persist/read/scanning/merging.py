@@ -317,6 +317,7 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
             f'record {rows.slice(at, 1).to_pylist()[:1]} alone has multiplicity {counts[at]}. Ask for form="diff".'
         )
     for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
+        # Row i is at the places from ends[i - 1] up to ends[i].
         wanted = np.arange(start, min(start + REPEATED_ROWS_MAX, int(ends[-1])))
         if scan.columns:
             yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))

@@ -278,6 +278,7 @@ def _one_each(changes: Changes) -> Changes:
     counts = int64_values(pc.list_value_length(changes.after).cast(pa.int64()))
     owners = np.repeat(np.arange(len(counts)), counts)
     starts = np.cumsum(counts) - counts
+    # Messages without old rows take up no places in the list of old ones.
     has_old = boolean_values(changes.before.is_valid())
     old_starts = np.cumsum(counts * has_old) - counts * has_old
     places = old_starts[owners] + np.arange(len(owners)) - starts[owners]

@@ -174,6 +174,7 @@ def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
     lengths = np.diff(offsets)
     if (lengths > DECIMAL_BYTES).any() or ((lengths == 0) & boolean_values(unscaled.is_valid())).any():
         raise Unreadable(f"a decimal of {int(lengths.max())} bytes does not fit {target}")
+    # Arrow has 16 bytes, the lowest first: bytes are turned round, and negative numbers filled with ones.
     held = np.flatnonzero(lengths)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     place = np.repeat(offsets[1:], lengths) - 1 - np.arange(len(data))

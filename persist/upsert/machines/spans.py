@@ -67,6 +67,7 @@ class History:
         schema = touched.schema
         open_rows = touched.present.filter(pc.is_null(touched.present[self._to]))
         groups, times = steps.event_groups(touched), steps.event_times(touched)
+        # Of the events of one key and time, the last one counts.
         last = np.ones(len(groups), np.bool_)
         last[:-1] = steps.firsts(groups, times)[1:]
         events = touched.events.take(int64_array(np.flatnonzero(last)))
@@ -76,6 +77,7 @@ class History:
         begun = np.concatenate([self._begun(open_rows), times])
         rows = pa.concat_tables([t.select([*schema.key_names, *fields]) for t in (open_rows, events)]).combine_chunks()
         new = np.flatnonzero(comes) + len(open_rows)
+        # A row that ends is there twice: open, to be taken back, and closed. Then come the rows that begin.
         picked = np.concatenate([standing[stood], standing[stood], new])
         ends = np.concatenate([np.zeros(stood.sum(), np.int64), times[stood], np.zeros(len(new), np.int64)])
         ended = np.repeat([False, True, False], [stood.sum(), stood.sum(), len(new)])
@@ -91,11 +93,13 @@ class History:
         held, sent = steps.identities([open_rows, events], fields)
         owners = int64_values(combined(open_rows[GROUP]))
         count = int(max([*groups[-1:], *owners[-1:]], default=-1)) + 1
+        # The open row of each key, and what it holds as a number; -1 for none.
         row_of = np.full(count, -1)
         row_of[owners] = np.arange(len(owners))
         value = np.full(count, -1)
         value[owners] = held
         value_before = steps.before(groups, np.where(live, sent, -1), value).astype(np.int64)
+        # An event that brings what is there already changes nothing.
         changes = np.where(live, sent, -1) != value_before
         stood, comes = changes & (value_before >= 0), changes & live
         brought = steps.last_at(groups, comes)
