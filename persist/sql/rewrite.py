@@ -21,11 +21,11 @@ values of these columns, as a relation of its own), what the subquery gives for 
 the rows around. Two parts of it are mostly not needed. The domain is joined once more with a relation that was made of
 it, by the columns that come from it: that join finds one partner for each row, and changes nothing
 (`without_domains`). Rows without a partner are kept with NULLs, of which a condition above then is not true: an inner
-join does, where no row can have a second partner (`with_inner_joins`).
+join does, where no row can have a second partner (`_pushed`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -80,33 +80,42 @@ def rewritten(plan: Node, known: Known = NOTHING) -> Node:
 
 def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node]:
     """Return the plan after its conditions went down, and then with its joins in order."""
-    pushed = _pushed(with_inner_joins(without_domains(plan)), [])
+    pushed = _pushed(without_domains(plan), [])
     return pushed, ordered(with_first_rows(pushed), known)
 
 
-def _pushed(node: Node, conditions: list[Term]) -> Node:
-    """Return a relation of which some conditions hold, which are done as far down as they can."""
+def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
+    """Return a relation of which some conditions hold, which are done as far down as they can.
+
+    Args:
+        known: conditions that are done above, so rows for which they are not true need not be there.
+    """
+    if isinstance(node, Join) and node.how in ("left", "single"):
+        width = width_of(node.left)
+        if any(_rejects_nulls(part, width) for part in (*conditions, *known)):
+            is_inner = node.how == "left" or has_one_partner(node)
+            node = msgspec.structs.replace(node, how="inner") if is_inner else node
     if isinstance(node, Join) and node.how == "inner" and node.condition is not None:
         here = factored_conjuncts(node.condition)
-        return _pushed(msgspec.structs.replace(node, condition=None), [*here, *conditions])
+        return _pushed(msgspec.structs.replace(node, condition=None), [*here, *conditions], known)
     if conditions and not isinstance(node, Filter | Project):
         types = dict(enumerate(map(to_arrow, types_of(node))))
         raising = [part for part in conditions if may_raise(part, types)]
         if raising:
-            pushed = _pushed(node, [part for part in conditions if part not in raising])
+            pushed = _pushed(node, [part for part in conditions if part not in raising], [*known, *raising])
             wanted = (at for at, part in enumerate(raising, 1) if crosses(_keyed(pushed, [part])) < crosses(pushed))
             first = max(wanted, default=0)
             return filtered(_keyed(pushed, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
-            return _pushed(input_, [*factored_conjuncts(condition), *conditions])
+            return _pushed(input_, [*factored_conjuncts(condition), *conditions], known)
         case Temporal(input_, lower, upper):
-            return _sunk(_pushed(input_, conditions), lower, upper)
+            return _sunk(_pushed(input_, conditions, known), lower, upper)
         case Project(input_, outputs):
-            down = [moved(part, outputs.__getitem__) for part in conditions]
-            return Project(_pushed(input_, down), outputs)
+            down, above = ([moved(part, outputs.__getitem__) for part in parts] for parts in (conditions, known))
+            return Project(_pushed(input_, down, above), outputs)
         case Join():
-            return _pushed_into_join(node, conditions)
+            return _pushed_into_join(node, conditions, known)
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
             below = [part for part in conditions if places_in(part) and max(places_in(part)) < len(keys)]
             above = [part for part in conditions if part not in below]
@@ -115,7 +124,7 @@ def _pushed(node: Node, conditions: list[Term]) -> Node:
         case Distinct() | SetOperation():
             return replaced(node, lambda below: _pushed(below, conditions))
         case Let(number, value, body):
-            return Let(number, _pushed(value, []), _pushed(body, conditions))
+            return Let(number, _pushed(value, []), _pushed(body, conditions, known))
         case Window(input_, calls):
             fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
             below = [part for part in conditions if places_in(part) <= fixed and places_in(part)]
@@ -138,32 +147,22 @@ def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
     return Temporal(node, lower, upper)
 
 
-def _pushed_into_join(join: Join, conditions: list[Term]) -> Node:
+def _pushed_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -> Node:
     width = width_of(join.left)
+    known_lefts, known_rights, _ = by_side(known, width)
+    if join.how == "inner":
+        lefts, rights, both = by_side(conditions, width)
+        left, right = _pushed(join.left, lefts, known_lefts), _pushed(join.right, rights, known_rights)
+        pairs = [_equality(part, width) for part in both]
+        rest = [part for part, pair in zip(both, pairs, strict=True) if pair is None]
+        equal = (*join.equal, *(pair for pair in pairs if pair is not None))
+        return Join("inner", left, right, equal, join.same, all_of(rest) if rest else None)
     lefts = [part for part in conditions if places_in(part) and max(places_in(part)) < width]
     rest = [part for part in conditions if part not in lefts]
-    if join.how == "inner":
-        return _pushed_into_inner(join, conditions, width)
-    if join.how == "mark":
-        return _pushed_into_mark(join, lefts, rest, width)
     if join.how in ("right", "full"):
-        lefts, rest = [], conditions
-    node = Join(join.how, _pushed(join.left, lefts), _pushed(join.right, []), join.equal, join.same, join.condition)
-    return filtered(node, rest)
-
-
-def _pushed_into_inner(join: Join, conditions: list[Term], width: int) -> Node:
-    lefts, rights, both = by_side(conditions, width)
-    pairs = [_equality(part, width) for part in both]
-    rest = [part for part, pair in zip(both, pairs, strict=True) if pair is None]
-    return Join(
-        "inner",
-        _pushed(join.left, lefts),
-        _pushed(join.right, rights),
-        (*join.equal, *(pair for pair in pairs if pair is not None)),
-        join.same,
-        all_of(rest) if rest else None,
-    )
+        lefts, known_lefts, rest = [], [], conditions
+    joined = msgspec.structs.replace(join, left=_pushed(join.left, lefts, known_lefts), right=_pushed(join.right, []))
+    return _asked_of_mark(joined, rest, width) if join.how == "mark" else filtered(joined, rest)
 
 
 def _keyed(node: Node, conditions: list[Term]) -> Node:
@@ -213,17 +212,16 @@ def _equality(condition: Term, width: int) -> tuple[Term, Term] | None:
     return None
 
 
-def _pushed_into_mark(join: Join, lefts: list[Term], rest: list[Term], width: int) -> Node:
+def _asked_of_mark(join: Join, conditions: list[Term], width: int) -> Node:
+    """Return a join that says whether a row has a partner, where conditions hold: mostly the rows that have one."""
     mark = Place(width)
-    negated = [part for part in rest if isinstance(part, Call) and calls(part, "not") and part.arguments == (mark,)]
-    how: Any = "semi" if mark in rest else "unless" if negated else "mark"
-    left, right = _pushed(join.left, lefts), _pushed(join.right, [])
-    joined: Node = Join(how, left, right, join.equal, join.same, join.condition)
-    if how == "mark":
-        return filtered(joined, rest)
-    value = Lit(pa.scalar(how == "semi"))
-    above = [part for part in rest if part != mark and part not in negated]
-    joined = Project(joined, (*map(Place, range(width)), value))
+    negated = [p for p in conditions if isinstance(p, Call) and calls(p, "not") and p.arguments == (mark,)]
+    if mark not in conditions and not negated:
+        return filtered(join, conditions)
+    is_semi = mark in conditions
+    kept = msgspec.structs.replace(join, how="semi" if is_semi else "unless")
+    joined = Project(kept, (*map(Place, range(width)), Lit(pa.scalar(is_semi))))
+    above = [part for part in conditions if part != mark and part not in negated]
     return _pushed(joined, above) if above else joined
 
 
@@ -244,31 +242,6 @@ def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Nod
         rest = map(Place, range(width_of(made.right)))
         return Project(made.right, (*(partner[at] for at in range(width_of(made.left))), *rest))
     return made
-
-
-def with_inner_joins(node: Node, conditions: Sequence[Term] = ()) -> Node:
-    """Return an equivalent plan with inner joins in place of outer ones, where conditions keep no row with their NULLs.
-
-    Args:
-        conditions: only rows for which all of them are true are asked for.
-    """
-    match node:
-        case Filter(input_, condition):
-            return Filter(with_inner_joins(input_, [*conditions, *factored_conjuncts(condition)]), condition)
-        case Project(input_, outputs):
-            below = [moved(part, outputs.__getitem__) for part in conditions]
-            return Project(with_inner_joins(input_, below), outputs)
-        case Let(number, value, body):
-            return Let(number, with_inner_joins(value), with_inner_joins(body, conditions))
-        case Join(how, left, right) if how not in ("right", "full"):
-            width = width_of(left)
-            is_asked_for = any(_rejects_nulls(part, width) for part in conditions)
-            if is_asked_for and (how == "left" or (how == "single" and has_one_partner(node))):
-                node = msgspec.structs.replace(node, how="inner")
-            lefts = [part for part in conditions if places_in(part) and max(places_in(part)) < width]
-            left, right = with_inner_joins(left, lefts), with_inner_joins(right)
-            return msgspec.structs.replace(node, left=left, right=right)
-    return replaced(node, with_inner_joins)
 
 
 def _rejects_nulls(condition: Term, first: int) -> bool:
