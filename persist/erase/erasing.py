@@ -5,7 +5,7 @@
 | the collection | its parts are exchanged (`persist.compact.eraser`), those with pending events, too |
 | its clones, what it was cloned from, and their clones | the same, whether they still share parts or not |
 | indexes of all of these | empty ones take their places, which are filled after that |
-| views that depend on any of them | they begin anew (`persist.sql.anew`), and are refreshed after that |
+| views that depend on any of them | they begin anew (`persist.sql.redefine`), and are refreshed after that |
 | published tables of any of them | they are given up, their files deleted, and they are published anew after that |
 
 All of it but the last steps is one record of the log. It loses if anything was compacted or derived meanwhile. Then

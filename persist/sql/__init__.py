@@ -5,12 +5,11 @@ semantics; its definition is stored with it, and needs no DuckDB; views that rea
 Statements that change collections, and queries that are answered once, are in `persist.query`.
 """
 
-from persist.sql.anew import views_anew
 from persist.sql.apply import Change, ViewsPlan, Wanted, plan_views
 from persist.sql.definition import Definition, InputBehind, Start
 from persist.sql.lower import answer
 from persist.sql.reasons import UnboundedState
-from persist.sql.redefine import dependents_of
+from persist.sql.redefine import dependents_of, views_anew
 from persist.sql.view import (
     LiveView,
     OnView,

@@ -29,7 +29,7 @@ from persist.blob import Indeterminate
 from persist.log import FORMAT, checkpoint_key, create_record, kinds, record_bytes, record_key
 from persist.read import places_of
 from persist.replica import Follower, read_checkpoint
-from persist.sql.anew import ViewsAnew
+from persist.sql.redefine import ViewsAnew
 from persist.state import State
 from persist.state.remembered import with_tokens
 from persist.write import Committed

@@ -10,7 +10,7 @@ This is for totally ordered times only, where the records of a group before a ch
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -36,19 +36,25 @@ Made: TypeAlias = dict[Record, int]
 
 
 class Group(ABC):
-    """One group: its records with their multiplicities, and what the reduction makes of them."""
+    """One group: its records with their multiplicities, and what the reduction makes of them.
 
-    shown: Made | None = None  # What was made of it, where that is kept.
+    Attributes:
+        orders: in which its records are kept.
+        shown: what was made of it, where that is kept.
+    """
+
+    orders: Collection[Ranked]
+    shown: Made | None = None
 
     @property
-    @abstractmethod
     def rows(self) -> int:
-        """How many records there are, over all orders in which they are kept."""
+        """How many records there are, over all orders."""
+        return sum(ranked.rows for ranked in self.orders)
 
     @property
-    @abstractmethod
     def bytes(self) -> int:
         """How much memory they take."""
+        return sum(ranked.bytes for ranked in self.orders)
 
     @abstractmethod
     def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
@@ -83,19 +89,11 @@ class TopGroup(MadeGroup):
     """The first records of a group."""
 
     def __init__(self, ranked: Ranked, skip: int, count: int, by: Sequence[int], counted: Counted) -> None:
-        self._ranked = ranked
+        self._ranked, self.orders = ranked, [ranked]
         self._skip = skip
         self._count = count
         self._by = by
         self._counted = counted
-
-    @property
-    def rows(self) -> int:
-        return self._ranked.rows
-
-    @property
-    def bytes(self) -> int:
-        return self._ranked.bytes
 
     def add(self, records: Ints, diffs: Ints) -> None:
         for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
@@ -127,6 +125,7 @@ class AggregatedGroup(MadeGroup):
         self._domain = domain
         self._counts = dict.fromkeys(range(len(aggregates)), 0)  # Of values that are not NULL.
         self._ranked: dict[int, Ranked] = {}
+        self.orders = self._ranked.values()
         self._sums: dict[int, dict[int, int]] = {}
         self._count = _exact_sum(diffs)
         for at, wanted in enumerate(aggregates):
@@ -137,14 +136,6 @@ class AggregatedGroup(MadeGroup):
             else:
                 order = Order([(0, False, False)], [wanted.of], domain)
                 self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value])
-
-    @property
-    def rows(self) -> int:
-        return sum(ranked.rows for ranked in self._ranked.values())
-
-    @property
-    def bytes(self) -> int:
-        return sum(ranked.bytes for ranked in self._ranked.values())
 
     def add(self, records: Ints, diffs: Ints) -> None:
         self._count += _exact_sum(diffs)
@@ -202,14 +193,7 @@ class FoldedGroup(MadeGroup):
         is_value = records[0] != NULL
         self._nulls = _exact_sum(diffs[~is_value])
         self._ranked = Ranked(Order([(0, False, False)], [kind], domain), records[:, is_value], diffs[is_value])
-
-    @property
-    def rows(self) -> int:
-        return self._ranked.rows
-
-    @property
-    def bytes(self) -> int:
-        return self._ranked.bytes
+        self.orders = [self._ranked]
 
     def add(self, records: Ints, diffs: Ints) -> None:
         for word, diff in zip(records[0].tolist(), diffs.tolist(), strict=True):

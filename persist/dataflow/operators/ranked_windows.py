@@ -258,16 +258,8 @@ class WindowedGroup(Group):
 
     def __init__(self, window: _Window, ranked: Ranked) -> None:
         self._window = window
-        self._ranked = ranked
+        self._ranked, self.orders = ranked, [ranked]
         self._partition = _Partition(ranked.blocks, window, {})
-
-    @property
-    def rows(self) -> int:
-        return self._ranked.rows
-
-    @property
-    def bytes(self) -> int:
-        return self._ranked.bytes
 
     def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
         for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
