@@ -86,11 +86,13 @@ def keep_erasures_finished(engine: Engine) -> None:
     """Let a client that writes do what erasures still owe whose processes have died."""
     held = weakref.ref(engine)  # The thread that does so must not keep the client alive.
 
-    def look_after(contents: CollectionState) -> None:
-        alive = held() if contents.name.startswith(OWED_PREFIX) else None
+    def look_after(contents: CollectionState) -> bool:
+        is_owed = contents.name.startswith(OWED_PREFIX)
+        alive = held() if is_owed else None
         if alive is not None:
             from persist.erase import settle_old
 
             settle_old(alive, contents)
+        return is_owed  # Whoever made the erasure is given a while for it.
 
     engine.writer("erase").compaction.also.append(look_after)

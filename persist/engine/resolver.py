@@ -251,14 +251,16 @@ class Resolver:
             contents = self._follower.current(id_, name)
         return False
 
-    def resolve_due(self, contents: CollectionState) -> None:
+    def resolve_due(self, contents: CollectionState) -> bool:
         """Do what maintenance does for a collection: resolve what is sealed, if its machine is known here.
 
-        Where another client has the location for itself, that one resolves.
+        Where another client has the location for itself, that one resolves. Return whether something is left.
         """
         if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper_times):
-            return
+            return False
         given = self._given.get(contents.id)
         if machine_of(contents.keyed, given, contents.name) is not None:
             with suppress(Locked):
                 self.resolve(contents.id, contents.name, given)
+                return False
+        return True

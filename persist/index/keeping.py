@@ -40,7 +40,7 @@ from persist.index.indexes import (
     steps_to_drop,
 )
 from persist.log import kinds
-from persist.names import index_hold
+from persist.names import INDEX_HOLD, index_hold
 from persist.read import Snapshot, changes_scan, read_changes
 from persist.state import CollectionState, ExpectDefinition, ExpectErasures, ExpectUpper, erasure_number
 from persist.write import Step
@@ -210,18 +210,20 @@ def keep_indexes_current(engine: Engine) -> None:
     """Let a client that writes refresh indexes that are far behind, in the collections that it looks after."""
     held = weakref.ref(engine)  # The thread that does so must not keep the client alive.
 
-    def look_after(contents: CollectionState) -> None:
+    def look_after(contents: CollectionState) -> bool:
         alive = held()
-        if alive is not None:
-            _keep(alive, contents)
+        return alive is not None and _keep(alive, contents)
 
     engine.writer("index").compaction.also.append(look_after)
 
 
-def _keep(engine: Engine, contents: CollectionState) -> None:
+def _keep(engine: Engine, contents: CollectionState) -> bool:
+    """Do what is due in a collection; return whether it is an index, which goes when the other collection does."""
     if definition_of(contents) is not None and contents.view is not None:
         (collection,) = contents.view["inputs"]
         if engine.follower.entry(collection) is None:  # Somebody dropped it, and left its index behind.
             engine.submit("drop_index", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
-    elif contents.id in indexes_by_collection(engine):
+        return True
+    if any(hold.startswith(INDEX_HOLD) for hold in contents.holds):
         bring_up(handle_on(engine, contents, contents.schema), least_rows=LAG_ROWS)
+    return False

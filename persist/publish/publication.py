@@ -453,10 +453,11 @@ def keep_tables_current(engine: Engine) -> None:
     # The thread that does so must not keep the client alive.
     held = weakref.ref(engine)
 
-    def look_after(contents: CollectionState) -> None:
+    def look_after(contents: CollectionState) -> bool:
         alive = held() if contents.published else None
         if alive is not None:
             publish_due(alive, contents)
+        return bool(contents.published)  # Some are due after a while.
 
     engine.writer("publish").compaction.also.append(look_after)
 

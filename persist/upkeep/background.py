@@ -5,9 +5,10 @@ collection of garbage may take hours. The other has these two, one after the oth
 
 It looks for a compaction that is due in the collections that the client has lately used, every
 `Tuning.compaction_interval_s` and as soon as many commits have been made. It looks in all collections of the location
-whenever it collects garbage, so that one writing client anywhere is enough to look after what nobody writes to any
-more. What since has passed is destroyed when it has waited for `Settings.destroy_after_s`, counted from when this
-client first saw it.
+the first time that it collects garbage, so that one writing client anywhere is enough to look after what nobody writes
+to any more. Each later time it looks in those that have changed since, and in those in which something was left: what
+is due in a collection depends on its contents, unless whoever looks says otherwise. What since has passed is destroyed
+when it has waited for `Settings.destroy_after_s`, counted from when this client first saw it.
 """
 
 import logging
@@ -22,7 +23,10 @@ from persist.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.hold import ConsumerLeases, Leases
 from persist.replica import Follower
 from persist.settings import Settings
-from persist.state import CollectionState, State
+from persist.state import CollectionEntry, CollectionState, FrozenMap, State
+
+# Does what is due in a collection. True if something may be due there later though the collection does not change.
+LookAfter = Callable[[CollectionState], bool | None]
 
 COMMITS_MAX = 16  # Of one collection, before it is looked at without waiting for the interval.
 
@@ -38,10 +42,10 @@ class CompactionSchedule:
         follower: Follower,
         clock: Clock,
         settings: Settings,
-        resolve: Callable[[CollectionState], object] = lambda contents: None,
+        resolve: LookAfter = lambda contents: None,
     ) -> None:
         """Make one; resolve turns the sealed events of a keyed collection into updates, if that is due."""
-        self.also: list[Callable[[CollectionState], object]] = []  # Done for each collection after that.
+        self.also: list[LookAfter] = []  # Done for each collection after that.
         self._resolve = resolve
         self._compactor = compactor
         self._follower = follower
@@ -53,6 +57,8 @@ class CompactionSchedule:
         # Clients that were opened together should not compact together.
         self._sweep_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.25, 0.75)
         self._undestroyed: dict[str, float] = {}  # Since when, by the clock.
+        self._swept: FrozenMap[CollectionEntry] | None = None  # What was there when the last sweep began,
+        self._left: set[str] = set()  # and where something was left.
         self._relieved_at: dict[str, int] = {}
         self._commits: Counter[str] = Counter()
 
@@ -70,8 +76,10 @@ class CompactionSchedule:
         sweeps = now_s >= self._sweep_at_s
         if sweeps:
             self._sweep_at_s = now_s + self._sweep_interval_s
-        known = [(id_, entry.name) for id_, entry in state.entries.in_memory() if entry.contents is not None]
-        self._look_after(self._follower.over_all(_all_in) if sweeps else known, self._is_overdue)
+            self._sweep(self._is_overdue)
+        else:
+            known = [(id_, entry.name) for id_, entry in state.entries.in_memory() if entry.contents is not None]
+            self._look_after(known, self._is_overdue)
 
     def sweep(self, *, destroys: bool) -> int:
         """Do what is due now in all collections; return in how many something was.
@@ -79,7 +87,9 @@ class CompactionSchedule:
         Args:
             destroys: also destroy all that since has passed, as a process must that does not live to see it overdue.
 
-        Cost: a request for each collection of which this client does not know the contents, and the work itself.
+        Cost: the first time, a request for each collection of which this client does not know the contents; later for
+        those that have changed since the last time, or in which something was left; and the work itself. Memory: the
+        ids of the first time.
 
         Raises:
             PersistError: as `tick`.
@@ -87,27 +97,36 @@ class CompactionSchedule:
         self._follower.refresh()
         if self._follower.interrupted is not None:
             return 0
-        return self._look_after(
-            self._follower.over_all(_all_in), (lambda contents: True) if destroys else self._is_overdue
-        )
+        return self._sweep((lambda contents: True) if destroys else self._is_overdue)
 
-    def _look_after(self, collections: Iterable[tuple[str, str]], is_overdue: Callable[[CollectionState], bool]) -> int:
+    def _sweep(self, is_overdue: Callable[[CollectionState], bool]) -> int:
+        """Look after all collections in which something may be due; return in how many something was done."""
+        entries, before = self._follower.state.entries, self._swept
+        self._swept = entries
+        if before is None or not entries.is_over_the_same_as(before):
+            # Most of them are idle, so nothing of them is kept in memory.
+            return self._look_after(self._follower.over_all(_all_in), is_overdue, self._follower.glanced)
+        changed = {id_: entry.name for id_, entry in entries.changes_since(before).items() if entry is not None}
+        left = [(id_, id_) for id_ in self._left - changed.keys()]
+        return self._look_after([*changed.items(), *left], is_overdue)
+
+    def _look_after(
+        self,
+        collections: Iterable[tuple[str, str]],
+        is_overdue: Callable[[CollectionState], bool],
+        look: Callable[[str, str], CollectionState] | None = None,
+    ) -> int:
         """Look after collections, by (id, name); return in how many something was done."""
+        look = look or self._follower.known
         worked = 0
         failed: PersistError | None = None
         for id_, name in collections:
+            self._left.discard(id_)
             try:
-                # As of the last look: a location of many idle collections must not cost requests for each.
-                self._resolve(self._follower.known(id_, name))
-                contents = self._follower.known(id_, name)
-                destroys = is_overdue(contents)
-                if self._compactor.is_due(contents, destroy=destroys):
-                    self._compactor.compact(id_, name, destroy=destroys)
-                    worked += 1
-                    if destroys:  # What is retracted from now on waits anew.
-                        self._undestroyed.pop(id_, None)
-                for look_after in self.also:
-                    look_after(self._follower.known(id_, name))
+                has_worked, is_left = self._looked_after(id_, name, is_overdue, look)
+                worked += has_worked
+                if is_left:
+                    self._left.add(id_)
             except CollectionNotFound:
                 self._undestroyed.pop(id_, None)
             except ClientClosed:
@@ -115,9 +134,36 @@ class CompactionSchedule:
             except PersistError as error:
                 logger.warning("upkeep of %r failed and will be tried again: %s", name, error)
                 failed = failed or error
+                self._left.add(id_)
         if failed is not None:
             raise failed
         return worked
+
+    def _looked_after(
+        self,
+        id_: str,
+        name: str,
+        is_overdue: Callable[[CollectionState], bool],
+        look: Callable[[str, str], CollectionState],
+    ) -> tuple[bool, bool]:
+        """Do what is due in a collection; return whether there was a compaction, and whether something may be left."""
+        # As of the last look: a location of many idle collections must not cost requests for each.
+        contents = look(id_, name)
+        entry = self._follower.entry(id_)
+
+        def now() -> CollectionState:
+            return contents if self._follower.entry(id_) is entry else self._follower.known(id_, name)
+
+        is_left = bool(self._resolve(contents))
+        destroys, has_worked = is_overdue(now()), False
+        if self._compactor.is_due(now(), destroy=destroys):
+            self._compactor.compact(id_, name, destroy=destroys)
+            has_worked = True
+            if destroys:  # What is retracted from now on waits anew.
+                self._undestroyed.pop(id_, None)
+        for look_after in self.also:
+            is_left |= bool(look_after(now()))
+        return has_worked, is_left or must_destroy(now()) is not None or self._compactor.is_due(now())
 
     def committed(self, collection: str) -> bool:
         """Take note of a commit that added updates; tell whether there were so many that compaction is due."""

@@ -21,7 +21,7 @@ HOUR_S = 3600.0
 
 @contextmanager
 def scheduled(
-    clock: ImpatientClock, resolve: Callable[[CollectionState], object] = lambda contents: None, **changed: float
+    clock: ImpatientClock, resolve: Callable[[CollectionState], bool | None] = lambda contents: None, **changed: float
 ) -> Iterator[tuple[persist.Client, CompactionSchedule]]:
     """Open a client which compacts only when a test says so, and the schedule that it would have."""
     settings = tuned(**{"background": False, "gc_interval_s": HOUR_S, **changed})
@@ -229,3 +229,55 @@ def test_a_sweep_destroys_at_once_what_since_has_passed_if_it_is_to(destroys: bo
         assert (history_of(client, "a") < before) == destroys
         assert client["a"].snapshot(5).count() == 0
         assert schedule.sweep(destroys=destroys) == 0
+
+
+def test_a_later_sweep_looks_where_something_has_changed_or_was_left() -> None:
+    seen, left = list[str](), {"b"}
+
+    def resolve(contents: CollectionState) -> bool:
+        seen.append(contents.name)
+        return contents.name in left
+
+    def looked_at() -> list[str]:
+        seen.clear()
+        schedule.sweep(destroys=False)
+        return sorted(seen)
+
+    with scheduled(ImpatientClock(), resolve) as (client, schedule):
+        for name in ("c", "d"):
+            client.create_or_load(name, key={"k": pa.int64()})
+        assert looked_at() == ["a", "b", "c", "d"]
+        assert looked_at() == ["b"]
+        left.clear()
+        client["c"].write([((1, None), 0, 1)], seal=1).result()
+        client["a"].drop().result()
+        assert looked_at() == ["b", "c"]
+        assert looked_at() == []
+        with persist.open(client.engine.blob, clock=client.engine.clock) as other:
+            other["d"].write([((1, None), 0, -1), ((1, None), 1, 1)], seal=2).result()
+            other["d"].allow_compaction(1).result()
+        assert looked_at() == ["d"]
+        assert looked_at() == ["d"]  # What since has passed waits to be destroyed.
+        assert schedule.sweep(destroys=True) == 1
+        assert looked_at() == ["d"]
+        assert looked_at() == []
+
+
+def test_a_collection_that_failed_is_looked_at_by_the_next_sweep_though_it_is_as_it_was() -> None:
+    seen, fails = list[str](), ["b"]
+
+    def resolve(contents: CollectionState) -> None:
+        seen.append(contents.name)
+        if contents.name in fails:
+            raise persist.Unavailable("not now")
+
+    with scheduled(ImpatientClock(), resolve) as (_, schedule):
+        with pytest.raises(persist.Unavailable):
+            schedule.sweep(destroys=False)
+        assert sorted(seen) == ["a", "b"]
+        fails.clear()
+        seen.clear()
+        schedule.sweep(destroys=False)
+        assert seen == ["b"]
+        schedule.sweep(destroys=False)
+        assert seen == ["b"]
