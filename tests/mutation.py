@@ -70,6 +70,7 @@ ROOMS = {
     "upsert": ["tests/upsert"],
     "read": [
         "tests/read",
+        "tests/web/test_notebook.py",
         "tests/upsert/test_keyed.py",
         "tests/upsert/test_way_back.py",
         *(f"tests/test_{what}.py" for what in ("exchange", "home", "as_of_join", "evolve_narrower", "replacing")),

@@ -339,11 +339,12 @@ def _deleting(
 
 def joined_events(tables: Sequence[EventTable]) -> EventTable:
     """Return what came as several tables as one."""
-    if len(tables) <= 1:
-        return tables[0]
+    first, *others = tables
+    if not others:
+        return first
     table = pa.concat_tables([events.table for events in tables])
     at = table.schema.get_field_index(SEQ)
     table = table.set_column(at, table.schema.field(at), int64_array(np.arange(len(table), dtype=np.int64)))
     known = [events.watermarks for events in tables if events.watermarks is not None]
     marks = (min(least for least, _ in known), max(most for _, most in known)) if known else None
-    return replace(tables[0], table=table, watermarks=marks)
+    return replace(first, table=table, watermarks=marks)

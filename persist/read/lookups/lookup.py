@@ -225,9 +225,10 @@ class Lookup:
 
     def _rows(self, source: _Source, reader: PartReader) -> PartRows | JoinedRows:
         schema = self.scan.schema
-        if len(source.parts) > 1:
-            return JoinedRows(source.parts, schema, source.types, source.columns, reader)
-        return PartRows(source.parts[0], schema, source.types, source.columns, source.fields, reader)
+        match source.parts:
+            case (part,):
+                return PartRows(part, schema, source.types, source.columns, source.fields, reader)
+        return JoinedRows(source.parts, schema, source.types, source.columns, reader)
 
     def wanted(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `wanted_keys`."""

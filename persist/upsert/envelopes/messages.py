@@ -210,7 +210,7 @@ def _pads(codes: np.ndarray, offsets: np.ndarray, texts: pa.Array) -> np.ndarray
 
 
 def _example(texts: pa.Array) -> str:
-    return repr(texts.drop_null()[0].as_py())[:60] if texts.null_count < len(texts) else "nothing"
+    return repr(texts.drop_null()[0].as_py())[:60]
 
 
 def _with_nulls_of(source: pa.Array, array: pa.Array) -> pa.Array:

@@ -85,6 +85,28 @@ def test_messages_of_other_tables_are_passed_over_whatever_their_columns_are() -
         maxwell(messages, key="id")
 
 
+def test_a_message_that_names_no_table_is_of_none() -> None:
+    nowhere = {key: value for key, value in INSERT.items() if key not in ("table", "database")}
+    later = {**INSERT, "data": {**ROW, "id": 2}}
+    assert maxwell(texts(nowhere, later), key="id", schema=TYPES, table="e").table["id"].to_pylist() == [2]
+
+
+def test_messages_may_come_as_tables_and_batches_one_after_the_other() -> None:
+    some = [pa.table({"value": texts({**INSERT, "data": {**ROW, "id": at}})}) for at in range(3)]
+    [batch] = some[1].to_batches()
+    for given in ([some[0], batch, some[2]], [batch], [some[2]], batch):
+        wanted = [0, 1, 2] if isinstance(given, list) and len(given) == 3 else [2 if given == [some[2]] else 1]
+        assert maxwell(given, key="id", schema=TYPES).table["id"].to_pylist() == wanted
+
+
+def test_a_text_that_is_no_base64_is_shown() -> None:
+    schema = {"id": pa.int64(), "b": pa.binary()}
+    for text in ("AQ", "A=Q=", "====", "AQ*="):
+        messages = texts(*({**INSERT, "data": {"id": at, "b": b}} for at, b in enumerate((None, text))))
+        with pytest.raises(BadMessage, match="is not base64"):
+            maxwell(messages, key="id", schema=schema)
+
+
 def test_bytes_of_maxwell_are_base64() -> None:
     message = {**INSERT, "data": {"id": 1, "b": "AQI="}}
     table = maxwell(texts(message), key="id", schema={"id": pa.int64(), "b": pa.binary()}).table

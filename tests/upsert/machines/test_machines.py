@@ -37,6 +37,31 @@ def test_append_distinct_adds_what_is_not_there(events: list[KeyEvent], cuts: li
     assert by_machine(AppendDistinct(by), TWO, events, cuts) == by_rule(events, rule)
 
 
+def test_each_of_several_deletions_takes_what_was_appended_since_the_one_before() -> None:
+    a, b = (0, "a"), (1, "b")
+    events: list[KeyEvent] = [
+        (0, a, 0), (0, None, 1), (0, a, 2), (0, b, 2), (0, None, 3), (0, b, 4),
+        (1, b, 0), (1, b, 1), (2, a, 0), (2, None, 4), (2, None, 5), (2, b, 6), (2, None, 7),
+    ]  # fmt: skip
+    wanted = {
+        (0, a, 0): 1, (0, a, 1): -1, (0, a, 2): 1, (0, b, 2): 1, (0, a, 3): -1, (0, b, 3): -1, (0, b, 4): 1,
+        (1, b, 0): 1, (2, a, 0): 1, (2, a, 4): -1, (2, b, 6): 1, (2, b, 7): -1,
+    }  # fmt: skip
+    for cuts in ([], [1], [2], [3], [1, 4], [5, 7]):
+        assert by_machine(AppendDistinct(), TWO, events, cuts) == wanted, cuts
+
+
+def test_a_key_is_inserted_anew_after_each_deletion_and_no_other_time() -> None:
+    a, b = (0, "a"), (1, "b")
+    events: list[KeyEvent] = [
+        (0, a, 0), (0, b, 1), (0, None, 2), (0, None, 3), (0, b, 4), (0, None, 5), (0, a, 5),
+        (1, None, 0), (1, b, 2), (1, None, 2), (2, a, 3), (2, b, 4),
+    ]  # fmt: skip
+    wanted = {(0, a, 0): 1, (0, a, 2): -1, (0, b, 4): 1, (0, b, 5): -1, (0, a, 5): 1, (2, a, 3): 1}
+    for cuts in ([], [1], [2], [3], [5], [2, 4]):
+        assert by_machine(InsertIfAbsent(), TWO, events, cuts) == wanted, cuts
+
+
 @given(EVENTS, CUTS)
 def test_history_keeps_every_value_with_its_interval(events: list[KeyEvent], cuts: list[int]) -> None:
     def rule(held: list[Any], value: Any, time: int) -> list[Any]:
