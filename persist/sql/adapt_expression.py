@@ -149,8 +149,6 @@ class Expressions:
                 return self._case(node)
             case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" | "BOUND_COMPARISON" | "BOUND_CAST":
                 return self._call(node)
-            case "BOUND_BETWEEN":
-                return self._between(node)
             case "BOUND_PARAMETER":
                 self.refuse("a view has no parameters: write the value into the query", node)
         self.refuse(f"{node.get('expression_class')} is not supported in a view", node)
@@ -185,12 +183,6 @@ class Expressions:
         # DuckDB puts this around intervals that it compares: months become days there, which these have, too.
         bare_ = node["children"][0] if name_of(node) == "normalized_interval" else node
         return sql_call("duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.one(bare_), at=self._at(node))
-
-    def _between(self, node: Json) -> Term:
-        low = "greater_equal" if node.get("lower_inclusive", True) else "greater"
-        high = "less_equal" if node.get("upper_inclusive", True) else "less"
-        value, least, greatest = (self.compared(node[name]) for name in ("input", "lower", "upper"))
-        return _between(low, high, value, least, greatest, at=self._at(node))
 
     def _is_by_duckdb(self, node: Json) -> bool:
         """Return whether DuckDB computes a call itself: what views have no function for, and what is of lists, structs

@@ -99,6 +99,8 @@ def test_without_duckdb_a_view_of_its_functions_says_what_to_install(
         monkeypatch.setattr(duckdb, "__version__", version)
     with pytest.raises(InvalidUsage, match=r"pip install 'duckdb>=2.0,<2.1'"):
         split.refresh()
+    with pytest.raises(InvalidUsage, match=r"pip install 'duckdb>=2.0,<2.1'.*Views that exist are refreshed with"):
+        client.create_view("other", "SELECT id FROM t")
     plain.refresh()
     assert len(plain.snapshot().to_arrow()) == 1
 

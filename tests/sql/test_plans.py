@@ -9,10 +9,15 @@ import pytest
 
 import persist
 from persist.dataflow import Program
+from persist.errors import InvalidUsage
+from persist.expression import Place
 from persist.sql import answer
-from persist.sql.algebra import Distinct, Filter, Join, Project, Scan, children, every
+from persist.sql.adapt_expression import Expressions
+from persist.sql.algebra import Distinct, Filter, Join, Project, Scan, TopK, every
 from persist.sql.compile import planned
+from persist.sql.duck import place
 from persist.sql.graph import columns_read
+from persist.sql.lower import Lowering
 from persist.sql.rewrite import rewritten
 from tests.sql.oracle import TABLES, changes, check, schemas
 from tests.sql.test_views import rows
@@ -130,14 +135,15 @@ KEYED = [
 ]
 
 
+def test_no_query_with_an_equality_is_a_cross_product() -> None:
+    for sql in KEYED:
+        for node in every(rewritten(planned(sql, schemas(TABLES))[0])):
+            assert not isinstance(node, Join) or node.equal or node.same, sql
+
+
 @pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("sql", KEYED)
 def test_an_equality_is_a_key_whatever_may_raise_beside_it(sql: str) -> None:
-    left = [rewritten(planned(sql, schemas(TABLES))[0])]
-    while left:
-        node = left.pop()
-        assert not isinstance(node, Join) or node.equal or node.same, "a cross product"
-        left += children(node)
     for seed in range(3):
         check(sql, changes(seed))
 
@@ -165,6 +171,54 @@ def test_a_condition_with_a_constant_that_duckdb_computes_is_applied_below_the_j
     assert len(filters) == 2
     assert not any(isinstance(node, Join) for each in filters for node in every(each))
     check(sql, changes(1))
+
+
+@pytest.mark.parametrize(("limit", "offset"), [(1, 0), (2, 0), (None, 1), (2, 1), (1, 3)])
+def test_of_rows_that_all_agree_as_many_are_taken_as_are_asked_for(limit: int | None, offset: int) -> None:
+    top = TopK(Scan("t", ("a",), ("int32",)), (), limit, offset, (Place(0),))
+    program = Program("top")
+    t = program.input("t", key={"a": pa.int32()})
+    seen = Lowering(program, lambda name: t).stream(top).capture()
+    with program.open() as running:
+        running["t"].insert([((a, None), 0, a) for a in range(1, 5)])
+        running["t"].advance_to(1)
+        running.step()
+    counts = {row["c0"]: row["_diff"] for row in seen.updates().to_pylist()}
+    wanted = {a: max(0, min(a - offset, 9 if limit is None else limit)) for a in range(1, 5)}
+    assert counts == {a: count for a, count in wanted.items() if count}
+
+
+def test_what_a_plan_says_and_is_not_known_is_refused_where_it_stands() -> None:
+    sql = "SELECT\n a FROM t"
+    node = {"expression_class": "BOUND_REF", "index": 0, "query_location": 8, "collation": "NOCASE"}
+    with pytest.raises(InvalidUsage, match=r"(?s)has a member 'collation'.*line 2:  a FROM t\n +\^"):
+        Expressions(sql).one(node)
+    assert Expressions(sql).one({**node, "collation": ""}) == Place(0)
+    with pytest.raises(InvalidUsage, match="BOUND_BETWEEN is not supported in a view"):
+        Expressions(sql).one({"expression_class": "BOUND_BETWEEN"})
+
+
+@pytest.mark.parametrize(
+    ("at", "shown"),
+    [
+        (None, ""), ("x", ""), (-1, ""), (22, ""),
+        (0, "\n  line 1: SELECT ä,\n          ^"),
+        (7, "\n  line 1: SELECT ä,\n                 ^"),
+        (9, "\n  line 1: SELECT ä,\n                  ^"),  # In bytes, of which ä has two.
+        (12, "\n  line 2:  b FROM t\n           ^"),
+        (21, "\n  line 3: \n          ^"),
+    ],
+)  # fmt: skip
+def test_a_place_in_a_query_is_a_line_with_a_mark_below_it(at: Any, shown: str) -> None:
+    assert place("SELECT ä,\n b FROM t\n", at) == shown
+
+
+def test_of_a_long_line_what_is_around_the_place_is_shown() -> None:
+    sql = "SELECT " + "a, " * 100 + "x"
+    lines = place(sql, 307).splitlines()
+    assert lines[1] == "  line 1: " + sql[227:347]
+    assert len(lines[2]) == 10 + 80 + 1
+    assert place(sql, 80).splitlines()[1] == "  line 1: " + sql[:120]
 
 
 @pytest.mark.parametrize("how", ["UNION ALL", "UNION"])

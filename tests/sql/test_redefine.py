@@ -188,6 +188,43 @@ def test_an_input_is_readable_at_the_switch_from_since_to_its_last_time(
         sums.redefine(SUMS.replace("facts", "others"))
 
 
+def test_views_that_are_sealed_differently_far_do_not_switch_together(client: persist.Client) -> None:
+    facts, others = facts_of(client), facts_of(client, "others")
+    sums = client.create_view("sums", SUMS)
+    client.create_view("both", "SELECT total FROM sums JOIN others USING (k)").refresh()
+    facts.seal(7).result()
+    sums.refresh()
+    with pytest.raises(persist.InvalidUsage, match=r"would switch together.*'sums' to 7, 'both' to 2\. Seal what they"):
+        sums.redefine(LARGE)
+    others.seal(7).result()
+    sums.redefine(LARGE)
+    assert sums.definition.since == 7
+
+
+def test_a_view_that_was_never_refreshed_begins_where_what_it_reads_switches(client: persist.Client) -> None:
+    facts = facts_of(client)
+    sums = client.create_view("sums", SUMS)
+    sums.refresh()
+    above = client.create_view("above", "SELECT k FROM sums")
+    facts.seal(5).result()
+    sums.redefine(LARGE)
+    facts.seal(6).result()
+    above.refresh()
+    assert rows(above) == [("a",)]
+
+
+def test_a_rehearsal_computes_and_writes_nothing(client: persist.Client) -> None:
+    facts_of(client)
+    sums = client.create_view("sums", SUMS)
+    before = client.seqno
+    assert sums.live.operators() == []
+    reports = sums.live.rehearse()
+    assert (client.seqno, sums.upper) == (before, persist.Antichain(0))
+    assert max(report.updates for report in reports) >= 3
+    sums.open_state()
+    assert [report.title for report in sums.live.operators()][:1] == [report.title for report in reports][:1]
+
+
 def test_a_view_that_another_one_reads_is_not_begun_anew(client: persist.Client) -> None:
     facts_of(client)
     sums = client.create_view("sums", SUMS, indexes="auto")
