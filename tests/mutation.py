@@ -70,10 +70,10 @@ ROOMS = {
     "upsert": ["tests/upsert"],
     "read": [
         "tests/read",
-        "tests/web/test_notebook.py",
         "tests/upsert/test_keyed.py",
         "tests/upsert/test_way_back.py",
         *(f"tests/test_{what}.py" for what in ("exchange", "home", "as_of_join", "evolve_narrower", "replacing")),
+        *(f"tests/test_{what}.py" for what in ("follow_together", "shown", "table")),
     ],
     # Windows, kept groups, and steps of queries are reached by queries only.
     "dataflow": ["tests/dataflow"]

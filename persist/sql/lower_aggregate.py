@@ -78,9 +78,7 @@ def _constant(term: Term) -> Any:
     """Return the value of a constant; a decimal as a pair of whole numbers, whose quotient it is."""
     assert isinstance(term, Lit)
     value = term.value.as_py()
-    return (
-        (int(value.scaleb(term.value.type.scale)), 10**term.value.type.scale) if isinstance(value, Decimal) else value
-    )
+    return value.as_integer_ratio() if isinstance(value, Decimal) else value
 
 
 def fold_of(

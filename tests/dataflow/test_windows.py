@@ -343,6 +343,19 @@ def test_what_no_result_can_hold_is_refused() -> None:
             windows([call], SCHEMA, domain)(every, words, every + 1, None)
 
 
+def test_sums_of_wide_decimals_lose_no_digit() -> None:
+    schema, domain = pa.schema({"h": pa.decimal128(38, 1)}), Domain()
+    values = [Decimal("1234567890123456789012345678901234567.5"), Decimal("0.1"), None]
+    words = domain.encode(pa.array(values, schema.field("h").type))[None]
+    for function, kind, wanted in (
+        ("sum", pa.decimal128(38, 1), Decimal("1234567890123456789012345678901234567.6")),
+        ("avg", pa.float64(), 12345678901234567890123456789012345676 / 20),
+    ):
+        call = WindowFunction("r", function, kind, ("h",))
+        _, made, _ = windows([call], schema, domain)(np.zeros(3, np.int64), words, np.ones(3, np.int64), None)
+        assert domain.decode(made[-1], kind).to_pylist() == [wanted] * 3
+
+
 def test_sums_of_frames_are_exact_whatever_their_size() -> None:
     schema = pa.schema({"u": pa.uint64(), "h": pa.decimal128(38, 1), "d": pa.decimal256(60, 1), "g": pa.float32()})
     rows: list[Row] = [

@@ -12,7 +12,6 @@ Cost: of a change of a group, the rows of the group; of windows, the rows of all
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from persist.codecs import whole_numbers
 from persist.dataflow.operators.aggregates import Wanted, contributions
 from persist.dataflow.operators.logic import aggregate, copies, slot_sums, starts_of
 from persist.dataflow.operators.moments import STATISTICS, statistics
@@ -325,14 +325,14 @@ def _interpolated(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain:
             made = low + (high - low) * share
         return domain.encode(pa.array(made).cast(kind))
     if pat.is_decimal(kind) and kind.precision > 18:
-        lows, highs = ([int(v.scaleb(kind.scale)) for v in domain.decode(w, kind).to_pylist()] for w in (one, other))
+        decoded = (domain.decode(words, kind) for words in (one, other))
+        lows, highs = (whole_numbers(pa.chunked_array([values])).tolist() for values in decoded)
     else:
         lows, highs = one.tolist(), other.tolist()
     # As DuckDB, towards zero; but of the exact value between them.
     made = [int(low + (high - low) * Fraction(part)) for low, high, part in zip(lows, highs, share, strict=True)]
     if pat.is_decimal(kind) and kind.precision > 18:
-        context = Context(prec=76)
-        return domain.encode(pa.array([context.scaleb(Decimal(whole), -kind.scale) for whole in made], kind))
+        return domain.of_digits(made, kind)
     return np.array(made, np.int64)
 
 

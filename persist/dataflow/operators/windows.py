@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs import DiffOverflow
+from persist.codecs import DiffOverflow, whole_numbers
 from persist.dataflow.operators.aggregates import to_float
 from persist.dataflow.operators.folds import Rows, folded, framed
 from persist.dataflow.operators.logic import copies
@@ -423,15 +423,10 @@ def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
     """Return numbers as whole ones: decimals in units of their last digit, floats in 2**-1074; 0 for what is none."""
     if pat.is_floating(kind):
         return _wholes(domain.decode(words, kind))
-    if pat.is_decimal(kind):
-        if pat.is_decimal128(kind) and not (len(words) and words.max() >= FIRST_WIDE):
-            return np.where(words == NULL, 0, words)
-        scale = kind.scale
-        values = domain.decode(words, kind).to_pylist()
-        return np.array([0 if value is None else int(value.scaleb(scale)) for value in values], object)
-    if pat.is_uint64(kind):
-        return np.array([value or 0 for value in domain.decode(words, kind).to_pylist()], object)
-    return np.where(words == NULL, 0, words)
+    is_number = not (pat.is_decimal(kind) or pat.is_uint64(kind))
+    if is_number or (pat.is_decimal128(kind) and not (len(words) and words.max() >= FIRST_WIDE)):
+        return np.where(words == NULL, 0, words)
+    return whole_numbers(pa.chunked_array([domain.decode(words, kind)]))
 
 
 def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
