@@ -393,7 +393,7 @@ class Here:
     """Runs the stages of a step in this process, as one program: nothing is shared out, or made into tables between."""
 
     def __init__(self, reader: PartReader) -> None:
-        self._found = Found(reader)
+        self._found = Found(reader.for_once())
 
     def asked(self, tasks: Sequence[StageTask]) -> Asked:
         """Run stages; return the tables that are asked for, each with its exchange."""

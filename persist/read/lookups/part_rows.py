@@ -6,6 +6,7 @@
 - What is decoded (`PartRows`): keys first; other columns only of row groups that have a wanted key. Each is kept by
   itself, because snapshots with other columns have the keys in common: by row group, or as a block of them once nearly
   all of it was wanted. Bytes that were fetched for the keys serve for the other columns.
+- Parts are decoded by several of our threads at a time. Threads of Arrow besides would take twice the CPU time.
 - Texts that the file has as dictionaries stay so until rows are taken: to make them takes Arrow seven times as long.
 - Where a client has a cache folder, what is large enough is kept in mapped files (`SpilledRows`), and in memory only
   what cannot go there. Rows of a file are used only after these very rows have been checked.
@@ -468,8 +469,12 @@ class PartRows:
         coded = () if columns == self._keys else self._texts()
         for groups, data in fetched:
             if groups[0] <= run[0] and run[-1] <= groups[-1]:
-                return self._reader.decoded_groups(self._part, self._schema, groups, run, data, columns, coded=coded)
-        table, data = self._reader.fetched_groups(self._part, self._schema, run, columns, coded=coded)
+                return self._reader.decoded_groups(
+                    self._part, self._schema, groups, run, data, columns, coded=coded, use_threads=False
+                )
+        table, data = self._reader.fetched_groups(
+            self._part, self._schema, run, columns, coded=coded, use_threads=False
+        )
         fetched.append((run, data))
         return table
 

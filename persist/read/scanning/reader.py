@@ -33,7 +33,7 @@ from persist.codecs import (
 )
 from persist.errors import LeaseExpired
 from persist.hold import Claim
-from persist.read.scanning.caches import PartCaches, SliceLeftovers, SpilledRows, fetched
+from persist.read.scanning.caches import PartCaches, SliceLeftovers, SpilledRows, decoded_rows, fetched
 from persist.write import MEMORY_BUDGET
 
 S = TypeVar("S")
@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 ALL_KEYS = KeyRange()
 WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
+ONCE_BYTES = 16 << 20  # Of what look-ups decode for others with other keys right afterwards.
 
 
 class PartReader:
@@ -81,6 +82,16 @@ class PartReader:
         """
         made = copy(self)
         made._leftovers = SliceLeftovers(bytes_max)
+        return made
+
+    def for_once(self) -> "PartReader":
+        """Return the same for look-ups that nobody repeats: little of what they decode is kept.
+
+        Memory that is decoded to again costs no page faults: of those that a cold refresh looks up in six million rows,
+        they take a third of the time.
+        """
+        made = copy(self)
+        made.decoded = decoded_rows(ONCE_BYTES)
         return made
 
     @property
@@ -308,6 +319,7 @@ class PartReader:
         *,
         filter: pc.Expression | None = None,
         coded: Sequence[str] = (),
+        use_threads: bool = True,
     ) -> tuple[pa.Table, bytes]:
         """Return what `groups` does, and the bytes it was made of, for `decoded_groups`."""
         index = self._indexes.get(self.blob, part, schema)
@@ -321,7 +333,9 @@ class PartReader:
             return _no_rows(schema, columns), b""
 
         def decoded(data: bytes) -> tuple[pa.Table, bytes]:
-            rows = self.decoded_groups(part, schema, groups, groups, data, columns, filter=filter, coded=coded)
+            rows = self.decoded_groups(
+                part, schema, groups, groups, data, columns, filter=filter, coded=coded, use_threads=use_threads
+            )
             return rows, data
 
         within = index.groups[groups[0]].start, index.groups[groups[-1]].end
@@ -338,12 +352,15 @@ class PartReader:
         *,
         filter: pc.Expression | None = None,
         coded: Sequence[str] = (),
+        use_threads: bool = True,
     ) -> pa.Table:
         """Return columns of the wanted ones of some consecutive row groups, given the bytes of all of these."""
         index, view = self._indexes.get(self.blob, part, schema), memoryview(data)
         start = index.groups[groups[0]].start
         pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in wanted]
-        return decode_groups(pieces, index, part, schema, columns=columns, filter=filter, coded=coded)
+        return decode_groups(
+            pieces, index, part, schema, columns=columns, filter=filter, coded=coded, use_threads=use_threads
+        )
 
 
 def _no_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
