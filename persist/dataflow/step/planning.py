@@ -343,18 +343,20 @@ class StepPlan:
         stages = before(self.stages, numbers)
         tasks, size = self._tasks(stages, partitions, known, {}, asked)
         if self._is_brief:
-            size = self._size_beyond(self._together(stages, known, needs_of(stages, self.quiet, asked))[1], known)
+            size = self._size_beyond(stages, asked, known)
         return [replace(task, asked=numbers, asked_of=of) for task in tasks], size
 
-    def _size_beyond(self, needs: Mapping[int, Need], known: Known) -> int:
-        """Return what reading by some needs takes beyond what the step reads in any case, which `Found` keeps."""
+    def _size_beyond(self, stages: Sequence[StagePlan], asked: Sequence[Brought], known: Known) -> int:
+        """Return what finding keys takes to read beyond what the step reads in any case."""
+        _, needs = self._together(stages, known, needs_of(stages, self.quiet, asked))
         _, read_anyway = self._together(self.stages, known, self._needs)
         readings = {id(reading): reading for reading in self._readings.values()}
-        return sum(
-            self._sliced(readings[at], need, known)[1] - readings[at].changes_bytes
-            for at, need in needs.items()
-            if need != read_anyway[at]
-        )
+        size = 0
+        for at, need in needs.items():
+            anyway = read_anyway[at]
+            if need != anyway and (need is None or anyway is None or not need <= anyway):
+                size += readings[at].unread_bytes(self._sliced(readings[at], need, known)[0].slices)
+        return size
 
     def told_bytes(self, wanted: Set[Brought]) -> int:
         """Return how many bytes, decoded, the sources hold of which some keys, or what these tell, tell a part."""
@@ -385,9 +387,13 @@ class StepPlan:
     def _changed_bytes(self, sources: set[int] | None) -> int:
         return sum(self._readings[source].changes_bytes for source in sources or ())
 
-    @staticmethod
-    def touched(wanted: Sequence[Brought], tasks: Sequence[StageTask], keys: Asked) -> dict[Brought, TouchedKeys]:
+    def touched(self, wanted: Sequence[Brought], tasks: Sequence[StageTask], keys: Asked) -> dict[Brought, TouchedKeys]:
         """Return the keys that the tasks of a wave were asked for, of what they gave."""
+        for task in tasks if self._is_brief else ():
+            read = [] if task.slices is None else self._readings[task.stage.number].read
+            for piece in () if task.slices is None else task.slices.slices:
+                if piece.keys is not None and not any(piece is one for one in read):
+                    read.append(piece)
         asked = frozenset[int]().union(*(task.asked for task in tasks))
         tables: dict[int, list[pa.Table]] = {number: [] for number in asked}
         for exchange, table in keys:
@@ -445,6 +451,8 @@ class StepPlan:
     ) -> tuple[list[StageTask], int]:
         needs = {} if known is None else self._needs if stages is self.stages else needs_of(stages, self.quiet, asked)
         own, every = self._together(stages, known, needs)
+        if self._is_brief and asked:
+            every = self._with_known(every, known or {})
         read = {
             id(reading): self._sliced(reading, every[id(reading)], known or {})
             for reading in self._readings.values()
@@ -482,6 +490,17 @@ class StepPlan:
                 every[id(reading)] = None if is_whole else (need or NOTHING) | (before_it or NOTHING)
         return own, every
 
+    def _with_known(self, every: Mapping[int, Need], known: Known) -> dict[int, Need]:
+        """Return what to read to find keys: with it all that the step is known to need of the same, which is kept."""
+        with_known = {**every}
+        for stage in self.stages:
+            at = id(self._readings[stage.number]) if stage.source is not None else 0
+            need = with_known.get(at)
+            if need and stage.source is not None:
+                terms = self._needs.get(stage.source.number, NOTHING) or NOTHING
+                with_known[at] = need | {term for term in terms if term.keys in known}
+        return with_known
+
     @cached_property
     def _read_whole(self) -> set[int]:
         """The readings that several parts share and one needs all of, which are read once for the whole step."""
@@ -498,7 +517,11 @@ class StepPlan:
     def _sliced(self, reading: Reading, need: Need, known: Known) -> tuple[SourceSlices, int]:
         """Return what `Reading.sliced` does: a step is planned by what it takes first, and then to be taken."""
         told = [(term, known[term.keys]) for term in need or ()]
-        at = id(reading), None if need is None else frozenset((term, id(keys)) for term, keys in told)
+        at = (
+            id(reading),
+            len(reading.read),
+            None if need is None else frozenset((term, id(keys)) for term, keys in told),
+        )
         if at not in self._planned:
             self._planned[at] = told, reading.sliced(need, known, self._parallel)
         return self._planned[at][1]

@@ -7,7 +7,7 @@ index of the collection has the columns that say what is needed, the records are
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +19,7 @@ from persist.dataflow.step.stages import Keys
 from persist.dataflow.step.tasks import Slice, SourceSlices
 from persist.dataflow.step.touched import Need
 from persist.engine import CollectionHandle, changes, snapshot
-from persist.index import PAYS, Path, own_path
+from persist.index import PAYS, Path, among, own_path
 from persist.read import Lookup, Scan, Wanted, narrowed_scan
 from persist.source import CollectionAddress
 
@@ -39,6 +39,7 @@ class Reading:
         changes: after it; None if there are none.
         columns: of the source, with the types that the plan takes them for.
         paths: by which records are found that indexes have.
+        read: look-ups that were made in this step already, to find keys. None of them gives what one before it gives.
     """
 
     address: CollectionAddress
@@ -48,6 +49,7 @@ class Reading:
     as_of: int
     columns: pa.Schema
     paths: Sequence[Path] = ()
+    read: list[Slice] = field(default_factory=list)
 
     @property
     def contents_bytes(self) -> int:
@@ -148,14 +150,45 @@ class Reading:
                 return None
             of_path = keys.select([columns.index(name) for name in path.columns])  # One may be there twice.
             by_path.setdefault(path.columns, (path, []))[1].append(of_path)
-        size, slices, before = 0, list[Slice](), list[pa.Table]()
-        for path, tables in by_path.values():
-            keys = _distinct(pa.concat_tables(tables))
-            own, _ = path.bytes_of(keys)
-            size += own
-            slices.append(Slice(self.contents, keys=keys, path=path, without=tuple(before)))
-            before.append(keys)
-        return (size, slices) if slices else None
+        wanted = [(path, _distinct(pa.concat_tables(tables))) for path, tables in by_path.values()]
+        size = sum(path.bytes_of(keys)[0] for path, keys in wanted)
+        return (size, self._looked_up(wanted)) if wanted else None
+
+    def _looked_up(self, wanted: Sequence[tuple[Path | None, pa.Table]], count: int = 1) -> list[Slice]:
+        """Return what looks keys up, each by a path or as the whole key, that was not done in this step already.
+
+        What one leaves out because another one gives it, that one has to give: so all that were made before are there.
+
+        Args:
+            count: of new ones for each path.
+        """
+        used, new = 0, list[Slice]()
+        for path, keys in wanted:
+            for at, piece in enumerate(self.read):
+                assert piece.keys is not None
+                if len(keys) and piece.keys.column_names == keys.column_names and _is_by(piece, path):
+                    left = among(keys, piece.keys, others=True)
+                    used = max(used, at + 1) if len(left) < len(keys) else used
+                    keys = left
+            if not len(keys):
+                continue
+            without = tuple(piece.keys for piece in (*self.read, *new) if piece.keys is not None)
+            cuts = [len(keys) * at // count for at in range(count + 1)]
+            parts = [keys.slice(start, end - start) for start, end in pairwise(cuts)]
+            new += [Slice(self.contents, keys=part, path=path, without=without) for part in parts]
+        return [*(self.read if new else self.read[:used]), *new]
+
+    def unread_bytes(self, slices: Sequence[Slice]) -> int:
+        """Return about how many bytes slices of the contents read, decoded, that were not read in this step already."""
+        return sum(
+            piece.scan.memory if piece.keys is None else self._lookup_bytes(piece.path, piece.keys)
+            for piece in slices
+            if not piece.is_changes and not any(piece is one for one in self.read)
+        )
+
+    def _lookup_bytes(self, path: Path | None, keys: pa.Table) -> int:
+        lookup = Lookup(self.contents)
+        return path.bytes_of(keys)[0] if path is not None else lookup.bytes_of(lookup.wanted(keys))[0]
 
     def _needed(self, need: Need, known: Known, parallel: int) -> tuple[int, list[Slice]]:
         if need is not None:
@@ -169,9 +202,7 @@ class Reading:
             rows = sum(part.rows for part in self.contents.all_parts)
             if 2 * size <= self.contents_bytes or not parts or SPARSE * len(keys) <= rows:
                 count = max(1, min(parallel, len(keys) // LOOKED_UP_KEYS))
-                cuts = [len(keys) * at // count for at in range(count + 1)]
-                slices = [Slice(self.contents, keys=keys.slice(start, end - start)) for start, end in pairwise(cuts)]
-                return size, slices if parts else []
+                return size, self._looked_up([(None, keys)], count) if parts else []
         scan = narrowed_scan(self.contents, filter_of(need, known, self.columns)) or self.contents
         by_indexes = self._found(need, known)
         if by_indexes is not None and (PAYS * by_indexes[0] <= scan.memory or self._is_sparse(by_indexes)):
@@ -197,6 +228,10 @@ class Reading:
             return None
         wanted = Lookup(self.contents).wanted(pa.concat_tables([table for table in tables if table is not None]))
         return schema.empty_table() if wanted.keys is None else pa.Table.from_batches([wanted.keys.batch])
+
+
+def _is_by(piece: Slice, path: Path | None) -> bool:
+    return piece.path is path or (piece.path is not None and path is not None and piece.path.columns == path.columns)
 
 
 def _distinct(keys: pa.Table) -> pa.Table:

@@ -108,11 +108,12 @@ def _contents(piece: Slice, reader: PartReader) -> Iterable[pa.Table]:
         return read_snapshot(piece.scan, "diff", reader)
     if piece.path is not None:
         table = piece.path.records(piece.keys, reader)
-        for keys in piece.without:
-            table = among(table, keys, others=True)
-        return [table]
-    lookup = Lookup(piece.scan)
-    return [lookup.contents(lookup.wanted(piece.keys), "diff", reader)]
+    else:
+        lookup = Lookup(piece.scan)
+        table = lookup.contents(lookup.wanted(piece.keys), "diff", reader)
+    for keys in piece.without:
+        table = among(table, keys, others=True)
+    return [table]
 
 
 class Found:
