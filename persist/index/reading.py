@@ -69,12 +69,6 @@ class Path:
     changes: Scan | None
     is_ahead: bool
 
-    @property
-    def key_schema(self) -> pa.Schema:
-        """The columns by which records are found, with their types."""
-        kinds = self.contents.schema.key_types
-        return pa.schema([*zip(self.columns, kinds, strict=True)])
-
     def bytes_of(self, keys: pa.Table) -> tuple[int, int]:
         """Return about how many bytes, decoded, and of how many parts, looking up some keys reads. No I/O."""
         lookup = Lookup(self.contents)

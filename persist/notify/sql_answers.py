@@ -16,16 +16,6 @@ from persist.version import __version__
 PREPARED_S = 600.0  # How long a prepared statement that nobody uses is kept.
 
 
-class TableFacts(Protocol):
-    """What is known of a collection as a table; see `persist.query.result.TableAbout`."""
-
-    schema: str
-    table: str
-    is_view: bool
-    key: tuple[str, ...]
-    columns: pa.Schema
-
-
 class Facts(Protocol):
     """Who knows what there is to be asked."""
 
@@ -34,7 +24,7 @@ class Facts(Protocol):
         ...
 
     def tables(self) -> Sequence[Any]:
-        """Return a `TableFacts` of each collection."""
+        """Return what is known of each collection as a table, as `persist.query.result.TableAbout` has it."""
         ...
 
 

@@ -31,7 +31,7 @@ def test_first_key_columns_find_what_a_filter_finds() -> None:
                     ):
                         path = own_path(held.scan, count)
                         assert path is not None
-                        keys = keys.cast(path.key_schema)
+                        keys = keys.cast(pa.schema([*zip(path.columns, path.contents.schema.key_types, strict=True)]))
                         found = path.records(keys, made.handle.engine.reader()).select([*columns, "_diff"])
                         wanted = among(everything.select([*columns, "_diff"]), keys)
                         assert consolidate(found, columns).equals(consolidate(wanted, columns)), (columns, as_of, count)

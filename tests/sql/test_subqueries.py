@@ -55,6 +55,13 @@ def test_an_outer_join_becomes_an_inner_one_where_no_condition_is(condition: str
     assert INNER in told
 
 
+def test_an_outer_join_becomes_an_inner_one_below_a_join_that_asks_for_no_nulls() -> None:
+    kinds, _ = made("SELECT f FROM (fact LEFT JOIN dim ON fact.k = dim.k) JOIN other ON f = x AND g > 2")
+    assert kinds == {"inner": 2}
+    kinds, _ = made("SELECT f FROM (fact LEFT JOIN dim ON fact.k = dim.k) LEFT JOIN other ON f = x AND g > 2")
+    assert kinds == {"left": 2}
+
+
 def test_a_subquery_that_may_have_two_rows_stays_an_error() -> None:
     assert made("SELECT f FROM fact WHERE n < (SELECT x FROM other WHERE other.n = fact.k)")[0]["single"] == 1
 
