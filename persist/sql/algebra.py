@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from persist.expression import Lit, Place, Term, all_of, places_in, shifted
+from persist.expression import Call, Lit, Place, Term, all_of, calls, places_in, shifted
 from persist.sql.types import kind_in, kind_of, to_arrow
 
 TRUE = Lit(pa.scalar(True))
@@ -317,6 +317,33 @@ def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Te
         else:
             both.append(part)
     return lefts, rights, both
+
+
+def equality(condition: Term, width: int) -> tuple[Term, Term] | None:
+    """Return the two sides of a condition that something of the left equals something of the right."""
+    if not (isinstance(condition, Call) and calls(condition, "equal")):
+        return None
+    one, other = condition.arguments
+    if places_in(one) and places_in(other):
+        if min(places_in(one)) >= width:
+            one, other = other, one
+        if max(places_in(one)) < width <= min(places_in(other)):
+            return one, shifted(other, -width)
+    return None
+
+
+def inner_join(
+    left: Node,
+    right: Node,
+    conditions: Sequence[Term],
+    equal: Sequence[tuple[Term, Term]] = (),
+    same: Sequence[tuple[Term, Term]] = (),
+) -> Join:
+    """Return a join under some conditions, whose keys are those of them that say what is equal in both sides."""
+    pairs = [equality(part, width_of(left)) for part in conditions]
+    rest = [part for part, pair in zip(conditions, pairs, strict=True) if pair is None]
+    keys = (*equal, *(pair for pair in pairs if pair is not None))
+    return Join("inner", left, right, keys, tuple(same), all_of(rest) if rest else None)
 
 
 def width_of(node: Node) -> int:

@@ -20,7 +20,6 @@ from persist.expression import (
     Lit,
     Place,
     Term,
-    all_of,
     calls,
     factored_conjuncts,
     placed,
@@ -38,7 +37,7 @@ from persist.sql.algebra import (
     Scan,
     Temporal,
     children,
-    filtered,
+    inner_join,
     replaced,
     width_of,
 )
@@ -124,10 +123,7 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
     """
     if not isinstance(node, Join) or node.how != "inner" or node.same:
         return replaced(node, lambda child: ordered(child, known))
-    relations: list[Node] = []
-    pairs: list[tuple[Term, Term]] = []
-    conditions: list[Term] = []
-    _flatten(node, 0, relations, pairs, conditions)
+    relations, conditions = _flattened(node, 0)
     if len(relations) < 3:
         return replaced(node, lambda child: ordered(child, known))
     widths = [width_of(leaf) for leaf in relations]
@@ -137,59 +133,32 @@ def ordered(node: Node, known: Known = NOTHING) -> Node:
         return {max(at for at, start in enumerate(starts) if start <= index) for index in places_in(expression)}
 
     estimates = [_shifted(estimated(leaf, known), start) for leaf, start in zip(relations, starts, strict=True)]
-    order = _order(estimates, [(one, other, owners(one), owners(other)) for one, other in pairs])
-    place: dict[int, int] = {}
-    joined: Node | None = None
-    left_pairs = list(pairs)
-    left_conditions = list(conditions)
-    for at in order:
-        relation = ordered(relations[at], known)
-        here = set(place)
-        mine = {starts[at] + n for n in range(widths[at])}
-        if joined is None:
-            place = {starts[at] + n: n for n in range(widths[at])}
-            joined = relation
-            continue
-        equal, kept = [], []
-        for one, other in left_pairs:
-            if places_in(one) <= mine and places_in(other) <= here:
-                one, other = other, one
-            if places_in(one) <= here and places_in(other) <= mine:
-                ours = placed(one, place)
-                theirs = shifted(other, -starts[at])
-                equal.append((ours, theirs))
-            else:
-                kept.append((one, other))
-        left_pairs = kept
-        place = {**place, **{index: len(place) + n for n, index in enumerate(sorted(mine))}}
-        now = [conjunct for conjunct in left_conditions if places_in(conjunct) <= place.keys()]
-        left_conditions = [conjunct for conjunct in left_conditions if conjunct not in now]
-        condition = all_of([placed(conjunct, place) for conjunct in now]) if now else None
-        joined = Join("inner", joined, relation, tuple(equal), (), condition)
-    assert joined is not None
-    rest = [sql_call("equal", pa.bool_(), *pair) for pair in left_pairs]
-    joined = filtered(joined, [placed(equality, place) for equality in rest])
+    conditions.sort(key=_is_key)  # Keys may raise, and then only for rows for which the others hold.
+    keys = [part.arguments for part in conditions if isinstance(part, Call) and _is_key(part)]
+    first, *others = _order(estimates, [(one, other, owners(one), owners(other)) for one, other in keys])
+    joined = ordered(relations[first], known)
+    place = {starts[first] + n: n for n in range(widths[first])}
+    for at in others:
+        place |= {starts[at] + n: len(place) + n for n in range(widths[at])}
+        ready = [part for part in conditions if places_in(part) <= place.keys()]
+        conditions = [part for part in conditions if part not in ready]
+        joined = inner_join(joined, ordered(relations[at], known), [placed(part, place) for part in ready])
     return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
 
 
-def _flatten(
-    node: Node,
-    start: int,
-    relations: list[Node],
-    pairs: list[tuple[Term, Term]],
-    conditions: list[Term],
-) -> None:
-    """Collect the relations of inner joins of inner joins, and what their rows agree in, by columns of the whole."""
+def _is_key(condition: Term) -> bool:
+    return isinstance(condition, Call) and calls(condition, "equal") and all(map(places_in, condition.arguments))
+
+
+def _flattened(node: Node, start: int) -> tuple[list[Node], list[Term]]:
+    """Return the relations of inner joins of inner joins, and their conditions by columns of the whole."""
     if not isinstance(node, Join) or node.how != "inner" or node.same:
-        relations.append(node)
-        return
+        return [node], []
     width = width_of(node.left)
-    _flatten(node.left, start, relations, pairs, conditions)
-    _flatten(node.right, start + width, relations, pairs, conditions)
-    for one, other in node.equal:
-        pairs.append((shifted(one, start), shifted(other, start + width)))
-    if node.condition is not None:
-        conditions += [shifted(condition, start) for condition in factored_conjuncts(node.condition)]
+    (lefts, above), (rights, below) = _flattened(node.left, start), _flattened(node.right, start + width)
+    own: list[Term] = [sql_call("equal", pa.bool_(), one, shifted(other, width)) for one, other in node.equal]
+    own += [] if node.condition is None else factored_conjuncts(node.condition)
+    return [*lefts, *rights], [*above, *below, *(shifted(part, start) for part in own)]
 
 
 def _order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:

@@ -53,7 +53,6 @@ from persist.expression import (
     Lit,
     Place,
     Term,
-    all_of,
     calls,
     evaluate,
     factored_conjuncts,
@@ -78,8 +77,10 @@ from persist.sql.algebra import (
     WindowCall,
     by_side,
     crosses,
+    equality,
     filtered,
     has_one_partner,
+    inner_join,
     replaced,
     types_of,
     width_of,
@@ -177,10 +178,7 @@ def _pushed_into_join(join: Join, conditions: list[Term], known: Sequence[Term])
     if join.how == "inner":
         lefts, rights, both = by_side(conditions, width)
         left, right = _pushed(join.left, lefts, known_lefts), _pushed(join.right, rights, known_rights)
-        pairs = [_equality(part, width) for part in both]
-        rest = [part for part, pair in zip(both, pairs, strict=True) if pair is None]
-        equal = (*join.equal, *(pair for pair in pairs if pair is not None))
-        return Join("inner", left, right, equal, join.same, all_of(rest) if rest else None)
+        return inner_join(left, right, both, join.equal, join.same)
     lefts = [part for part in conditions if places_in(part) and max(places_in(part)) < width]
     rest = [part for part in conditions if part not in lefts]
     if join.how in ("right", "full"):
@@ -218,22 +216,9 @@ def _keyed(node: Node, conditions: list[Term]) -> Node:
 def _first_equality(conditions: Sequence[Term], width: int) -> tuple[tuple[Term, Term] | None, list[Term]]:
     """Return the first condition that is an equality of both sides, as a pair, and the others."""
     for at, part in enumerate(conditions):
-        if (pair := _equality(part, width)) is not None:
+        if (pair := equality(part, width)) is not None:
             return pair, [*conditions[:at], *conditions[at + 1 :]]
     return None, [*conditions]
-
-
-def _equality(condition: Term, width: int) -> tuple[Term, Term] | None:
-    """Return the two sides of a condition that something of the left equals something of the right."""
-    if not (isinstance(condition, Call) and calls(condition, "equal")):
-        return None
-    one, other = condition.arguments
-    if places_in(one) and places_in(other):
-        if min(places_in(one)) >= width:
-            one, other = other, one
-        if max(places_in(one)) < width <= min(places_in(other)):
-            return one, shifted(other, -width)
-    return None
 
 
 def _asked_of_mark(join: Join, conditions: list[Term], width: int) -> Node:
