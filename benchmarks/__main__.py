@@ -71,6 +71,7 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "micro": streams.micro,
     "compaction": compaction.throughput,
     "amplification": compaction.amplification,
+    "newest": compaction.newest,
     "dataflow": dataflows.join_and_count,
     "dataflow-state": dataflows.state,
     "dataflow-graphs": loops.graphs,

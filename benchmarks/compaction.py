@@ -11,11 +11,11 @@ import persist
 from benchmarks.harness import Job, Measure, Row, Side, megabytes
 from benchmarks.ours import COLLECTION, compact, write_collection, write_maintained
 from benchmarks.targets import same_rows
-from benchmarks.travel import bytes_written, maintained
+from benchmarks.travel import anytime, bytes_written, maintained
 from benchmarks.workspace import Workspace, bytes_of, copy_location, one_file
 from persist.blob import FileBlob, MeteredBlob
 
-SET, LONG = "cdc-5m", "history-50m"
+SET, LONG, NEWEST = "cdc-5m", "history-50m", "newest-8m"
 ORDER = [(name, "ascending") for name in ("id", "name", "amount", "at", "_time")]
 
 
@@ -50,22 +50,27 @@ def throughput(work: Workspace) -> list[Row]:
     return [Row(row.measure, row.against, row.reach, row.ours, row.theirs, row.ratio, memory)]
 
 
-def amplification(work: Workspace) -> list[Row]:
-    """What is written for each byte that comes in while `history-50m` is written and maintained; and the space."""
-    data = work.data(LONG)
-    taken = bytes_of(Path(maintained(work)))
-    written = work.bytes_written[LONG]
+def newest(work: Workspace) -> list[Row]:
+    """The same where only a small range of keys changes; and snapshots at random times."""
+    return [*anytime(work, NEWEST), *amplification(work, NEWEST)]
+
+
+def amplification(work: Workspace, name: str = LONG) -> list[Row]:
+    """What is written for each byte that comes in while a set is written and maintained; and the space."""
+    data = work.data(name)
+    taken = bytes_of(Path(maintained(work, name)))
+    written = work.bytes_written[name]
     raw = MeteredBlob(FileBlob(work.folder / "unmaintained"))
     write_collection(data, raw)
     came_in = bytes_written(raw)
     [contents] = data.contents([data.uppers[-1] - 1])
     result = Path(one_file(contents, work.folder / "result.parquet")).stat().st_size
     shutil.rmtree(work.folder / "unmaintained")
-    job = Job(write_maintained, [LONG, work.scale, str(work.folder / "maintained-memory")])
+    job = Job(write_maintained, [name, work.scale, str(work.folder / "maintained-memory")])
     memory = work.memory_of(job)
     return [
         Row(
-            f"write amplification, {LONG}, maintained while written",
+            f"write amplification, {name}, maintained while written",
             "bytes of the same without maintenance",
             "< 6",
             megabytes(written),
@@ -74,7 +79,7 @@ def amplification(work: Workspace) -> list[Row]:
             memory,
         ),
         Row(
-            f"space, {LONG}, whole history kept",
+            f"space, {name}, whole history kept",
             "one Parquet file of the result, and the history as it came in",
             "<= 1.5",
             megabytes(taken),

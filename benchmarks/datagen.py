@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rows": {"type": int, "help": "how many updates in all"},
     "batch_count": {"type": int, "flag": "--batches", "help": "how many batches they come in"},
     "uneven": {"action": argparse.BooleanOptionalAction, "help": "batches of different sizes"},
-    "skew": {"choices": ["uniform", "zipf"], "help": "which keys change"},
+    "skew": {"choices": ["uniform", "zipf", "newest"], "help": "which keys change"},
     "inserts": {"type": float, "help": "share of changes that bring a new key, while there is one"},
     "deletes": {"type": float, "help": "share of changes that delete; those left over update"},
     "loaded": {"type": int, "help": "keys inserted before anything else happens"},

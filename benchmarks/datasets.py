@@ -4,6 +4,7 @@
                   10% of the changes delete
     cdc-5m-texts  the same with 1,000 different strings, to group by
     history-50m   500k keys with 100 updates each, 50M in all, 200 batches and seals
+    newest-8m     2M keys are inserted, then the newest hundredth of them is changed: 8M updates, 160 batches and seals
     log-20m       20M inserts
     micro         100,000 batches of 10 rows: 100,000 keys are inserted, then changed
     flights       the aircraft of a year of departures from New York (`examples/flights.py`), a batch for each day
@@ -56,6 +57,9 @@ HISTORIES = {
     "cdc-5m": History(name="cdc-5m", **CDC),  # type: ignore[arg-type]
     "cdc-5m-texts": History(name="cdc-5m-texts", texts=1000, **CDC),  # type: ignore[arg-type]
     "history-50m": History(name="history-50m", keys=500_000, rows=50_000_000, batch_count=200, loaded=500_000),
+    "newest-8m": History(
+        name="newest-8m", keys=2_000_000, rows=8_000_000, batch_count=160, loaded=2_000_000, skew="newest"
+    ),
     "log-20m": History(name="log-20m", keys=20_000_001, rows=20_000_000, batch_count=100, inserts=1.0),
     "micro": History(name="micro", keys=100_000, rows=1_000_000, batch_count=100_000, loaded=100_000, ticks=1),
 }

@@ -26,10 +26,11 @@ import pyarrow as pa
 
 Ints = npt.NDArray[Any]  # of int64; numpy does not follow the types of sums and indices
 Bools = npt.NDArray[Any]  # of bool
-Skew = Literal["uniform", "zipf"]
+Skew = Literal["uniform", "zipf", "newest"]
 
 BLOCK_ROWS = 1 << 20
 ZIPF_EXPONENT = 1.1
+NEWEST = 0.01  # The share of keys that is changed where only the newest are.
 FIXED_BYTES = 16  # Of a record: the double and the timestamp; the rest is the string.
 EPOCH_US = 1_767_225_600_000_000  # 2026-01-01, when time 0 was.
 LETTERS = np.frombuffer(b"abcdefghijklmnop", np.uint8)
@@ -71,7 +72,7 @@ class History:
         keys: how many keys there may ever be.
         rows: how many updates in all, to within 1.
         batch_count: how many batches they come in, uneven or of the same size.
-        skew: which keys are changed: all alike, or few of them most of the time.
+        skew: which keys are changed: all alike, few of them most of the time, or the newest, whose ids are greatest.
         inserts, deletes: shares of changes that bring a key never seen before, while there is one, and that delete; the
             others update. A key that was deleted and is drawn again is inserted again, which takes from the latter two.
         loaded: how many keys are inserted before anything else happens.
@@ -107,8 +108,8 @@ class History:
             raise ValueError(f"{self}: inserts, deletes and late are shares from 0 to 1")
         if self.record_bytes <= FIXED_BYTES:
             raise ValueError(f"record_bytes={self.record_bytes} leaves nothing for the string: more than {FIXED_BYTES}")
-        if self.skew not in ("uniform", "zipf"):
-            raise ValueError(f'skew={self.skew!r} is not "uniform" or "zipf"')
+        if self.skew not in ("uniform", "zipf", "newest"):
+            raise ValueError(f'skew={self.skew!r} is not "uniform", "zipf" or "newest"')
 
     @property
     def key(self) -> dict[str, pa.DataType]:
@@ -287,7 +288,9 @@ class History:
         return self._columns(keys, state.version[keys].astype(np.int64), state.time[keys]).sort_by("id")
 
     def _ids(self, key: Ints) -> pa.Array:
-        """Return the ids of keys: a bijection, so that neither age nor popularity follows the order of ids."""
+        """Return the ids of keys: a bijection. Neither age nor popularity follows their order, but for the newest."""
+        if self.skew == "newest":
+            return pa.array(key)
         factor = self.keys * 618 // 1000 | 1
         while np.gcd(factor, self.keys) != 1:
             factor += 2
@@ -396,10 +399,12 @@ def _linked(key: Ints, delete: Bools, state: _Keys) -> _Changes:
 
 
 def _picked(chance: npt.NDArray[Any], count: Ints, skew: Skew) -> Ints:
-    """Return for each a number in [0, count), all alike or by a power law; 0 where count is 0."""
+    """Return for each a number in [0, count), all alike, by a power law or near the end; 0 where count is 0."""
     most = np.maximum(count, 1)
     if skew == "uniform":
         drawn = chance * most
+    elif skew == "newest":
+        drawn = most - 1 - np.floor(chance * np.maximum(most * NEWEST, 1))
     else:
         # The inverse of the distribution function of x ** -s on [1, count + 1).
         power = 1 - ZIPF_EXPONENT

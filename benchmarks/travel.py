@@ -26,17 +26,17 @@ TIMES = 20
 COLUMNS = ["id", "name", "amount", "at"]
 
 
-def maintained(work: Workspace) -> str:
-    """Return the set as a collection that was maintained while it was written."""
+def maintained(work: Workspace, name: str = SET) -> str:
+    """Return a set as a collection that was maintained while it was written."""
 
     def make(folder: Path) -> None:
         metered = MeteredBlob(FileBlob(folder))
-        write_collection(work.data(SET), metered, settings=FRUGAL, maintained=True)
-        work.bytes_written[SET] = bytes_written(metered)
+        write_collection(work.data(name), metered, settings=FRUGAL, maintained=True)
+        work.bytes_written[name] = bytes_written(metered)
         with persist.open(str(folder), settings=FRUGAL) as client:
             client.gc()
 
-    return str(work.once(f"maintained-{SET}", make))
+    return str(work.once(f"maintained-{name}", make))
 
 
 def bytes_written(metered: MeteredBlob) -> int:
@@ -45,20 +45,20 @@ def bytes_written(metered: MeteredBlob) -> int:
     return counts["set"].bytes + counts["create"].bytes
 
 
-def _sealed(work: Workspace) -> list[int]:
+def _sealed(work: Workspace, name: str = SET) -> list[int]:
     """Return the positions of the seals as of which to read, in random order."""
-    uppers = work.data(SET).uppers
+    uppers = work.data(name).uppers
     count = max(3, min(TIMES, round(100 * TIMES * work.scale)))
     return [int(i) for i in np.random.default_rng(5).permutation(len(uppers))[:count]]
 
 
-def anytime(work: Workspace) -> list[Row]:
+def anytime(work: Workspace, name: str = SET) -> list[Row]:
     """Snapshots at random times, against reading a Parquet file of each result."""
-    location, seals = maintained(work), _sealed(work)
-    as_of = [work.data(SET).uppers[i] - 1 for i in seals]
+    location, seals = maintained(work, name), _sealed(work, name)
+    as_of = [work.data(name).uppers[i] - 1 for i in seals]
     files = []
-    for time, contents in zip(as_of, work.data(SET).contents(as_of), strict=True):
-        files.append(one_file(contents, work.folder / "results" / f"{time}.parquet"))
+    for time, contents in zip(as_of, work.data(name).contents(as_of), strict=True):
+        files.append(one_file(contents, work.folder / f"results-{name}" / f"{time}.parquet"))
     with persist.open(location, mode="read") as client:
         rows = client.load(COLLECTION)
 
@@ -72,7 +72,7 @@ def anytime(work: Workspace) -> list[Row]:
             taken = alternate([Side(partial(ours, time)), Side(theirs)], work.rounds, work.clock)
             mine.append(statistics.median(taken[0]))
             peer.append(statistics.median(taken[1]))
-        measure = f"snapshot at {len(as_of)} random times, {SET}, whole history kept"
+        measure = f"snapshot at {len(as_of)} random times, {name}, whole history kept"
         work.explain(measure, rows.snapshot(as_of[0]))
     return [
         Row(

@@ -44,10 +44,11 @@ class Tuning:
             and four minutes, whatever log_retention_s says. A client that writes looks at the number by itself.
         cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
         part_bytes: encoded bytes at which the next key starts a new part.
-        keyframe_fraction: a keyframe is made when the history since the last one has this many rows for each of its.
+        keyframe_fraction: a keyframe is made when the history since the last one has this many rows for each of its;
+            sooner where it touches few parts.
         keyframe_rows_min: and no fewer rows than this, so that small collections are not written anew all the time.
-        keyframe_space: keyframes but the newest may take this many bytes for each of the history; beyond that some are
-            dropped.
+        keyframe_space: what keyframes do not share with the newest may take this many bytes for each of the history;
+            beyond that some are dropped.
         merge_runs: how many runs of similar size become one.
         inline_bytes, inline_runs: at this many bytes or runs, small writes that live in the log become a part.
         runs_max: at this many runs of one collection, its writers wait for a merge.

@@ -1,16 +1,22 @@
-"""Keyframes made by hand, and a snapshot from each of them, whichever the plan would choose."""
+"""Keyframes made by hand, a snapshot from each of them, and descriptors of parts that are not there."""
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
-from persist.codecs import Part, consolidate
+from persist.codecs import CollectionSchema, Part, consolidate, encode_parts
 from persist.log import Keyframe, kinds
 from persist.read import Form, Snapshot
 from persist.read.scanning.plan import _from
+from persist.state import CollectionState
 from persist.write import PartWriter
+
+KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 
 
 def add_keyframe(collection: persist.Collection, as_of: int, *, pieces: int = 1, drop_history: bool = False) -> None:
@@ -55,3 +61,34 @@ def snapshots(
         scan = _from(contents, contents.history_parts, collection.schema, keyframe, as_of, names, filter).pruned()
         with Snapshot(scan, form, reading, contents, 1 << 20) as snapshot:
             yield snapshot
+
+
+def part_of(rows: int, first: int, last: int, negatives: int = 0, keys: Sequence[int] = (0, 9)) -> Part:
+    """A descriptor of that many rows of 20 bytes, at times from first to last, with these keys."""
+    schema = CollectionSchema.of(KEY, VALUE)
+    values = pa.table({"k": keys, "v": ["x"] * len(keys), "_time": [first] * len(keys), "_diff": [1] * len(keys)})
+    [(_, part)] = encode_parts(values, schema)
+    changed = {"rows": rows, "bytes": rows * 20, "time_min": first, "time_max": last, "negatives": negatives}
+    return msgspec.structs.replace(part, blob=f"part/{'0' * 32}/{uuid.uuid4().hex}", diff_sum=rows, **changed)
+
+
+def contents_of(*history: Part, upper: int = 100, since: int = 0, **keyframes: int | Sequence[Part]) -> CollectionState:
+    """A collection of those parts, each a run, and keyframes as_of<time>=<rows>, or as_of<time>=<their parts>."""
+    made = [
+        (int(name.removeprefix("as_of")), [part_of(parts, 0, 0)] if isinstance(parts, int) else parts)
+        for name, parts in keyframes.items()
+    ]
+    listed = {id(part): part for part in chain(history, *(parts for _, parts in made))}  # Some are shared.
+    numbered = dict(enumerate(listed.values()))
+    numbers = dict(zip(listed, numbered, strict=True))
+    return CollectionState(
+        "0" * 32,
+        "c",
+        CollectionSchema.of(KEY, VALUE).to_json(),
+        since_times=(since,),
+        upper_times=(upper,),
+        numbered=numbered,
+        next_number=len(numbered),
+        history=tuple((n,) for n in range(len(history))),
+        keyframes=tuple(Keyframe(as_of, tuple(numbers[id(part)] for part in parts)) for as_of, parts in made),
+    )

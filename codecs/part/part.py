@@ -152,6 +152,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             msgspec.structs.force_setattr(self, name, raw.copy())
 
     @property
+    def has_keys(self) -> bool:
+        """Whether `keys` gives any. Nothing is parsed."""
+        return bytes(self.keys_json) != bytes(NO_KEYS)
+
+    @property
     def keys(self) -> list[list[Scalar]] | None:
         """Some whole keys in order, the first and the last among them; None if there are none. See the grammar.
 

@@ -8,7 +8,7 @@ work:
 | keyframe | reads near it cost a scan of their result | the history since the last one has grown past a share of it |
 | forget | drop history, and keyframes, that nobody may read any more | since has passed a keyframe |
 | merge | few runs to read and to look a key up in | an interval has many runs of similar size (size-tiered) |
-| thin | old keyframes must not outgrow the history they serve | since stays behind for long |
+| thin | old keyframes must not outgrow the history they serve, nor the state | since stays behind for long |
 
 A merge never crosses a keyframe's time: a reader near a keyframe would decode what it must then drop. It puts together
 runs that follow each other in time, for the same reason. Levels are sizes: a run is of level n if it has at least
@@ -19,15 +19,25 @@ there are at most `merge_runs` runs for each level and interval.
 
 Where no update retracts another, the history is the contents, and no keyframe is made.
 
+A new keyframe shares the parts whose keys no update has touched, so it costs what the other parts have. It is due when
+the history since the last one has `keyframe_fraction` of the rows of all parts. It is also due when the history has
+`HISTORY_TIMES` the rows of the parts that it touches, however large the rest is. So what changes often is written
+anew often: the latest contents of a small range of keys stay cheap to read in a large collection, and such keyframes
+add at most 1 / `HISTORY_TIMES` to what came in. Each of them names all parts, and planning a read looks at all that
+they name. So the names of all keyframes together are bounded by a multiple of the parts that there are (`NAMES_TIMES`).
+
 What was retracted must be destroyed once since has passed the retraction. A keyframe as of since then takes the place
 of all history before it, whatever little there is of it.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 from persist.antichain import Antichain
+from persist.codecs import Part, ordered_keys
 from persist.log import Keyframe, Numbers
 from persist.settings import Tuning
 from persist.state import CollectionState
@@ -35,6 +45,9 @@ from persist.state import CollectionState
 LEVEL_BYTES = 64 << 10
 SMALL_RUNS_MAX = 1000  # Merged at a time: of those in the log, or of small blobs.
 CROWDED = 2
+HISTORY_TIMES = 2  # Rows of history for each row of the parts that it touches, at which these are written anew.
+NAME_ROWS = 64  # What it costs to name a part: when history is forgotten, the descriptors of all are written again.
+NAMES_TIMES = 4  # Names of parts in keyframes, for each part.
 
 
 @dataclass(frozen=True)
@@ -150,8 +163,38 @@ def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> i
     if full:
         return sealed
     rows = sum(part.rows for part in parts)
-    base = 0 if last is None else sum(part.rows for part in contents.parts_of(last.parts))
-    return sealed if rows >= max(tuning.keyframe_rows_min, tuning.keyframe_fraction * base) else None
+    if rows < tuning.keyframe_rows_min:
+        return None
+    base = () if last is None else contents.parts_of(last.parts)
+    if rows >= tuning.keyframe_fraction * sum(part.rows for part in base):
+        return sealed
+    # A part with few rows in this interval would be counted again for each keyframe, so it counts for nothing here.
+    inside = sum(part.rows for part in parts if since_last < part.time_min and part.time_max <= sealed)
+    if inside < max(tuning.keyframe_rows_min, HISTORY_TIMES * NAME_ROWS * len(base)):
+        return None
+    written = _touched_rows(contents, base, parts) + NAME_ROWS * len(base)
+    return sealed if inside >= HISTORY_TIMES * written else None
+
+
+def _touched_rows(contents: CollectionState, base: Sequence[Part], history: Sequence[Part]) -> int:
+    """Return how many rows those parts of a keyframe have in whose range of keys some history may be.
+
+    The range of a part ends where the next one begins, as in `persist.compact.rewriter`. Cost: O(parts), and a binary
+    search for each part of the history.
+    """
+    schema = contents.schema
+    is_known = all(part.has_keys for part in base)
+
+    def number_of(key: Any) -> int:
+        return max(0, bisect_right(base, key, key=lambda part: (ordered_keys(part, schema) or [key])[0]) - 1)
+
+    changes = [0] * (len(base) + 1)  # Of how many parts of the history are in the range, from one part to the next.
+    for part in history:
+        keys = ordered_keys(part, schema) if is_known and base else None
+        first, last = (0, len(base) - 1) if keys is None else (number_of(keys[0]), number_of(keys[-1]))
+        changes[first] += 1
+        changes[last + 1] -= 1
+    return sum(part.rows for part, touching in zip(base, accumulate(changes), strict=False) if touching)
 
 
 def _forgettable(contents: CollectionState) -> int | None:
@@ -230,7 +273,10 @@ def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
     rows_until = [0, *accumulate(rows for _, rows in times)]
     before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}
     dropped: list[int] = []
-    while len(keyframes) > 2 and _bytes(contents, keyframes[:-1]) > room:
+    names_max = NAMES_TIMES * len(contents.numbered)
+    while len(keyframes) > 2 and (
+        _older_bytes(contents, keyframes) > room or sum(len(keyframe.parts) for keyframe in keyframes) > names_max
+    ):
         gaps = [
             (before[after.as_of] - (before[keyframes[at - 1].as_of] if at else 0), at)
             for at, (keyframe, after) in enumerate(pairwise(keyframes))
@@ -240,6 +286,8 @@ def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
     return tuple(sorted(dropped))
 
 
-def _bytes(contents: CollectionState, keyframes: list[Keyframe]) -> int:
-    numbers = set(chain.from_iterable(keyframe.parts for keyframe in keyframes))
+def _older_bytes(contents: CollectionState, keyframes: Sequence[Keyframe]) -> int:
+    """Return how many bytes keyframes take that the newest of them does not."""
+    *older, newest = keyframes
+    numbers = {*chain.from_iterable(keyframe.parts for keyframe in older)}.difference(newest.parts)
     return sum(part.bytes for part in contents.parts_of(numbers))

@@ -11,16 +11,20 @@ code.
 
 A new keyframe shares parts with the one before it (`keyframe_pieces`). It is made of the plan by which a reader would
 read its time. Where no history touches the keys of a part of the old one, the new one lists that very part. Small parts
-next to rewritten ones are rewritten with them.
+are rewritten with what is rewritten before them, if that is no less: so they do not become many, and work is at most
+doubled. Where history touches only a few of the keys of a large part, the others get parts of their own. They are
+written anew this once, and are shared from then on.
 
 Invariants of a run that was made: its parts are stored, have no key in common and are in key order. A part maker that
 fails leaves nothing behind that it could delete.
 """
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Protocol
 
 import pyarrow as pa
@@ -34,6 +38,7 @@ from persist.codecs import (
     exact_sum,
     ordered_keys,
     parts_within,
+    sample_rows,
     with_time,
 )
 from persist.errors import ClientClosed
@@ -47,11 +52,13 @@ class Rewrite:
 
     Attributes:
         as_of: the time that all of them get, None if they keep those they have.
+        is_quiet: no history touches them. No part has quiet rows and others.
         keep: leaves out the rows that are to be erased, of a table of one part; None if all stay.
     """
 
     scan: Scan
     as_of: int | None = None
+    is_quiet: bool = False
     keep: Callable[[pa.Table], pa.Table] | None = None
 
 
@@ -159,13 +166,15 @@ class LocalPartMaker:
     def _run(self, run: Iterable[RunPiece], sources: Sequence[Part], uploads: "_Uploads") -> MadeRun:
         made: list[int | Future[Part]] = []
         stream: PartStream | None = None
-        added = 0
+        added, is_quiet = 0, False
         for piece in run:
-            if isinstance(piece, int):
-                made += uploads.begin(stream.finish()) if stream is not None else []
-                made.append(piece)
+            if stream is not None and (isinstance(piece, int) or piece.is_quiet is not is_quiet):
+                made += uploads.begin(stream.finish())
                 stream = None
+            if isinstance(piece, int):
+                made.append(piece)
                 continue
+            is_quiet = piece.is_quiet
             stream = stream or self._stream(piece.scan.schema, sources)
             for slice_ in self._slices(piece.scan):
                 table, diffs = self._merged(slice_, piece)
@@ -253,19 +262,54 @@ def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, mak
         part_bytes: what a part should have.
         maker: looks at what the history changes, where that has to be known.
     """
-    regions = _regions(scan)
+    regions, whole_bytes = _regions(scan), part_bytes // WHOLE_FRACTION
     touches = maker.touched([region for region in regions if _is_in_doubt(region)])
-    is_open = False  # Whether the piece before is rewritten.
+    rewritten = 0  # Bytes of neighbours before that are rewritten, and whose parts may go on.
     for region in regions:
+        is_small = rewritten > 0 and _base_bytes(region) < min(whole_bytes, rewritten + 1)
         is_touched = not _may_stay(region) or (
-            region.parts and (is_open or not _is_in_doubt(region) or touches(region))
+            region.parts and (rewritten or not _is_in_doubt(region) or touches(region))
         )
-        is_small = is_open and sum(part.bytes for part in region.base) < part_bytes // WHOLE_FRACTION
-        is_open = bool(is_touched or is_small)
-        if is_open:
-            yield Rewrite(region, scan.as_of)
-        else:
+        if not is_touched and not is_small:
+            rewritten = 0
             yield from (numbers[part.blob] for part in region.base)
+            continue
+        for piece in _stretches(region, whole_bytes):
+            yield piece
+            rewritten = 0 if piece.is_quiet else rewritten + max(1, _base_bytes(piece.scan))
+
+
+def _stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
+    """Cut a region where so many bytes of its part of the keyframe lie between keys that the history touches.
+
+    Only the sampled keys of the part say where, so a stretch that is touched has up to two thirty-seconds of it more.
+    """
+    sampled = [ordered_keys(part, region.schema) for part in region.all_parts]
+    if len(region.base) != 1 or region.base[0].bytes < quiet_bytes or any(keys is None for keys in sampled):
+        return [Rewrite(region, region.as_of)]
+    [part], [samples, *touching] = region.base, [keys for keys in sampled if keys is not None]
+    is_touched = [False] * len(samples)  # From each of the samples on, before the next one.
+    for keys in touching:
+        first, last = (max(0, bisect_right(samples, key) - 1) for key in (keys[0], keys[-1]))
+        is_touched[first : last + 1] = [True] * (last + 1 - first)
+    row_bytes, rows = part.bytes / part.rows, [*sample_rows(part.rows, len(samples)), part.rows]
+    starts, ends, end = set[int](), set[int](), 0  # Of quiet stretches, as numbers of samples.
+    for touched, stretch in groupby(is_touched):
+        start, end = end, end + len([*stretch])
+        if not touched and (rows[end] - rows[start]) * row_bytes >= quiet_bytes:
+            starts.add(start)
+            ends.add(end)
+    cuts = sorted((starts | ends) - {0, len(samples)})
+    bounds = [region.keys.lower, *((part.keys or [])[cut] for cut in cuts), region.keys.upper]
+    return [
+        Rewrite(replace(region, keys=KeyRange(*within)).pruned(), region.as_of, is_quiet=start in starts)
+        for start, within in zip([0, *cuts], pairwise(bounds), strict=True)
+    ]
+
+
+def _base_bytes(scan: Scan) -> int:
+    """Return about how many bytes the parts of the keyframe have in a slice of the key space."""
+    return sum(part.bytes * scan.rows_within(part) // part.rows for part in scan.base)
 
 
 def _regions(scan: Scan) -> list[Scan]:

@@ -151,8 +151,8 @@ def cut(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int,
         seqno: of the log, now.
     """
     planned: list[int | Job] = []
-    for stays, some in groupby(pieces, lambda piece: isinstance(piece, int)):
-        if stays:
+    for is_quiet, some in groupby(pieces, lambda piece: None if isinstance(piece, int) else piece.is_quiet):
+        if is_quiet is None:
             planned += [piece for piece in some if isinstance(piece, int)]
             continue
         fine = [slice for piece in some if isinstance(piece, Rewrite) for slice in _sliced(piece, unit)]

@@ -7,12 +7,10 @@ import json
 import random
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,12 +19,13 @@ import pytest
 import persist
 from persist.blob import FileBlob, MemoryBlob, Unavailable
 from persist.codecs import to_updates
-from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, next_work
+from persist.compact.planner import next_work
 from persist.log import Keyframe, kinds
 from persist.settings import Tuning
 from persist.state import CollectionState
 from persist.write import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
+from tests.keyframes import snapshots
 from tests.parts import commit_parts
 from tests.tuned import tuned
 
@@ -135,104 +134,81 @@ def test_every_readable_time_reads_the_same_whatever_was_compacted(seed: int) ->
         assert len(state(client, handles[0]).keyframes) > 1
 
 
-def part_of(rows: int, first: int, last: int, negatives: int = 0) -> persist.codecs.Part:
-    """A descriptor of that many rows of 20 bytes, at times from first to last."""
-    schema = persist.codecs.CollectionSchema.of(KEY, VALUE)
-    [(_, part)] = persist.codecs.encode_parts(rows_at(1, first), schema)
-    changed = {"rows": rows, "bytes": rows * 20, "time_min": first, "time_max": last, "negatives": negatives}
-    return msgspec.structs.replace(part, blob=f"part/{'0' * 32}/{uuid.uuid4().hex}", diff_sum=rows, **changed)
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_time_reads_the_same_where_few_ranges_of_keys_change_often(seed: int) -> None:
+    """Most changes go to a small range of keys that moves on now and then, or grows at the end; a few go anywhere."""
+    chance, by_time, current = random.Random(seed), list[dict[int, str]](), dict[int, str]()
+    tuning = Tuning(part_bytes=8 << 10, keyframe_rows_min=20, merge_runs=4, keyframe_space=chance.choice([0.1, 0.5, 9]))
+    since = shared = quiet = 0
+    with opened(MemoryBlob(), tuning=tuning) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for at in range(24):
+            if at % 8 == 0:
+                hot = chance.choice([0, chance.randrange(6000), 5950, 6000 + at])
+            changes = [hot + chance.randrange(40) for _ in range(150)] if at else [*range(6000)]
+            if chance.random() < 0.2:
+                changes.append(chance.randrange(7000))
+            updates = []
+            for key in dict.fromkeys(changes):
+                if key in current:
+                    updates.append(((key, current.pop(key)), at, -1))
+                if not at or chance.random() < 0.8:
+                    current[key] = text(str(at), key)
+                    updates.append(((key, current[key]), at, 1))
+            by_time.append(dict(current))
+            c.write(updates, seal=at + 1).result()
+            before = state(client, c).keyframes
+            report = c.compact(only_due=chance.random() < 0.5)
+            shared += report.parts_shared
+            if len(report.keyframes) == 1 and before:
+                [newest] = [each for each in state(client, c).keyframes if each.as_of == report.keyframes[0]]
+                quiet += len(newest.parts) - report.parts_shared > 1  # One part became several.
+            if chance.random() < 0.1:
+                since = chance.randint(since, at)
+                c.allow_compaction(since).result()
+        for as_of in chance.sample(range(since, len(by_time)), 6):
+            for snapshot in snapshots(c, as_of):  # By each keyframe, and by none.
+                assert sorted(snapshot.rows()) == sorted(by_time[as_of].items()), snapshot.explain()
+        assert shared > 10
+        assert quiet > 0, "nothing was cut where activity differs"
+        assert is_clean(client)
 
 
-def contents_of(*history: persist.codecs.Part, upper: int = 100, since: int = 0, **keyframes: int) -> CollectionState:
-    """A collection of those parts, each a run, and keyframes as_of<time>=<rows>."""
-    made = [(int(name.removeprefix("as_of")), part_of(rows, 0, 0)) for name, rows in keyframes.items()]
-    numbered = dict(enumerate([*history, *(part for _, part in made)]))
-    return CollectionState(
-        "0" * 32,
-        "c",
-        {},
-        since_times=(since,),
-        upper_times=(upper,),
-        numbered=numbered,
-        next_number=len(numbered),
-        history=tuple((n,) for n in range(len(history))),
-        keyframes=tuple(Keyframe(as_of, (n,)) for n, (as_of, _) in enumerate(made, len(history))),
-    )
+def test_a_large_part_is_cut_between_the_keys_that_change_and_those_that_do_not() -> None:
+    with opened(MemoryBlob(), tuning=Tuning(part_bytes=100 << 10, keyframe_rows_min=20)) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
 
+        def changed(at: int, start: int, old: str, new: str) -> persist.CompactionReport:
+            rows = pa.concat_tables([rows_at(5, at, start, -1, old), rows_at(5, at, start, 1, new)])
+            c.write(rows, seal=at + 1).result()
+            return c.compact()
 
-POLICY = Tuning(keyframe_rows_min=1000)
+        def parts() -> list[persist.codecs.Part]:
+            contents = state(client, c)
+            return [*contents.parts_of(contents.keyframes[-1].parts)]
 
-
-def test_a_keyframe_is_due_when_the_history_since_the_last_has_grown_past_a_fraction_of_it() -> None:
-    def due(rows: int, **keyframes: int) -> object:
-        return next_work(contents_of(part_of(rows, 50, 60, negatives=1), **keyframes), POLICY)
-
-    assert due(999) is None
-    assert due(1000) == MakeKeyframe(99)
-    assert due(4999, as_of40=10_000) is None
-    assert due(5000, as_of40=10_000) == MakeKeyframe(99)
-    assert due(5000, as_of99=10_000) is None
-
-
-def test_no_keyframe_is_made_where_nothing_was_retracted() -> None:
-    contents = contents_of(part_of(10**6, 0, 60), part_of(10**6, 61, 70))
-    assert next_work(contents, POLICY) is next_work(contents, POLICY, full=True, destroy=True) is None
-
-
-def test_no_keyframe_is_made_of_times_that_are_not_sealed() -> None:
-    assert next_work(contents_of(part_of(5000, 0, 9, negatives=9), upper=0), POLICY, full=True) is None
-    assert next_work(contents_of(part_of(5000, 7, 9, negatives=9), upper=5), POLICY, full=True) is None
-
-
-def test_runs_of_similar_size_that_follow_each_other_in_time_are_merged() -> None:
-    small = [part_of(100, at, at) for at in range(8)]
-    assert next_work(contents_of(*small[:7]), POLICY) is None
-    assert next_work(contents_of(*small), POLICY) == MergeRuns(tuple(range(8)))
-    large = part_of(10**6, 4, 4)
-    assert next_work(contents_of(*small[:4], large, *small[4:]), POLICY) is None, "it lies between them"
-    shuffled = [small[n] for n in (3, 0, 7, 1, 5, 2, 6, 4)]
-    assert next_work(contents_of(*shuffled), POLICY) == MergeRuns((1, 3, 5, 0, 7, 4, 6, 2))
-    tiers = [part_of(40_000, at, at) for at in range(8)]
-    between = contents_of(*tiers[:4], part_of(10, 4, 4), *tiers[4:])
-    assert next_work(between, POLICY) == MergeRuns(tuple(range(9))), "a small one is merged on the way"
-
-
-def test_runs_are_not_merged_across_the_time_of_a_keyframe() -> None:
-    small = [part_of(100, at, at) for at in range(8)]
-    assert next_work(contents_of(*small, as_of3=10_000), POLICY) is None
-    assert next_work(contents_of(*small, as_of7=10_000), POLICY) == MergeRuns(tuple(range(8)))
-    astride = part_of(100, 2, 9)
-    assert next_work(contents_of(*small[:7], astride, as_of6=10_000), POLICY) is None
-
-
-def test_history_before_a_keyframe_that_since_has_reached_is_forgotten() -> None:
-    history = [part_of(100, 0, 9, negatives=5), part_of(100, 10, 19, negatives=5)]
-    assert next_work(contents_of(*history, since=8, as_of9=1000), POLICY) is None
-    assert next_work(contents_of(*history, since=9, as_of9=1000), POLICY) == Forget(9)
-    assert next_work(contents_of(*history, since=19, as_of9=1000, as_of15=1000), POLICY) == Forget(15)
-
-
-def test_what_was_retracted_before_since_is_destroyed_when_it_must_be() -> None:
-    history = [part_of(100, 0, 9, negatives=5), part_of(100, 10, 19, negatives=5)]
-    contents = contents_of(*history, since=15, as_of9=1000)
-    assert next_work(contents, POLICY) == Forget(9)
-    assert next_work(contents, POLICY, destroy=True) == MakeKeyframe(15)
-    assert next_work(contents_of(*history, since=15, as_of15=1000), POLICY, destroy=True) == Forget(15)
-    assert next_work(contents_of(*history, since=0), POLICY, destroy=True) is None, "nothing was given up yet"
-    beyond = contents_of(*history, since=500, upper=20)
-    assert next_work(beyond, POLICY, destroy=True) == MakeKeyframe(19), "since may pass upper; a keyframe may not"
-
-
-def test_keyframes_are_thinned_evenly_where_they_outgrow_the_history() -> None:
-    history = [part_of(1000, at, at, negatives=1) for at in range(0, 60, 10)]
-    policy = Tuning(keyframe_space=0.5, merge_runs=9)
-    every = {f"as_of{at}": 1000 for at in range(9, 60, 10)}
-    work = next_work(contents_of(*history, **every, upper=60), policy)
-    assert isinstance(work, Thin)
-    kept = [at for at in range(9, 60, 10) if at not in work.keyframes]
-    assert len(work.keyframes) == 2
-    assert kept[-1] == 59
-    assert max(b - a for a, b in zip([0, *kept], kept, strict=False)) <= 20
+        c.write(rows_at(10_000, 0), seal=1).result()
+        assert changed(1, 9990, "x", "y").parts_shared == 0
+        [whole] = parts()
+        assert changed(2, 9990, "y", "z").parts_shared == 0
+        quiet, hot = parts()
+        schema = persist.codecs.CollectionSchema.of(KEY, VALUE)
+        before, after = (persist.codecs.KeyRange(*bounds) for bounds in ((None, [9990]), ([9990], None)))
+        assert before.covers(quiet, schema)
+        assert after.may_overlap(hot, schema)
+        assert quiet.rows + hot.rows == whole.rows
+        assert hot.rows < whole.rows / 16, "up to a thirty-second on either side"
+        assert changed(3, 9990, "z", "y").parts_shared == 1
+        assert parts()[0] == quiet
+        assert changed(4, 4500, "x", "y").parts_shared == 1
+        below, middle, above, last = parts()
+        assert last == parts()[-1]
+        assert min(below.bytes, above.bytes) > 25 << 10 > 5 * middle.bytes
+        assert changed(5, 4500, "y", "z").parts_shared == 3
+        assert changed(6, 2000, "x", "y").parts_shared == 2, "it is less than two quarters, and takes what is small"
+        assert [part.rows for part in parts()] == [below.rows + middle.rows, above.rows, last.rows]
+        assert is_clean(client)
 
 
 def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:

@@ -10,8 +10,9 @@ import persist
 import persist.read.scanning.scan
 from persist.blob import MemoryBlob
 from persist.read import PartReader, changes_scan, read_touched
+from persist.read.scanning.plan import _cost, _nearest
 from persist.read.scanning.reader import WHOLE_BYTES_MAX
-from tests.keyframes import add_keyframe, snapshots
+from tests.keyframes import add_keyframe, contents_of, part_of, snapshots
 from tests.tiers import examples
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12)
@@ -100,3 +101,25 @@ def test_the_least_diff_can_be_read_backwards() -> None:
         assert [snapshot.scan.sign for snapshot in plans] == [-1, 1]
         for snapshot in snapshots(c, 0, form="diff"):
             assert sorted(snapshot.rows()) == [((1, "a"), 1), ((2, "b"), 2**62), ((3, "c"), 7)]
+
+
+@settings(max_examples=examples(100))
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.booleans()), min_size=1, max_size=7),
+    at=st.integers(0, 79),
+)
+def test_no_keyframe_is_cheaper_to_start_from_than_the_nearest_on_either_side(
+    steps: list[tuple[int, int, bool]], at: int
+) -> None:
+    """Between two keyframes, so many records come and so many go: what the later one holds follows from that."""
+    history, made, rows = [], dict[str, int](), 0
+    for number, (come, go, has_keyframe) in enumerate(steps):
+        go = min(go, rows)
+        history.append(part_of(come + go, 10 * number, 10 * number + 9, negatives=go))
+        rows += come - go
+        if has_keyframe and rows:
+            made[f"as_of{10 * number + 9}"] = rows
+    contents = contents_of(*history, upper=80, **made)
+    parts = contents.history_parts
+    costs = [_cost(contents, parts, keyframe, at) for keyframe in (*contents.keyframes, None)]
+    assert min(_cost(contents, parts, keyframe, at) for keyframe in _nearest(contents, at)) == min(costs)

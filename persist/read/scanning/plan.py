@@ -2,10 +2,11 @@
 
 The contents as of a time are those of a keyframe, plus the history after it, or minus the history between the time and
 it: diffs are a group, so both ways are exact. They are also all of the history up to the time, as long as none of it
-has been dropped. Each of these is a candidate; what it costs is estimated from the descriptors of parts: rows to
-decode, and rows to merge, which costs several times as much. No I/O happens here.
+has been dropped. The nearest keyframe on either side and no keyframe are candidates. What each costs is estimated from
+the descriptors of parts: rows to decode, and rows to merge, which costs several times as much. No I/O happens here.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -102,9 +103,7 @@ def snapshot_scan(
     filter = filter if raw else _with_live(contents, schema, filter)
     names = schema.names if columns is None else tuple(columns)
     history = contents.history_parts
-    candidates: list[Keyframe | None] = [*contents.keyframes]
-    if contents.history_from == 0:
-        candidates.append(None)
+    candidates = _nearest(contents, as_of)
     best = candidates[0]
     if len(candidates) > 1:
         best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
@@ -195,6 +194,17 @@ def _from(
     if keyframe.as_of <= as_of:
         return Scan(schema, history, keyframe.as_of + 1, as_of + 1, columns, filter, base=base)
     return Scan(schema, history, as_of + 1, keyframe.as_of + 1, columns, filter, base=base, sign=-1)
+
+
+def _nearest(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
+    """Return the keyframes before and after a time from which it may be reached at the least cost, and None if it may.
+
+    A keyframe beyond one of these costs no less: its records and the history between both are at least the records of
+    the nearer one, so only the history counts, which is more.
+    """
+    after = bisect_right(contents.keyframes, as_of, key=lambda keyframe: keyframe.as_of)
+    nearest: list[Keyframe | None] = [*contents.keyframes[max(0, after - 1) : after + 1]]
+    return nearest if contents.history_from else [*nearest, None]
 
 
 def _cost(contents: CollectionState, history: tuple[Part, ...], keyframe: Keyframe | None, as_of: int) -> float:
