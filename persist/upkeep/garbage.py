@@ -56,9 +56,9 @@ of this location. What else lies there, such as another location below this one,
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import groupby, islice, takewhile
+from itertools import islice, takewhile
 
 from persist.blob import Blob, BlobEntry, Indeterminate, MissingBlob, StoreFull, delete_all
 from persist.compact import give_back
@@ -66,10 +66,8 @@ from persist.log import (
     CHECKPOINTS,
     CLOCK_KEY,
     LOG,
-    PARTS,
     LocationMutation,
     checkpoint_key,
-    collection_part,
     get_framed,
     is_shown,
     is_upload,
@@ -89,7 +87,17 @@ from persist.settings import Settings
 from persist.shown import Shown, counted
 from persist.state import Dropped, State, is_waited_for
 from persist.upkeep.ages import Ages
-from persist.upkeep.names import OBJECTS, KnownNames, Names, named_in, object_seqno, sharers, whole_folders
+from persist.upkeep.names import (
+    OBJECTS,
+    CheckedUploads,
+    KnownNames,
+    Names,
+    named_in,
+    object_seqno,
+    sharers,
+    unnamed_parts,
+    whole_folders,
+)
 from persist.work import Done, task
 from persist.write import Committer
 
@@ -164,8 +172,9 @@ class Garbage:
     def collect(self, before: Callable[[], object] = lambda: None) -> GarbageReport:
         """Delete what may be deleted now, after a first step that may commit something, such as the end of leases.
 
-        Cost: LISTs of everything, a GET for each checkpoint and directory object kept and for the state of each
-        collection, up to four commits and three checkpoints, and a few GETs for each 1,000 blobs that are deleted.
+        Cost: LISTs of everything, a GET for each checkpoint and directory object kept, and for the state of each
+        collection; after the first time, of those in which parts have come since, and once a day again of all
+        (`CheckedUploads`). Up to four commits and three checkpoints, and a few GETs for each 1,000 blobs to delete.
         Memory: the part list of one collection, and the names of objects of checkpoints. Kept between two calls: 8
         bytes for each of these names, 32 MB at most. What the process has freed by then goes back to the operating
         system, which takes some milliseconds.
@@ -260,6 +269,9 @@ class _Round:
         self._ages = Ages(blob, settings)
         self._full: StoreFull | None = None
         self._names = names
+        self._checked = CheckedUploads()
+        self._unnamed: list[BlobEntry] = []  # Parts that nothing named when they were looked at last,
+        self._shared: set[str] = set()  # and folders in which clones had parts.
 
     def run(self, before: Callable[[], object]) -> GarbageReport:
         had_deleted = -1
@@ -399,6 +411,15 @@ class _Round:
         self._collections += sum(dropped.is_destroyed for dropped in due)
 
     def _collect_uploads(self) -> None:
+        # What is only asked for, or of some keys, is looked up anew.
+        is_whole = self._only is None and not self._is_dry
+        self._checked = self._names.known.uploads.at(self._ages.now_s) if is_whole else CheckedUploads()
+        self._delete_unnamed()
+        if is_whole:
+            unnamed = (entry.key for entry in self._unnamed)
+            self._names.known.uploads = self._checked.after(self._ages.now_s, unnamed, self._shared)
+
+    def _delete_unnamed(self) -> None:
         state, unnamed = self._unnamed_uploads()
         orphans = [seqno for _, seqno in unnamed]
         if not orphans:
@@ -419,21 +440,10 @@ class _Round:
     def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
         """Return the newest state, and the old parts that it does not refer to."""
         state = self._follower.refresh()
-        return state, [*self._unnamed_in(state)]
-
-    def _unnamed_in(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
-        assert state.location is not None
-        waiting = {folder for dropped in state.control.dropped for folder in whole_folders(dropped)}
+        self._unnamed, self._shared = unnamed_parts(self._blob, state, self._checked)
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
-        shares = sharers(state)
-        for collection, entries in groupby(self._blob.list(PARTS), lambda entry: collection_part(entry.key)):
-            if collection in waiting:
-                continue
-            named = named_in(self._blob, state, collection, shares)
-            for entry in entries:
-                seqno = uploaded_seqno(entry.key)
-                if seqno is not None and entry.key not in replaced and self._is_unnamed(entry, named):
-                    yield entry, seqno
+        old = (entry for entry in self._unnamed if self._is_unnamed(entry, replaced))
+        return state, [(entry, seqno) for entry in old if (seqno := uploaded_seqno(entry.key)) is not None]
 
     def _truncate_with_room(self) -> None:
         if self._is_dry:

@@ -11,14 +11,17 @@ and not names. Two names with one hash keep an object that nobody needs, and nev
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
-from persist.blob import Blob, CorruptBlob, MissingBlob
+from persist.blob import Blob, BlobEntry, CorruptBlob, MissingBlob
 from persist.log import (
     DIRECTORIES,
     LISTS,
     MADE_AGAIN,
+    PARTS,
     STATES,
     BlobRef,
     BringsParts,
@@ -43,15 +46,57 @@ from persist.replica import (
 from persist.state import CollectionEntry, Dropped, FrozenMap, State
 
 REMEMBERED_MAX = 4_000_000  # Names of all checkpoints together, of 8 bytes each.
+ALL_AGAIN_S = 24 * 3600.0  # After this, all parts are looked at again.
+SAME_TIME_S = 60.0  # Dates of the store that differ by less may be in another order than what they date.
 
 OBJECTS = {"directories": DIRECTORIES, "states": STATES, "lists": LISTS}
 
 
+@dataclass(frozen=True)
+class CheckedUploads:
+    """What a collection of garbage found of the parts of all collections, so that the next one looks at others.
+
+    A part that a collection names is in use until a record says that it is not. That record names the part, and
+    whoever collects finds it there. Where clones have, or had, parts in a folder, its parts are looked at each time:
+    what a clone leaves unused in the folder of another collection is told by no record. Where a collector learns too
+    late of a clone, or an upload has an older date than it should, a part stays until all are looked at again.
+
+    Attributes:
+        before_s: parts that the store dates before this were looked at; what it dates so later came while it listed.
+        unnamed: those of them that nothing named, by key: they may have been too young, or their record may come yet.
+        shared: folders in which clones have had parts.
+        all_at_s: when all parts were looked at.
+    """
+
+    before_s: float = float("-inf")
+    unnamed: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+    all_at_s: float = float("-inf")
+
+    def at(self, now_s: float) -> "CheckedUploads":
+        """Return what is to be believed at a time by the store's clock: nothing once all are to be looked at again."""
+        return self if now_s - self.all_at_s < ALL_AGAIN_S else CheckedUploads(shared=self.shared, all_at_s=now_s)
+
+    def after(self, now_s: float, unnamed: Iterable[str], shared: Iterable[str]) -> "CheckedUploads":
+        """Return what is known after a collection that began at that time."""
+        return CheckedUploads(now_s - SAME_TIME_S, frozenset(unnamed), self.shared.union(shared), self.all_at_s)
+
+    def is_due(self, entry: BlobEntry, folder: str) -> bool:
+        """Return whether to look if a part is named."""
+        return entry.modified_s >= self.before_s or entry.key in self.unnamed or folder in self.shared
+
+
 class KnownNames:
-    """Hashes of what the kept checkpoints of one location name, but for the newest: int64[names] by their pointers."""
+    """What is remembered of one location from one collection of garbage to the next.
+
+    Attributes:
+        hashes: of what the kept checkpoints name, but for the newest: int64[names] by their pointers.
+        uploads: which parts were looked at.
+    """
 
     def __init__(self) -> None:
         self.hashes: dict[BlobRef, np.ndarray] = {}
+        self.uploads = CheckedUploads()
 
 
 class Names:
@@ -60,7 +105,7 @@ class Names:
     def __init__(self, blob: Blob, known: KnownNames | None = None) -> None:
         """Make one; known is what was read in earlier rounds, and gets what is read in this one."""
         self._blob = blob
-        self._known = known or KnownNames()
+        self.known = known or KnownNames()
         self._levels = KnownLevels()
         self._oldest: dict[str, int] = {}
 
@@ -103,7 +148,7 @@ class Names:
             stored = stored_checkpoint(self._blob, key) if key != newest.pointer.blob else None
             if stored is None:
                 continue  # Or others have collected it: it was not the newest.
-            hashes = self._known.hashes.get(stored.pointer)
+            hashes = self.known.hashes.get(stored.pointer)
             if hashes is None or not np.isin(hashes, listed).all():
                 try:
                     entries = checkpoint_state(self._blob, stored.checkpoint, self._levels).entries
@@ -124,7 +169,7 @@ class Names:
             named.append(hashes)
             known[stored.pointer] = hashes
             remembered += len(hashes)
-        self._known.hashes = known
+        self.known.hashes = known
         is_named = np.isin(listed, np.concatenate([np.empty(0, np.int64), *named]))
         return {keys[n] for n in np.flatnonzero(is_named)}, useless
 
@@ -178,6 +223,26 @@ def named_in(blob: Blob, state: State, folder: str, shares: Mapping[str, Sequenc
         assert contents is not None
         named.update(key for key in contents.named_blobs if collection_part(key) == folder)
     return named
+
+
+def unnamed_parts(blob: Blob, state: State, checked: CheckedUploads) -> tuple[list[BlobEntry], set[str]]:
+    """Return the parts that no collection names, of those that are to be looked at; and where clones have parts.
+
+    Parts that compaction left unused are among them; those of a collection that was destroyed are not.
+
+    Cost: a LIST of all parts, and the contents of the collections of those that are looked at.
+    """
+    waiting = {folder for dropped in state.control.dropped for folder in whole_folders(dropped)}
+    shares = sharers(state)
+    unnamed: list[BlobEntry] = []
+    for folder, entries in groupby(blob.list(PARTS), lambda entry: collection_part(entry.key)):
+        if folder in waiting:
+            continue
+        due = [entry for entry in entries if folder in shares or checked.is_due(entry, folder)]
+        if due:
+            named = named_in(blob, state, folder, shares)
+            unnamed += [entry for entry in due if entry.key not in named]
+    return unnamed, {*shares}
 
 
 def whole_folders(dropped: Dropped) -> tuple[str, ...]:
