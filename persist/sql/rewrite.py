@@ -204,21 +204,11 @@ def _keyed(node: Node, conditions: list[Term]) -> Node:
             if how != "inner":
                 rest = [part for part in conditions if part not in lefts]
                 return filtered(msgspec.structs.replace(node, left=_keyed(left, lefts)), rest)
-            pair = None
-            if not (equal or node.same):
-                pair, rest = _first_equality(rest, width)
-            left, right = _keyed(left, lefts), _keyed(right, rights)
-            equal = (*equal, pair) if pair else equal
-            return filtered(msgspec.structs.replace(node, left=left, right=right, equal=equal), rest)
+            keys = [] if equal or node.same else [part for part in rest if equality(part, width) is not None][:1]
+            made = inner_join(_keyed(left, lefts), _keyed(right, rights), keys, equal, node.same)
+            rest = [part for part in rest if part not in keys]
+            return filtered(msgspec.structs.replace(made, condition=node.condition), rest)
     return filtered(node, conditions)
-
-
-def _first_equality(conditions: Sequence[Term], width: int) -> tuple[tuple[Term, Term] | None, list[Term]]:
-    """Return the first condition that is an equality of both sides, as a pair, and the others."""
-    for at, part in enumerate(conditions):
-        if (pair := equality(part, width)) is not None:
-            return pair, [*conditions[:at], *conditions[at + 1 :]]
-    return None, [*conditions]
 
 
 def _asked_of_mark(join: Join, conditions: list[Term], width: int) -> Node:
