@@ -38,7 +38,7 @@ from persist.state import FrozenMap, merged
 V = TypeVar("V")
 
 PAGE_BYTES = 64 * 1024
-OBJECT_BYTES_MAX = 1 << 20  # And at most one value more.
+OBJECT_BYTES_MAX = 256 * 1024  # And at most one value more. What is touched of it is written again as a whole.
 KNOWN_PAGES = 64  # That a table keeps in memory.
 _LEASED = b'"leased":['
 _NULL = b"null"
