@@ -124,14 +124,14 @@ class CachedBlob(BlobLayer):
             )
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._found(key, range, None)
+        return self._value(key, range, None)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        value = self._found(key, None, bytes_max)
+        value = self._value(key, None, bytes_max)
         check_bytes(key, len(value or b""), bytes_max)  # Another thread's fetch may have had another limit.
         return value
 
-    def _found(self, key: str, range: tuple[int, int] | None, bytes_max: int | None) -> bytes | None:
+    def _value(self, key: str, range: tuple[int, int] | None, bytes_max: int | None) -> bytes | None:
         if not self._is_cached(key):
             return self._inner.get(key, range) if range is not None else self._from_store(key, bytes_max)
         entry = self._memory.get(key)

@@ -160,7 +160,7 @@ class FileBlob:
                 # Looking again spares the losers of a race the writing; whatever comes of it, the link decides.
                 if not os.path.isfile(path) and self._write(key, value, _link):
                     return True
-        self._found(path)
+        self._make_winner_durable(path)
         return False
 
     def turn(self, key: str) -> AbstractContextManager[bool]:
@@ -309,7 +309,7 @@ class FileBlob:
             os.fsync(descriptor)
         self._synced_ns[folder] = begun_ns
 
-    def _found(self, path: str) -> None:
+    def _make_winner_durable(self, path: str) -> None:
         """Make the file that kept a `create` from happening durable."""
         try:
             self._make_durable(path, os.stat(path))

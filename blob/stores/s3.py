@@ -96,7 +96,7 @@ class Credentials:
     def __init__(self, find: Callable[[], Any], clock_s: Callable[[], float] = time.monotonic) -> None:
         self._find, self._clock_s = find, clock_s
         self._lock = threading.Lock()
-        self._found: Any = None
+        self._held: Any = None
         self._signing: dict[str, Any] | None = None
         self._renewed_s = 0.0
 
@@ -109,7 +109,7 @@ class Credentials:
         signing = self._signing
         if signing is not None and not self._is_old():
             return signing
-        if self._lock.acquire(blocking=signing is None or self._found.refresh_needed(0)):
+        if self._lock.acquire(blocking=signing is None or self._held.refresh_needed(0)):
             try:
                 if self._signing is None or self._is_old():
                     self._renew()
@@ -119,19 +119,19 @@ class Credentials:
         return self._signing
 
     def _is_old(self) -> bool:
-        if (needed := getattr(self._found, "refresh_needed", None)) is None:
+        if (needed := getattr(self._held, "refresh_needed", None)) is None:
             return False
         return bool(needed(0) or (self._clock_s() >= self._renewed_s + RENEW_EVERY_S and needed(RENEW_S)))
 
     def _renew(self) -> None:
-        if self._found is None and (credentials := self._find()) is not None:
-            self._found = credentials
-        if self._found is None:
+        if self._held is None and (credentials := self._find()) is not None:
+            self._held = credentials
+        if self._held is None:
             from botocore.exceptions import NoCredentialsError
 
             raise NoCredentialsError
-        frozen = self._found.get_frozen_credentials()
-        expires = hasattr(self._found, "refresh_needed")
+        frozen = self._held.get_frozen_credentials()
+        expires = hasattr(self._held, "refresh_needed")
         self._renewed_s = self._clock_s()
         self._signing = {
             "access_key_id": frozen.access_key,

@@ -141,7 +141,7 @@ class ErasedRecords:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Outcome:
     """What is known of a part: how many rows go, and what takes its place; None if it stays as it is."""
 
     rows: int
@@ -173,7 +173,7 @@ class PartEraser:
         self._maker = maker
         self._writer = writer
         self._reader = reader
-        self._found: dict[_Known, _Found] = {}
+        self._outcomes: dict[_Known, _Outcome] = {}
         self._schema: CollectionSchema | None = None
         self._lock = threading.Lock()
 
@@ -199,7 +199,7 @@ class PartEraser:
         replaced: list[tuple[int, Numbers]] = []
         updates = 0
 
-        def take(number: int, part: Part, outcome: _Found) -> None:
+        def take(number: int, part: Part, outcome: _Outcome) -> None:
             if outcome.made is not None:
                 replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(outcome.made)))))
                 parts.extend(outcome.made)
@@ -207,17 +207,17 @@ class PartEraser:
         counted = {n for run in contents.history for n in run}
         if contents.history_from:  # Then what came before is in the first keyframe alone.
             counted.update(contents.keyframes[0].parts)
-        for number, part, outcome in self._each(contents.numbered, schema, inline_bytes):
+        for number, part, outcome in self._touched(contents.numbered, schema, inline_bytes):
             take(number, part, outcome)
             updates += outcome.rows if number in counted else 0
         events = len(parts)
         if contents.pending:
             schema = events_of(contents)
-            for number, part, outcome in self._each(contents.pending, schema, inline_bytes):
+            for number, part, outcome in self._touched(contents.pending, schema, inline_bytes):
                 # Rows at times that are resolved do not count, and no part is pending for their sake.
                 is_waiting = [contents.resolved.has_beyond(made.time_max) for made in outcome.made or ()]
                 waiting = tuple(made for made, waits in zip(outcome.made or (), is_waiting, strict=True) if waits)
-                take(number, part, _Found(outcome.rows, waiting))
+                take(number, part, _Outcome(outcome.rows, waiting))
                 updates += outcome.rows
         if not replaced:
             return None
@@ -265,25 +265,25 @@ class PartEraser:
 
     def _discard(self, is_unwanted: Callable[[Part], bool]) -> None:
         with self._lock:
-            made = [part for outcome in self._found.values() for part in outcome.made or ()]
-            self._found.clear()
+            made = [part for outcome in self._outcomes.values() for part in outcome.made or ()]
+            self._outcomes.clear()
         self._writer.discard(part for part in made if is_unwanted(part))
 
-    def _each(
+    def _touched(
         self, parts: dict[int, Part], schema: CollectionSchema, inline_bytes: int
-    ) -> Iterator[tuple[int, Part, _Found]]:
+    ) -> Iterator[tuple[int, Part, _Outcome]]:
         """Yield the parts that hold records which go, with what is known of them."""
-        new = [part for part in parts.values() if _known(part) not in self._found]
+        new = [part for part in parts.values() if _known(part) not in self._outcomes]
         may_match = {_known(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
         for number, part in parts.items():
-            outcome = self._found.get(_known(part))
+            outcome = self._outcomes.get(_known(part))
             if outcome is None:
-                outcome = self._look(part, schema, inline_bytes) if _known(part) in may_match else _Found(0, None)
-                self._found[_known(part)] = outcome
+                outcome = self._look(part, schema, inline_bytes) if _known(part) in may_match else _Outcome(0, None)
+                self._outcomes[_known(part)] = outcome
             if outcome.made is not None:
                 yield number, part, outcome
 
-    def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Found:
+    def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Outcome:
         rows = diffs = 0
         columns = [*self._records.columns(schema), "_diff"]
         for _, table in self._reader().tables([part], schema, columns):
@@ -291,12 +291,12 @@ class PartEraser:
             rows += len(goes)
             diffs += exact_sum(goes["_diff"].to_numpy())
         if not rows:
-            return _Found(0, None)
+            return _Outcome(0, None)
         made = self._written(part, schema, inline_bytes)
         if sum(new_part.diff_sum for new_part in made) != part.diff_sum - diffs:
             self._writer.discard(made)
             raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
-        return _Found(rows, made)
+        return _Outcome(rows, made)
 
     def _written(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
         """Return the parts that hold what stays of a part; none if that is nothing."""

@@ -301,30 +301,30 @@ class _Examination:
             seqno = record_seqno(key)
             if seqno is not None:
                 if seqno < log.floor:
-                    yield self._found(blob, "record", "repair, or client.gc(), deletes it: it is below the log's floor")
+                    yield self._leak(blob, "record", "repair, or client.gc(), deletes it: it is below the log's floor")
                 continue
             if checkpoint_seqno(key) is not None:
                 continue
             if key.startswith(LOST):
-                yield self._found(blob, "lost", "a repair has set it aside: delete it when nobody misses what it holds")
+                yield self._leak(blob, "lost", "a repair has set it aside: delete it when nobody misses what it holds")
                 continue
             kind, id_ = _KINDS.get(key.partition("/")[0]), collection_part(key) if "/" in key else ""
             if is_shown(key, id_) and _is_published(state, id_, key):
                 continue
             if kind is not None and (_UNNAMED.fullmatch(key) or is_upload(key, id_) or is_shown(key, id_)):
                 if key in replaced:
-                    yield self._found(blob, kind, "client.gc() deletes it: compaction has replaced it")
+                    yield self._leak(blob, kind, "client.gc() deletes it: compaction has replaced it")
                 elif kind != "directory" and collection_of(key) in destroyed:
-                    yield self._found(blob, kind, "client.gc() deletes it: its collection was destroyed")
+                    yield self._leak(blob, kind, "client.gc() deletes it: its collection was destroyed")
                 elif is_shown(key, id_):
                     advice = "the collection has no such table: publishing it again, or destroying it, deletes this"
-                    yield self._found(blob, "table", advice)
+                    yield self._leak(blob, "table", advice)
                 else:
-                    yield self._found(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
+                    yield self._leak(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
             else:
-                yield self._found(blob, "foreign", "it is none of this library's: see whose it is")
+                yield self._leak(blob, "foreign", "it is none of this library's: see whose it is")
 
-    def _found(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
+    def _leak(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
         return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)
 
     def _void_floor(self) -> int:

@@ -216,12 +216,12 @@ class FoundByIndex:
             LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
         """
         try:
-            table = self._found(reader)
+            table = self._matching_rows(reader)
         except MissingBlob as error:
             raise collected(error) from error
         return iter([table]) if form == "diff" else repeated(table, self.scan)
 
-    def _found(self, reader: PartReader) -> pa.Table:
+    def _matching_rows(self, reader: PartReader) -> pa.Table:
         path, scan = self.path, self.scan
         names, kinds = [*path.names, "_diff"], scan.empty([*path.names, "_diff"]).schema
         tables = [kinds.empty_table()]

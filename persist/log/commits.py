@@ -302,14 +302,14 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
             failure = error
         except Indeterminate as error:
             doubtful, failure = True, error
-            stored = _found(blob, record.seqno)
+            stored = _readable_record(blob, record.seqno)
             if stored is not None:
                 return None if stored.commit == record.commit else stored
         if not backoff.wait():
             raise _gave_up(blob, record, deadline_s, doubtful, failure) from failure
 
 
-def _found(blob: Blob, seqno: int) -> Record | None:
+def _readable_record(blob: Blob, seqno: int) -> Record | None:
     """Return the record at seqno; None also if the store did not say."""
     try:
         return read_record(blob, seqno)

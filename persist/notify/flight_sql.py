@@ -167,7 +167,7 @@ class FlightSql:
         if name != "CommandPreparedStatementQuery":
             raise ValueError(_only_reads(name))
         handle = fields_of(message).get(1, b"")
-        prepared, rows = self._found(handle), _table_of(first, requests)
+        prepared, rows = self._prepared_of(handle), _table_of(first, requests)
         if rows.num_columns != prepared.count:
             raise InvalidUsage(f"the statement has {prepared.count} parameters, and {rows.num_columns} were given")
         prepared.rows = rows
@@ -181,7 +181,7 @@ class FlightSql:
                 raise ValueError("there are no transactions here: a query reads all at one point of the log")
             return _Statement(_text(fields.get(1, b"")), [])
         if name == "CommandPreparedStatementQuery":
-            prepared = self._found(fields.get(1, b""))
+            prepared = self._prepared_of(fields.get(1, b""))
             if prepared.count and prepared.rows is None:
                 raise InvalidUsage(f"the statement has {prepared.count} parameters, and none were given")
             return _Statement(prepared.sql, [], "" if prepared.rows is None else _encoded(prepared.rows))
@@ -255,7 +255,7 @@ class FlightSql:
         given = pa.schema([(f"${at}", pa.null()) for at in range(1, count + 1)])
         return message_of((1, handle), (2, schema), (3, given.serialize()))
 
-    def _found(self, handle: bytes) -> _Prepared:
+    def _prepared_of(self, handle: bytes) -> _Prepared:
         with self._lock:
             prepared = self._prepared.get(handle)
             if prepared is None:

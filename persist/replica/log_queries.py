@@ -192,18 +192,18 @@ class Submissions:
 
     def __init__(self, seqno: int) -> None:
         self._since = seqno
-        self._found: dict[str, tuple[tuple[int, int, int], ...]] = {}  # (first, last, seqno), the newest last.
+        self._ranges: dict[str, tuple[tuple[int, int, int], ...]] = {}  # (first, last, seqno), the newest last.
 
     def note(self, record: Record) -> None:
         """Take in a record, which follows the one before."""
         if record.submitted is UNSET:
             return
         for submitted in record.submitted:
-            known = self._found.pop(submitted.submitter, ())
-            self._found[submitted.submitter] = (*known, (submitted.first, submitted.last, record.seqno))[-RANGES_MAX:]
-        while len(self._found) > SUBMITTERS_MAX:
-            oldest = next(iter(self._found))
-            self._since = max(self._since, self._found.pop(oldest)[-1][2])
+            known = self._ranges.pop(submitted.submitter, ())
+            self._ranges[submitted.submitter] = (*known, (submitted.first, submitted.last, record.seqno))[-RANGES_MAX:]
+        while len(self._ranges) > SUBMITTERS_MAX:
+            oldest = next(iter(self._ranges))
+            self._since = max(self._since, self._ranges.pop(oldest)[-1][2])
 
     def skip_to(self, seqno: int) -> None:
         """Say that records up to seqno were not read, because a checkpoint stands for them."""
@@ -215,9 +215,9 @@ class Submissions:
 
     def seqno_of(self, submitter: str, number: int) -> int | None:
         """Return the record that holds an operation; None if none does that was taken in."""
-        ranges = self._found.get(submitter, ())
+        ranges = self._ranges.get(submitter, ())
         return next((seqno for first, last, seqno in ranges if first <= number <= last), None)
 
     def is_past(self, submitter: str, number: int) -> bool:
         """Whether an operation that no record holds yet is in none that follows, either."""
-        return any(last >= number for _, last, _ in self._found.get(submitter, ()))
+        return any(last >= number for _, last, _ in self._ranges.get(submitter, ()))

@@ -171,7 +171,7 @@ def unbounded(plan: Node, records: Callable[[str], int]) -> list[str]:
     Args:
         records: returns how many records a collection that the plan scans has by now.
     """
-    return _Growth(records).found(rewritten(plan))
+    return _Growth(records).growing_joins(rewritten(plan))
 
 
 class _Growth:
@@ -179,10 +179,10 @@ class _Growth:
         self._records = records
         self._values: dict[int, Node] = {}
 
-    def found(self, node: Node) -> list[str]:
+    def growing_joins(self, node: Node) -> list[str]:
         if isinstance(node, Let):
             self._values[node.number] = node.value
-        lines = [line for below in children(node) for line in self.found(below)]
+        lines = [line for below in children(node) for line in self.growing_joins(below)]
         match node:
             case Join(_, left, right, (), ()) if self._grows(left) and self._grows(right):
                 lines.append(self._told(node))

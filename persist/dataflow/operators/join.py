@@ -110,7 +110,7 @@ class JoinOperator(Operator):
         updates = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         self.out = self._shape(updates)
 
-    def found(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
+    def looked_up(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
         """Return what a step finds: for each row the number of its key."""
         return step.arrangement.lookup(hashes, keys, has_new=step.has_new)
 
@@ -132,7 +132,7 @@ class JoinOperator(Operator):
                 # Look-ups of ascending hashes are faster, and pay for the sort of many rows.
                 order = hashes.argsort(kind="stable")
                 hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
-            numbers, rows = self.found(step, hashes, keys)
+            numbers, rows = self.looked_up(step, hashes, keys)
             if not len(numbers):
                 return None
             if order is not None:
@@ -319,9 +319,9 @@ class BoundedJoin(JoinOperator):
             for *record, _, diff in self._ordered(left[1:]).T.tolist():
                 self._ranked.add(tuple(record), diff)
 
-    def found(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
+    def looked_up(self, step: Step, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
         if self._between is None or step.arrangement is not self._left:
-            return super().found(step, hashes, keys)
+            return super().looked_up(step, hashes, keys)
         rows = self._between
         if step.has_new and self._left.new is not None:
             rows = np.concatenate((rows, self._left.new), axis=1)

@@ -117,17 +117,17 @@ class LeaveOperator(Operator):
     def __init__(self, at: Position, loop: "Loop", source: Operator) -> None:
         super().__init__(at)
         self._source = source
-        self._found: list[Ints] = []
+        self._given: list[Ints] = []
         loop.leaves.append(self)
 
     def collect(self) -> None:
         """Take what the stream gave in this iteration."""
         given = self._source.out
         if given is not None and given.shape[1]:
-            self._found.append(np.delete(given, -2, axis=0))
+            self._given.append(np.delete(given, -2, axis=0))
 
     def run(self) -> None:
-        parts, self._found = self._found, []
+        parts, self._given = self._given, []
         self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
 

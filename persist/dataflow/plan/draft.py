@@ -63,18 +63,18 @@ class Captured:
         self._early = early
         self._schema: pa.Schema | None = None
         self._domain: Domain | None = None
-        self._found: list[Ints] = []
+        self._complete: list[Ints] = []
         self._waiting: Callable[[], list[Ints]] = list
         self._layout = Layout(0, 0, 1)
 
     def attach(self, schema: pa.Schema, domain: Domain, dimensions: int, waiting: Callable[[], list[Ints]]) -> None:
         """Begin anew, for a program that was opened; waiting gives the updates whose time is not complete."""
-        self._schema, self._domain, self._found, self._waiting = schema, domain, [], waiting
+        self._schema, self._domain, self._complete, self._waiting = schema, domain, [], waiting
         self._layout = Layout(len(schema), 0, dimensions)
 
     def add(self, updates: Ints) -> None:
         """Take complete, consolidated updates."""
-        self._found.append(updates)
+        self._complete.append(updates)
 
     def live(self) -> Ints:
         """Return all updates that are held, as words."""
@@ -94,7 +94,7 @@ class Captured:
     def take(self) -> pa.Table:
         """Return the updates since the last call, and forget them; those that are early come again."""
         updates = self.updates()
-        self._found = []
+        self._complete = []
         return updates
 
     def rows(self) -> list[tuple[tuple[object, ...], Time, int]]:
@@ -112,7 +112,7 @@ class Captured:
     def _all(self) -> Ints:
         schema, _ = self._attached()
         rows = len(schema) + self._layout.dimensions + 1
-        return np.concatenate(self._found, axis=1) if self._found else np.empty((rows, 0), np.int64)
+        return np.concatenate(self._complete, axis=1) if self._complete else np.empty((rows, 0), np.int64)
 
     def _attached(self) -> tuple[pa.Schema, Domain]:
         if self._schema is None or self._domain is None:

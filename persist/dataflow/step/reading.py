@@ -138,7 +138,7 @@ class Reading:
         fits = [path for path in (*own, *self.paths) if {*path.columns} <= {*columns}]
         return max(fits, key=lambda path: len(path.columns), default=None)
 
-    def _found(self, need: Need, known: Known) -> tuple[int, list[Slice]] | None:
+    def _by_indexes(self, need: Need, known: Known) -> tuple[int, list[Slice]] | None:
         """Return what finds the records that are needed by indexes, and about how many bytes that reads.
 
         None if an index is missing. A record that is found in several ways is given by the first of them.
@@ -204,7 +204,7 @@ class Reading:
                 count = max(1, min(parallel, len(keys) // LOOKED_UP_KEYS))
                 return size, self._looked_up([(None, keys)], count) if parts else []
         scan = narrowed_scan(self.contents, filter_of(need, known, self.columns)) or self.contents
-        by_indexes = self._found(need, known)
+        by_indexes = self._by_indexes(need, known)
         if by_indexes is not None and (PAYS * by_indexes[0] <= scan.memory or self._is_sparse(by_indexes)):
             return by_indexes
         return scan.memory, [Slice(part_scan) for part_scan in scan.slices(scan.task_count(parallel))]

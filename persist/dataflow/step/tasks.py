@@ -394,7 +394,7 @@ class Here:
     """Runs the stages of a step in this process, as one program: nothing is shared out, or made into tables between."""
 
     def __init__(self, reader: PartReader) -> None:
-        self._found = Found(reader.for_once())
+        self._read_before = Found(reader.for_once())
 
     def asked(self, tasks: Sequence[StageTask]) -> Asked:
         """Run stages; return the tables that are asked for, each with its exchange."""
@@ -424,7 +424,7 @@ class Here:
             check_limits()
             assert sharing[0].slices is not None
             for piece in sharing[0].slices.slices:
-                for table in self._found.tables(piece):
+                for table in self._read_before.tables(piece):
                     for task in sharing:
                         assert task.slices is not None
                         held.setdefault(task.own, []).append(task.slices.updates(piece, table))

@@ -137,7 +137,7 @@ class Texts:
             return np.concatenate(pieces)
         given = Given(array)
         tags = given.tags()
-        numbers = self._found(given, tags)
+        numbers = self._numbers_of(given, tags)
         absent = (numbers < 0).nonzero()[0]
         if len(absent):
             new = array if len(absent) == len(array) else array.take(pa.array(absent))
@@ -214,7 +214,7 @@ class Texts:
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._data)]
         return pa.Array.from_buffers(kind, self._count, buffers, 0)
 
-    def _found(self, given: Given, tags: Words) -> Ints:
+    def _numbers_of(self, given: Given, tags: Words) -> Ints:
         """Return the numbers of texts, -1 for those that are not here."""
         all_numbers = np.full(len(tags), -1)
         last = len(self._table) - 1

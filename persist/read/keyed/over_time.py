@@ -82,7 +82,7 @@ class Intervals:
         ending = base + ends[kept]
         return cls(order[kept], counts[kept], base + at[kept], ending, np.maximum.accumulate(ending), distinct)
 
-    def found(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
+    def pairs(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return pairs of a row with that key number and time, and an interval that it is in; ordered by row."""
         width = len(self.times) + 1
         # The last of the distinct times that is not after a row's; -1 if there is none.
@@ -129,7 +129,7 @@ def joined(
     numbers = _numbers(both, schema.key_names)
     intervals = Intervals.of(numbers[: len(updates)], updates, schema.names)
     at = times.fill_null(-1).to_numpy()
-    row, interval = intervals.found(numbers[len(updates) :], at)
+    row, interval = intervals.pairs(numbers[len(updates) :], at)
     counts = intervals.counts[interval]
     if len(counts) and counts.min() < 0:
         worst = int(counts.argmin())

@@ -303,7 +303,7 @@ class Lookup:
         """
         scan = self.scan
         columns, keys = list(scan.columns), scan.schema.key_names
-        source_tables = self._found(wanted, reader)
+        source_tables = self._updates_of(wanted, reader)
         has_keys = {*keys} <= {*columns}
         if columns and form == "rows" and all(source.diff == 1 for source, _ in source_tables):
             if len(source_tables) == 1:
@@ -335,7 +335,7 @@ class Lookup:
         rungs, count = Rungs(scan, self._types, reader).over(ages, wanted.rows) if ages else ([], 0)
         present = [scan.empty(names)]
         for rung in rungs:
-            table, left = rung.found(left)
+            table, left = rung.newest_of(left)
             present += [] if table is None else [table.cast(present[0].schema)]
         in_rungs = {id(part) for age in ages[:count] for part in age}
         older = [source for source in self._sources if source.is_keyframe or id(source.parts[0]) not in in_rungs]
@@ -370,11 +370,11 @@ class Lookup:
         """Return the updates of a scan of changes with a wanted key: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
-        source_tables = self._found(wanted, reader)
+        source_tables = self._updates_of(wanted, reader)
         tables = [_counted(table, source.diff).select(columns) for source, table in source_tables]
         return self.scan.given_out(consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1]))
 
-    def _found(self, wanted: Wanted, reader: PartReader) -> list[Found]:
+    def _updates_of(self, wanted: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a wanted key, of each part that has some: first of those that are in memory."""
         source_tables: list[Found] = []
         cold: list[tuple[_Source, PartRows | JoinedRows]] = []

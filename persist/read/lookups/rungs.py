@@ -187,7 +187,7 @@ class Rung:
         columns = [*self.keys.batch.columns, *self.others.columns, boolean_array(is_row)]
         return pa.Table.from_arrays(columns, [*self.keys.batch.schema.names, *self.others.schema.names, _IS_ROW])
 
-    def found(self, left: SortedKeys) -> tuple[pa.Table | None, SortedKeys]:
+    def newest_of(self, left: SortedKeys) -> tuple[pa.Table | None, SortedKeys]:
         """Return the rows of wanted keys, and the keys of which this says nothing."""
         at = self.keys.find(left)
         if not len(at):

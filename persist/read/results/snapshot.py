@@ -151,7 +151,7 @@ class Snapshot(ArrowResult):
         It is linear in the diffs, so nothing is merged: `_time` and `_diff` are read, and only those of parts that hold
         updates at other times too; of all parts if there is a filter, unless an index has what passes it.
         """
-        scan, tables = self.scan, self._found(self.scan, "diff")
+        scan, tables = self.scan, self._from_index(self.scan, "diff")
         if tables is not None:
             return sum(exact_sum(table["_diff"].to_numpy()) for table in tables)
         base: tuple[Part, ...] = ()
@@ -333,10 +333,10 @@ class Snapshot(ArrowResult):
         return self._tables_of(self.scan)
 
     def _tables_of(self, scan: Scan) -> Iterator[pa.Table]:
-        tables = self._found(scan, self.form)
+        tables = self._from_index(scan, self.form)
         return snapshot_tables(scan, self.form, self._reading) if tables is None else tables
 
-    def _found(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
+    def _from_index(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
         by_index = self.by_index(scan)
         try:
             return None if by_index is None else by_index.tables(form, self._reading())
