@@ -195,7 +195,7 @@ class MultiWrite:
         This is the fence between two processes that do the same work: each reads what it needs, computes the next
         step of a target, and commits it expecting the upper from which it began. One of them commits; the other
         one's commit does nothing at all, whatever else is in it, and it goes on from the upper that it is told. No
-        offsets need to be kept besides: the target's upper says how far the work has come. With `ack`, the hold of a
+        other offsets need to be kept: the target's upper says how far the work has come. With `ack`, the hold of a
         consumer is the same fence.
 
         Args:

@@ -88,8 +88,8 @@ class Settings:
     Attributes:
         background: whether a writing client renews leases, collects garbage and compacts by itself, in threads of its
             own. Without it, call `Client.maintain` now and then.
-        memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB; whoever
-            asks for a whole result in memory takes the room of that besides.
+        memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. A
+            whole result that is asked for in memory takes its own room beyond that.
         cache_folder, cache_folder_bytes: where to keep blobs on disk, and what look-ups have decoded, mapped, for all
             processes that name the same folder; and the room for both together. On a disk of this machine: a process
             ends if what it has mapped cannot be read any more. None for nowhere.

@@ -110,7 +110,7 @@ class Timeline:
         """Return the time that is a moment; otherwise as `time_of`.
 
         Raises:
-            InvalidUsage: besides, the moment lies between two times.
+            InvalidUsage: also if the moment lies between two times.
         """
         exactly = self._exactly(moment)
         if exactly.denominator != 1:

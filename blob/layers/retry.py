@@ -12,7 +12,7 @@ Once an attempt of a `set` or `delete` was doubtful, so is the whole: whatever t
 given up raises Indeterminate. A listing is repeated page by page, from the last key that was yielded.
 
 One attempt ends by the store's own timeouts (for S3, `connect_timeout_s` and `read_timeout_s`): then a read is
-repeated, and a write is Indeterminate, because it may still arrive. Reads from a remote store are besides watched
+repeated, and a write is Indeterminate, because it may still arrive. Reads from a remote store are also watched
 from outside, hedged when they are slow, and paced when the store throttles (`persist.blob.layers.pacing`).
 
 What is asked of a store that does not answer is said before whoever waits has to wonder.

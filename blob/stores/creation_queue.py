@@ -1,7 +1,7 @@
 """Turns at a folder: whoever creates a file there goes one at a time, so that losers of a race lose before they work.
 
 Sixteen processes that race for the next key would write and fsync sixteen temporary files for one that is linked; on
-ext4 the fifteen removed ones slow down every later creation besides, because it steps over inodes that were freed in
+ext4 the fifteen removed ones also slow down every later creation, because it steps over inodes that were freed in
 the last seconds. A turn is a `flock` of the folder itself, so there is no lock file, and a process that dies gives
 its turn back.
 

@@ -6,7 +6,7 @@ its thread ended, which in the middle of a C++ destructor aborts the process: ex
 what is lent is noted, and the process waits at its end until Arrow has given all of it back, for `WAIT_S` at most.
 
 A scan that PyArrow drives asks Python for its batches out of C++. In a daemon thread it may be under way when the
-interpreter ends, which aborts the process likewise. So from the end on such a scan is refused, and so is its next
+interpreter ends, which aborts the process, too. So from the end on such a scan is refused, and so is its next
 batch, and what is under way is waited for: exactly where the scan is a call of ours (`under_way`), and else, where
 DuckDB or Polars drives it, for a moment after its last batch. Those of other threads, of `atexit` functions as well,
 go on.

@@ -195,7 +195,7 @@ class CollectionSchema:
 
         Args:
             key: names with types (dict or pa.Schema), a codec (class or instance), or None for unit.
-            value: likewise.
+            value: the same, for values.
             timeline: a unit of time, or None.
 
         Raises:

@@ -2,8 +2,8 @@
 
     update = ((key, value), time, diff)
     key, value = the value itself for one field or a codec, a tuple for several fields, None for unit;
-                 or a dict of the fields, unless the one field is itself a struct or a map; or, of several fields, a
-                 named tuple or a dataclass, which are taken by name
+                 or a dict of the fields, unless the one field is itself a struct or a map; or, for several fields,
+                 a named tuple or a dataclass, which are taken by name
 
 A named tuple or a dataclass says what its fields are, so it is taken by these names and never by position. A tuple of
 `(key, value)` or `((key, value), time, diff)` may be a named one, too, if its names are no columns. An iterator may

@@ -180,7 +180,7 @@ def _token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
 
 
 def overwrite_token(collection: "persist.Collection", file: RowFile, time: int | str, way: tuple[Any, ...]) -> str:
-    """Return what names an overwrite likewise."""
+    """Return what names an overwrite by what it does: the same file over the same collection in the same way."""
     return f"file over {_digest(file, collection.id, file.format, time, *way)}"
 
 

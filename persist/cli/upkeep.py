@@ -154,7 +154,7 @@ def maintain(
 
 
 def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeated: bool = False) -> dict[str, int]:
-    """Do what is due; return how much there was of what. Of several errors the first is raised, after all was tried."""
+    """Do what is due; return how much was done of what. All is tried; then the first error is raised."""
     from persist.cli.naming import refreshed_together
     from persist.facts import health_of
 

@@ -189,7 +189,7 @@ class KeyedCalls(CollectionBase):
         *,
         allow_future: bool,
     ) -> Antichain | None:
-        """Check what is given besides events; return the upper to seal to."""
+        """Check the arguments of a call that writes events; return the upper to seal to."""
         self.handle.engine.writer(action)
         for what, named in (("time", time), ("seal", seal)):
             self.handle.check_meant(what, named, allow_future=allow_future)

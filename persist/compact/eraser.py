@@ -5,10 +5,9 @@ to go is decided by key and value alone (`ErasedRecords`), so it does not matter
 which diff a record stands. Each part is looked at by itself, by the columns that decide. If it holds such a record, it
 is written anew under the newest schema, and its neighbours stay as they are.
 
-Of a keyed collection, a condition erases all that is of a key which has a record, or a pending event, for which it is
-true. An event that only deletes is no record, so its NULLs match nothing. Without an event of a key, its other events
-would come to something else, depending on whether they have been resolved; without all of them, they come to nothing at
-any time.
+In a keyed collection, a condition erases everything of each key that has a record, or a pending event, for which it is
+true. An event that only deletes is no record, so its NULLs match nothing. If one event of a key were erased alone, what
+the others give would depend on whether they have been resolved. If all are erased, the key holds nothing at any time.
 
 The work is proved like a merge: the diffs of a new part sum to those of the old one less those of the rows that were
 counted as erased.

@@ -133,8 +133,8 @@ class LinearMethods(ABC, Generic[Made]):
     def unnest(self, **lists: Expression | Term) -> Made:
         """Return each record as often as a list of it has elements, with the element: `unnest(word=col("words"))`.
 
-        Of several lists, records have the elements of the same place, and NULL beyond the end of the shorter one. A
-        record whose lists are NULL or empty is left out.
+        If there are several lists, a record gets their elements of one place, and NULL beyond the end of a shorter
+        list. A record whose lists are all NULL or empty is left out.
         """
         if not lists:
             raise InvalidUsage('unnest() needs a list, and a name for its elements: unnest(word=col("words"))')

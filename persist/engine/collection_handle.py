@@ -207,7 +207,7 @@ class CollectionHandle:
     def folded(self, contents: CollectionState, *, end: int | None = None) -> CollectionState:
         """Return contents as they are once all sealed events are resolved; as they are, if they are already.
 
-        What these come to is in parts that only this client has. Cost: reading the events and what their keys hold, the
+        Their updates are in parts that only this client has. Cost: reading the events and what their keys hold, the
         first time.
 
         Args:

@@ -53,9 +53,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def failures_of(contents: CollectionState) -> dict[str, Failure]:
-    """Return the last failures by the hold of a sink, or "" for what fills a collection; none that has succeeded since.
+    """Return the last failure of each sink, by its hold, and of what fills the collection, by ""; none that is over.
 
-    What a user says by such a name is none.
+    A property that a user wrote under such a name is left out.
     """
     failures = {}
     for name, told in contents.about.properties.items():
@@ -103,7 +103,7 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
 
 
 def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
-    """Take back that what fills collections failed, where they say so. Cost: nothing if they do not."""
+    """Remove the failure from those collections that tell of one. Cost: nothing if none does."""
     try:
         _say([handle for handle in handles if sink in failures_of(handle.known())], sink, None)
     except CollectionNotFound:

@@ -166,7 +166,7 @@ def restore(
     if handle.keyed is None:
         steps = partial(restore_steps, handle, then, time, token)
         return _committed(handle, "restore", time is None, token, notes, steps)
-    # Its updates are what its events come to, so rows are what an overwrite takes: each key has one.
+    # Its updates are made of events, so an overwrite takes rows, of which each key has one.
     with snapshot(handle, then) as held:
         return overwrite(handle, held.to_batches(), time, None, token, notes)
 

@@ -132,7 +132,7 @@ class KeyedQueue:
             error = raised
         # Before the future resolves: who has waited for it finds nothing under way.
         with self._lock:
-            self._queued -= Counter(collections)  # Which drops what comes to nothing.
+            self._queued -= Counter(collections)  # This drops collections of which none is left.
             self._bytes -= size
             self._done += 1
             self._lock.notify_all()

@@ -183,9 +183,9 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
 
 
 def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]:
-    """Return what says a text of keys or of a condition although no erasure reads it: queries, comments, properties.
+    """Return the places that hold a text of the keys or the condition, and that no erasure changes.
 
-    These are looked for in the collection, its relatives, and the views that depend on them.
+    Those are queries, comments and properties of the collection, its relatives, and the views that depend on them.
     """
     texts = _texts(None if keys is None else wanted_keys(keys, handle.known().schema), where)
     family = related(handle) if texts else []
@@ -202,7 +202,7 @@ def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]
 
 
 def mentioned(places: Sequence[str]) -> str:
-    """Return what tells people of mentions."""
+    """Return a sentence that tells people of these places."""
     listed = ", ".join(places)
     has = "have" if len(places) > 1 else "has"
     return (

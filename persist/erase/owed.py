@@ -85,7 +85,7 @@ def settle_all(engine: Engine) -> None:
 
 @contextmanager
 def first_of() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Give a context for each of several things, which keeps the errors of all; raise the first one at the end."""
+    """Give a context in which an attempt may fail; raise the first error at the end, when all were tried."""
     errors: list[PersistError] = []
 
     @contextmanager
@@ -111,7 +111,7 @@ def settle(engine: Engine, contents: CollectionState) -> None:
     """Do what a hidden collection says is owed, and drop it; if some of that fails, the rest is done, and it stays."""
     owed = _owed(contents)
     with first_of() as attempt:
-        views = _there(engine, owed.views)
+        views = _not_dropped(engine, owed.views)
         if views:
             # A query that fails on some rows says so with the next refresh.
             with (
@@ -120,11 +120,11 @@ def settle(engine: Engine, contents: CollectionState) -> None:
                 ViewsTogether([live_view(engine, view.name) for view in views], {}) as together,
             ):
                 together.refresh()
-        for handle in _there(engine, [*owed.indexes]):
+        for handle in _not_dropped(engine, [*owed.indexes]):
             for columns in owed.indexes[handle.id]:
                 with attempt():
                     create_index(handle, columns)
-        for handle in _there(engine, [*owed.tables]):
+        for handle in _not_dropped(engine, [*owed.tables]):
             with attempt():
                 delete_abandoned(handle)
             for table, known in owed.tables[handle.id].items():
@@ -139,7 +139,7 @@ def _owed(contents: CollectionState) -> Owed:
     return msgspec.json.decode(contents.about.properties["owed"], type=Owed)
 
 
-def _there(engine: Engine, ids: Sequence[str]) -> list[CollectionHandle]:
+def _not_dropped(engine: Engine, ids: Sequence[str]) -> list[CollectionHandle]:
     """Return the collections of some ids that have not been dropped meanwhile."""
     handles = []
     for id_ in ids:

@@ -94,8 +94,8 @@ class Traces(Shown):
     Attributes:
         collection: the name of the collection.
         objects, bytes: how many objects of the store were looked at, and how large they are.
-        found: those that still hold something, or may.
-        facts: what a receipt says besides.
+        found: the objects that still hold something, or may.
+        facts: what else a receipt says.
     """
 
     collection: str

@@ -128,7 +128,7 @@ def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
         return load_contents(blob, state.location, entry)
 
     def loaded(some: list[CollectionEntry]) -> Iterator[CollectionEntry]:
-        """Yield them with their contents. Only what has to be read is worth a thread's while."""
+        """Give entries with their contents. Only those whose contents must be read go to threads."""
         far = threads.map(load, [entry for entry in some if _is_far(entry)])
         return (next(far) if _is_far(entry) else load(entry) for entry in some)
 

@@ -81,9 +81,9 @@ class LogExamination:
         loose: parts that are perhaps not in `state` because something damaged kept
             a record from being applied, or the contents of a collection from being read.
         created: how each collection began that was seen to begin, by id.
-        evolved: the versions of its schema after the first, likewise.
+        evolved: the versions of its schema after the first, by id.
         beyond: the seqnos of the records that lie beyond the end of the log; known when the examination is finished.
-        beyond_checkpoints: likewise those of checkpoints, the newest first.
+        beyond_checkpoints: the seqnos of the checkpoints beyond the end of the log, the newest first.
     """
 
     def __init__(self, blob: Blob, findings: Findings) -> None:

@@ -421,9 +421,9 @@ class Leases:
     def _committed(
         self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]]
     ) -> tuple[dict[str, BaseException], int]:
-        """Commit the steps of each collection, together if that is possible; return what went wrong, and take it in.
+        """Commit the steps of each collection, together if that is possible, and take the results in.
 
-        Return the seqno of the record besides; -1 unless all of them are in one.
+        Return the errors by collection, and the seqno of the record; -1 unless all steps are in one.
         """
         if not planned:
             return {}, -1

@@ -168,7 +168,7 @@ class Kafka:
         return messages.filter(good), rejected
 
     def _rows(self, route: Route, messages: pa.Table, collection: Collection) -> tuple[pa.Table, pa.Table]:
-        """Return what messages come to for a collection, and those that are bad."""
+        """Return the rows or events of a collection that messages stand for, and the bad messages."""
         schema = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
         is_keyed = collection.handle.keyed is not None
         key = list(collection.schema.key_names) if is_keyed else None

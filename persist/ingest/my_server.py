@@ -1,7 +1,7 @@
 """A server of MySQL or MariaDB as a source: how to connect to it, and which tables and columns it has.
 
-Its types become Arrow's, and values as its library gives them become columns. The catalog tells the types of a table
-that is made; the log tells those that follow. Both come to the same here.
+Its types become Arrow's, and values as its library gives them become columns. The types of a table that is copied
+are told by the catalog, and those of later changes by the log. Both become the same types here.
 """
 
 import json

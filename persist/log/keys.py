@@ -105,27 +105,23 @@ def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] =
 
 
 def is_immutable(key: str) -> bool:
-    """Tell whether the blob at key never changes, and no other ever comes to be there, so that it may be cached.
+    """Tell whether the blob at key never changes, and no other is ever stored there, so that it may be cached.
 
-    Those are parts, part lists and state objects, whose names are random or the checksum of what they hold. Those by
-    which published tables are found are fixed, and so are those of checkpoints. Checkpoints
-    are not among them: an opening client reads one, once, and their names come again when a location is emptied and
-    made anew at the same URL, or when a bad one is rebuilt.
+    Those are parts, part lists and state objects, whose names are random or the checksum of what they hold. The names
+    by which published tables are found are fixed. So are those of checkpoints: they come again when a location is
+    emptied and made anew at the same URL, or when a bad one is rebuilt. A client reads a checkpoint once, as it opens.
     """
     return key.startswith((PARTS, LISTS, STATES)) and _SHOWN.fullmatch(key) is None
 
 
 def is_upload(key: str, *collections: str) -> bool:
-    """Tell whether key names a part or part list that was uploaded to one of these collections.
-
-    So does what goes with a published part.
-    """
+    """Tell whether key names a part, a part list, or what goes with a published part, of one of these collections."""
     match = _UPLOAD.fullmatch(key)
     return match is not None and match["collection"] in collections
 
 
 def is_shown(key: str, collection: str) -> bool:
-    """Tell whether key is a name by which a published table of that collection is found, of its format's own names."""
+    """Tell whether key is a name that a table format prescribes, by which readers find a table of that collection."""
     match = _SHOWN.fullmatch(key)
     return match is not None and match["collection"] == collection
 

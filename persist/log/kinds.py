@@ -308,7 +308,7 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
         removed: the parts that the version before had and this one has not.
         schema: the version of the schema whose columns the table has.
         metadata: blobs that say where the table's files are; they replace those of the version before.
-        blobs: those that come with this record besides parts: of metadata, and of rows that are left out.
+        blobs: those of metadata and of rows that are left out, which come with this record. Parts are not among them.
         options: what the table was published with.
         digest: of its rows, if it was taken.
         unused: the blobs that nothing refers to from now on.

@@ -93,7 +93,7 @@ class Plan:
         erasures: how many there were in the state that was read.
         files: those that come, or of which more rows are left out than before.
         removed: numbers of those that the version before has and this one has not.
-        is_anew: whether left_out says of each file all that is left out; otherwise what is left out besides.
+        is_anew: whether left_out says of each file all that is left out; otherwise only what is left out from now on.
     """
 
     contents: CollectionState
@@ -320,7 +320,7 @@ def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows
 
     Args:
         before: which were until now.
-        is_anew: a plan that is not made of the version before says all rows, and not only what comes to those.
+        is_anew: a plan that is not made of the version before says all rows, and not only those that are added.
     """
     if is_anew or before is None:
         rows = file.left_out

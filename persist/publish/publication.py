@@ -15,8 +15,8 @@ that meets such a file takes it away.
 
 Tables are kept current by whoever writes to the location, in the background, or by `Client.maintain`. A table remembers
 how often it is to have a version: after each seal, with each keyframe, or at least so long after the version before.
-When a client looks after a collection, it publishes what is due. Of several that do so at once, one makes the version,
-and the others find it there. The age of a version is that of what shows it, as the store dates it.
+When a client looks after a collection, it publishes what is due. If several do so at once, one makes the version, and
+the others find it there. The age of a version is that of what shows it, as the store dates it.
 """
 
 import re

@@ -20,7 +20,7 @@ from persist.errors import InvalidUsage
 from persist.expression import functions_of_python
 from persist.query.time_windows import add_time_windows
 
-# What is run may be somebody else's text: it gets the collections, and none of what its user may read besides.
+# What is run may be somebody else's text: it may read the collections, and nothing else that its user may read.
 SEALED_OFF = {
     "enable_external_access": "false",
     "autoload_known_extensions": "false",

@@ -10,7 +10,7 @@ was, beyond a hole, and be acknowledged for what nobody will ever read. Four thi
   `fate_of` looks for the record before, and for those that were the last ones known when records of others were read.
   One of these is the last that was taken away, if there is a hole. See `Settings.look_back`
   and `persist.write.store_checks`.
-- From time to time a client asks besides, so that nobody writes beyond a hole in the first place, and that readers
+- From time to time a client also asks, so that nobody writes beyond a hole in the first place, and that readers
   hear of it: a writer before it creates a record, if it has not asked for `PROVE_AFTER_S`; a reader after it has read
   on, if it has not for `PROVE_READS_AFTER_S`.
 

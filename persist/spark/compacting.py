@@ -66,7 +66,7 @@ def compact(
         DiffOverflow: a multiplicity does not fit int64.
         Unavailable: the store did not answer the driver.
         PySparkException: a task failed as often as Spark lets it; its message ends with the reason.
-        Of several collections, all have their turn; what went wrong first is raised then.
+        If there are several collections, all are tried; then the first error is raised.
     """
     where = seen_by_all(location)
     check_whole("partitions", partitions, 1, SLICES_MAX)

@@ -347,8 +347,8 @@ class Expressions:
         return sql_call("duckdb", arrow, Lit(pa.scalar(shown)), values, at=self._at(node))
 
     def _aggregated(self, node: Json, name: str) -> tuple[Term, ...]:
-        """Return the arguments of an aggregate. What its other ones come to, which are constants, stands at the end:
-        of quantiles, whether a value may lie between two, whether the order is descending, and the shares."""
+        """Return the arguments of an aggregate: those that are computed, then its constants. Those of a
+        quantile are whether a value may lie between two, whether the order is descending, and the shares."""
         function, data = AGGREGATES[name], node.get("function_data") or {}
         if function.startswith("bit_") and node["return_type"]["id"] not in _BITS:
             self.refuse(f"{name}() of {node['return_type']['id']} is not supported in a view: cast to BIGINT", node)

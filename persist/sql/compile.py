@@ -52,7 +52,7 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
 
 
 def columns_of(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
-    """Return the columns of a collection with their types, and what DuckDB would take a query to read besides."""
+    """Return the columns of a collection with their types, and `rowid` if the query may mean DuckDB's."""
     columns: list[tuple[str, str | Unreadable]] = []
     for column in schema.names:
         kind = schema.arrow.field(column).type

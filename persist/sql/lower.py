@@ -115,7 +115,7 @@ class Lowering:
         return more if node.how == "except" else left - more
 
     def _recursive(self, node: Recursive) -> Stream:
-        """Return what a recursion comes to: in each round, step sees the rows that were new in the round before."""
+        """Return the result of a recursion: in each round, step sees the rows that were new in the round before."""
         scope = self._program.scope("recursive", limit=ITERATIONS_MAX)
         anchor = self.stream(node.anchor)
         anchor = anchor if node.all else anchor.distinct()

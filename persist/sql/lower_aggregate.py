@@ -173,7 +173,7 @@ def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
 
 
 def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
-    """Return of each key the value of the first record in an order; of several such, the least value."""
+    """Return the value of each key's first record in an order. If several come first, their least value counts."""
     number, function = name[1:], aggregation.function
     value, order = f"v{number}_0", [(f"o{number}_{at}", key) for at, key in enumerate(aggregation.order)]
     down = [key.descending != (function == "last") for _, key in order]

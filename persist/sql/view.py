@@ -103,7 +103,7 @@ class LiveView:
         """Bring the view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
 
         Args:
-            elsewhere: where steps may run, besides here.
+            elsewhere: another place where steps may run.
         """
         self.engine.writer("refresh")
         with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):

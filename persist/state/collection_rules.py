@@ -403,8 +403,8 @@ def _held(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
 def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
     """Return contents with holds set one after the other.
 
-    Since never passes a hold, so one that moves on is within it wherever it stands by now: since follows once, behind
-    all of them. It follows sooner for a hold that is new, or goes back: whether that is allowed depends on it.
+    Since never passes a hold, so a hold that moves on is allowed wherever since stands: since moves once, after all of
+    them. It moves sooner before a hold that is new or goes back, because whether that is allowed depends on since.
     """
     holds, follows = dict(contents.holds), False
     for place, set_hold in enumerate(step.steps):

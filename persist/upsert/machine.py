@@ -72,7 +72,7 @@ class Machine(Protocol):
 
     Attributes:
         name: stored with the collection; 1 to 128 printable characters.
-        version: stored likewise; 0 or more.
+        version: stored with the collection; 0 or more.
         has_one_value: whether a key holds at most one value, in one copy; `fsck` and the way back rely on it.
     """
 

@@ -133,7 +133,7 @@ def _known_of(record: Record) -> _Known:
 
 
 def _named(candidates: Sequence[tuple[_Known, _Wrote]]) -> dict[str, Any] | None:
-    """Return who wrote, of the records that may have; of several, what they all have in common."""
+    """Return who wrote something, given the records that may have. If there are several, return what they share."""
     if not candidates:
         return None
     if len(candidates) == 1:

@@ -112,11 +112,11 @@ class GroupCommit:
                 self._proof.begin(newest, threads)
 
     def counts(self) -> dict[str, int]:
-        """Return what became of what was asked for.
+        """Return counts of what was asked for, and of what became of it.
 
         Records made, the operations they or an earlier record hold, those among them that were done before, those
-        rejected, attempts that found their slot of the log taken, and checkpoints made. Of operations, besides: those
-        that another client committed or rejected for this one, and those that it was asked for and did not answer.
+        rejected, attempts that found their slot of the log taken, and checkpoints made. Then the operations that
+        another client committed or rejected for this one, and those that it was asked for and did not answer.
         """
         return self._counts | {"checkpoints": self.checkpointing.made}
 

@@ -200,9 +200,9 @@ def is_plain(operation: Operation) -> bool:
 
 
 def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) -> tuple[Submitted, ...]:
-    """Return what a record says that holds those accepted of some operations.
+    """Return what the record of the accepted operations says of submissions.
 
-    Of the client's own ones, the others will not come either, and it says so.
+    It also says that those of the client's own operations that were not accepted will never come.
     """
     held: dict[str, list[int]] = {}
     for operation in accepted:

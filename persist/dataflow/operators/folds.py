@@ -181,7 +181,7 @@ def _extreme(is_max: bool) -> Fold:
 
 
 def _extreme_by(is_max: bool) -> Fold:
-    """Return what is where the second argument is least or greatest; of several such rows, in the first."""
+    """Return the first argument of the first row in which the second one is least or greatest."""
 
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
         by = ranks(rows.domain, rows.arguments[1], rows.kinds[1])
@@ -220,7 +220,7 @@ def _bits(function: Any) -> Fold:
 
 
 def _mode(call: WindowFunction, rows: Rows) -> Ints:
-    """Return the value that comes most often; of several such, the one that comes first."""
+    """Return the value that comes most often; if several do, the one that comes first."""
     order = np.lexsort((rows.first_ranks(), rows.owners))  # It is stable, so runs of a value begin with its first row.
     owners, words = rows.owners, rows.arguments[0].take(order)
     if not len(words):
@@ -228,7 +228,7 @@ def _mode(call: WindowFunction, rows: Rows) -> Ints:
     # The runs of equal values in each frame, and how long they are.
     starts = np.concatenate(([0], np.flatnonzero((owners[1:] != owners[:-1]) | (words[1:] != words[:-1])) + 1))
     counts = np.diff(np.append(starts, len(words)))
-    # The longest run of a frame comes first; of several, the one whose first row does.
+    # The longest run of each frame is put first; among equally long ones, the run whose value comes first.
     best = np.lexsort((order.take(starts), -counts, owners.take(starts)))
     places = starts.take(best.take(starts_of(owners.take(starts).take(best))))
     return rows.placed(places, words.take(places))

@@ -1,8 +1,8 @@
 """Large groups of a reduction, kept in order, so that a change of one record costs about the logarithm of its group.
 
 A reduction looks at the whole group of a change. That is the fastest way for small groups, and for changes of a good
-part of a large one. A large group of which few records change is ranked, and kept so from then on: what the aggregates
-come to is read off its edges and its middle. A ranked group is made from the arrangement, which stays what the
+part of a large one. A large group of which few records change is ranked, and kept so from then on: the aggregates are
+read off its edges and its middle. A ranked group is made from the arrangement, which stays what the
 reduction keeps. So it is a cache, which is dropped whenever looking at the whole group is cheaper, or when there is no
 room.
 
@@ -58,11 +58,11 @@ class Group(ABC):
 
     @abstractmethod
     def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
-        """Take changes in; return how what the group comes to changes: int64[columns, n], and diffs."""
+        """Take changes in; return how the results of the group change: int64[columns, n], and diffs."""
 
 
 class MadeGroup(Group):
-    """A group that comes to few records, which are made anew after each change."""
+    """A group that has few results, which are made anew after each change."""
 
     @abstractmethod
     def add(self, records: Ints, diffs: Ints) -> None:
@@ -70,7 +70,7 @@ class MadeGroup(Group):
 
     @abstractmethod
     def made(self) -> Made:
-        """Return what the group comes to: records of the output with their multiplicities."""
+        """Return the results of the group: records of the output with their multiplicities."""
 
     def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
         before = self.made() if self.shown is None else self.shown
@@ -275,7 +275,7 @@ class LargeGroups:
         return sum(group.bytes for group in self._groups.values())
 
     def shown(self) -> Iterator[Record]:
-        """Yield all records of the output that the groups have come to."""
+        """Yield all records of the output that the groups have."""
         for group in self._groups.values():
             yield from group.shown or ()
 

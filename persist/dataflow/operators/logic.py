@@ -1,6 +1,6 @@
 """What reductions make of groups, many at a time.
 
-A logic takes the consolidated records of some groups and returns what they come to. All arrays of one call belong
+A logic takes the consolidated records of some groups and returns the results of these. All arrays of one call belong
 together by position, and are sorted by group:
 
     groups: int64[n]           the number of the group of each record

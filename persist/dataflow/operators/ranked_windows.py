@@ -6,16 +6,16 @@ same arrays. What is in between are *changed places*; between these are *stretch
 stretch has the same answer as before unless
 
 - a changed place is in its reach: so many rows back or ahead, or among the rows that agree with it in the order;
-- or what stands before its stretch comes to something else: as many rows for `row_number`, a sum for a running sum.
+- or a total over the rows before its stretch has changed: their number for `row_number`, their sum for a running sum.
   A function that looks at the end of the partition depends on what stands behind, too.
 
-Rows for which one of these holds are computed of both partitions, by the functions of `operators.windows`, which get to
-know what the rows before come to; what differs is the change. All else is not looked at.
+Rows for which one of these holds are computed in both partitions, by the functions of `operators.windows`, which are
+given the totals over the rows before; the difference is the change. No other row is looked at.
 
-    what rows come to = [rows, groups of rows that agree, for each sum a `Totals`], of each block, and added up
+    totals over rows = [rows, groups of rows that agree, for each sum a `Totals`], of each block, and added up
 
-Cost: of a change, about log2(n) comparisons for each record, what blocks come to (one addition for each block), and the
-rows whose answer changes. Memory: that of the records.
+Cost of a change: about log2(n) comparisons for each record, one addition for each block, and the rows whose answer
+changes. Memory: that of the records.
 """
 
 from bisect import bisect_right
@@ -44,7 +44,7 @@ Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the c
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """What the answer of a row depends on besides the row: how many rows back and ahead, and what rows come to.
+    """What else the answer of a row depends on: so many rows back and ahead, and totals over rows.
 
     Attributes:
         of: what is counted of the rows before or behind: "rows", "peers", a sum by its number; "first" is a row.
@@ -125,7 +125,7 @@ class _Window:
     by: Sequence[int]
 
     def sums(self, block: Ints) -> list[Totals]:
-        """Return what the arguments of sums come to; of functions that are none, nothing."""
+        """Return the totals of the arguments of sums, and empty ones for functions that are no sums."""
         made = []
         for call in self.calls:
             if call.function in SUMMED:
@@ -138,7 +138,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """What records come to."""
+    """Totals over some records."""
 
     rows: int
     peers: int
@@ -146,7 +146,7 @@ class _Sum:
 
 
 class _Block:
-    """What a block comes to: rows, groups of rows that agree but for the first of them, sums; and its edges."""
+    """Totals over a block: rows, groups of rows that agree less the first one, and sums; and its edges."""
 
     __slots__ = ("first", "last", "peers", "rows", "sums")
 
@@ -164,7 +164,7 @@ class _Partition:
     """A partition as it was at one time.
 
     Args:
-        known: what blocks come to that other partitions had, by their identity; those of this one are kept there.
+        known: the totals over blocks of other partitions, by the identity of the block; those of this one are added.
     """
 
     def __init__(self, blocks: list[Ints], window: _Window, known: dict[int, tuple[Ints, _Block]]) -> None:
@@ -208,7 +208,7 @@ class _Partition:
         return np.concatenate(parts, axis=1) if len(parts) != 1 else parts[0]
 
     def before(self, record: int) -> _Sum:
-        """Return what the records before one come to."""
+        """Return the totals over the records before one."""
         at = self._block_of(record)
         rows, peers, sums = self._rows[at], self._peers[at], [column[at] for column in self._sums]
         if record > self.starts[at]:
@@ -254,7 +254,7 @@ class _Partition:
 
 
 class WindowedGroup(Group):
-    """A partition: its records in order, and what blocks of them come to."""
+    """A partition: its records in order, and the totals over blocks of them."""
 
     def __init__(self, window: _Window, ranked: Ranked) -> None:
         self._window = window
@@ -309,7 +309,7 @@ class WindowedGroup(Group):
         return _joined(spans)
 
     def _depends(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
-        """Return whether what stands before a stretch, or behind it, comes to something else for a function."""
+        """Return whether a total that a function needs, over what is before a stretch or behind it, has changed."""
         first, end, other, other_end = stretch
         was, now = old.before(first), new.before(other)
         for reach in self._window.reaches:

@@ -28,8 +28,8 @@ from persist.dataflow.updates.words import FIRST_WIDE, NULL, Domain, directed, r
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What rows come to for a sum: how many values there are, their sum, and how many are NaN, inf and -inf; for a
-    minimum or a maximum, the least of `_to_least`, which is not taken away again."""
+    """Totals over rows: how many values there are, their sum, and how many are NaN, inf and -inf; for a minimum or a
+    maximum, the least of `_to_least`, which is not taken away again."""
 
     values: int = 0
     total: int = 0
@@ -55,7 +55,7 @@ class Places:
     These may be some rows of one partition. It then begins before 0 and ends beyond the last of them.
 
     Attributes:
-        before, whole: of such rows, what the rows before them and all of the partition come to.
+        before, whole: the totals over the rows before such rows, and over the whole partition.
         peers_before: how many groups of rows that agree in the order stand before them.
     """
 
@@ -430,7 +430,7 @@ def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
 
 
 def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
-    """Return what values with their multiplicities come to; those of negative multiplicity are left out."""
+    """Return the totals over values with their multiplicities; those of negative multiplicity are left out."""
     counted = (diffs > 0) & (words != NULL)
     words, weights = words[counted], diffs[counted].astype(object)
     if not len(words):

@@ -88,7 +88,7 @@ class Condition:
 
     @classmethod
     def of(cls, need: Need, known: Known) -> "Condition | None":
-        """Return what a need comes to; None if all is needed."""
+        """Return the condition that a need stands for; None if all is needed."""
         if need is None:
             return None
         by_columns: dict[Keys, list[Hashes]] = {}

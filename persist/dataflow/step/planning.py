@@ -416,7 +416,7 @@ class StepPlan:
     def needed_bytes(self, known: Known) -> tuple[int, int]:
         """Return about what a step reads, decoded, if these keys are known, and what it passes on whole of that.
 
-        Few keys that are looked up pass on no more than is read for them, whatever the source holds besides.
+        Few keys that are looked up pass on no more than is read for them, however much the source holds.
         """
         whole = 0
         for stage in self.stages:

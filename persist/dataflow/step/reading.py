@@ -210,7 +210,7 @@ class Reading:
         return scan.memory, [Slice(part_scan) for part_scan in scan.slices(scan.task_count(parallel))]
 
     def _is_sparse(self, by_indexes: tuple[int, list[Slice]]) -> bool:
-        """Return whether few records are found: of most rows the key alone is looked at then, whatever is decoded."""
+        """Return whether few keys are looked up: then of most rows only the keys are decoded."""
         size, slices = by_indexes
         keys = sum(len(piece.keys) for piece in slices if piece.keys is not None)
         rows = sum(part.rows for part in self.contents.all_parts)

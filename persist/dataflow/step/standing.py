@@ -7,20 +7,20 @@ given, for each record of the output, records that stand for the group, and afte
     a count of c          c records with some value
     a sum s of c values   one record with the value s, and c - 1 with the value 0
     a mean                the same, where the output has the sum and the count, too
-    a least value m       one record with the value m; a greatest one likewise
+    a least value m       one record with the value m; the same for a greatest one
     of n records          as many more, with NULLs, as there are missing
 
-The operators stay the same. What they came to, they come to again, and then go on from there. A join before them gives
+The operators stay the same. They compute their past results again, and then go on from there. A join before them gives
 nothing of the past any more, so nothing is read for that.
 
-What a group comes to is linear in its records, so this holds for any stream of them. Two things a record of the output
-does not tell. A group that is not in the output may be there all the same, with records whose multiplicities add up
-to 0; and so may the sum of a group whose sum is NULL. Where every source is known to be positive neither can be.
+The aggregates of a group are linear in its records, so this holds for any stream of them. A record of the output does
+not tell two things. A group that is not in the output may be there all the same, with records whose multiplicities add
+up to 0; and so may the sum of a group whose sum is NULL. Where every source is known to be positive neither can be.
 Otherwise they are *doubtful*: a task that finds that something comes of such a group or sum raises, and the step is
 done without such records.
 
 How many values a sum is of is known where they are counted, too, and where no value is NULL. Otherwise they are taken
-for as many as there are records, which makes a difference only where a sum becomes NULL: it would come to 0, if no
+for as many as there are records, which makes a difference only where a sum becomes NULL: it would be 0, if no
 multiplicity is negative then either. So a 0 is *unsure*, and a task that finds one raises, too. A mean needs the count.
 
 A least or a greatest value does not tell which comes next when it goes. So records stand for it only where nothing is
@@ -169,7 +169,7 @@ def sources_before(plan: Plan, node: Node) -> set[str] | None:
 
 
 def is_of_groups(plan: Plan, node: Node) -> bool:
-    """Whether a node is made of other reductions: what these come to changes, and new groups come often."""
+    """Whether a node is made of other reductions, whose results change, so that new groups come often."""
     seen, left = set[int](), [*node.inputs]
     while left:
         number = left.pop()

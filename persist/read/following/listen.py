@@ -262,7 +262,7 @@ class Listen(ShownByRepr, Steps[Progress]):
         return self._plan(self._reading, contents, lower, upper)
 
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
-        """Return what some pieces, one at least, come to. Memory: that."""
+        """Return the updates of some pieces, one at least. Memory: theirs."""
         with self._reading.explained():
             tables = [piece.read(self._reading) for piece in pieces]
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)

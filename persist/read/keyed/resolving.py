@@ -1,7 +1,7 @@
 """Events of keyed collections that wait: what they amount to, and which tombstones nothing needs after that.
 
-Pending events are read, grouped, and held against what their keys hold. Whoever resolves for good, and whoever reads
-what is not resolved yet, works it out here, so both come to the same. The key space is cut so that each slice is
+Pending events are read, grouped, and held against what their keys hold. A client that resolves for good, and one
+that reads what is not resolved yet, both do it here, so both get the same. The key space is cut so that each slice is
 resolved within the budget; the events of one key are in one slice.
 
 A tombstone is kept so that a late row does not bring its key back. Once its watermark is below the late bound, every
@@ -134,7 +134,7 @@ class Folds:
     ) -> CollectionState:
         """Return contents as they are once all sealed events are resolved: to read, and never to commit.
 
-        What these come to is in parts stored nowhere. Cost: reading the events and what their keys hold, the first
+        Their updates are in parts that are stored nowhere. Cost: reading the events and what their keys hold, the first
         time. Memory: all of their updates.
 
         Args:
@@ -168,7 +168,7 @@ _Unresolved = tuple[str, int, Antichain, Antichain, tuple[int, ...]]
 
 
 def _unresolved(contents: CollectionState) -> _Unresolved:
-    """Return what decides what sealed events come to: what is sealed and resolved stays as it is."""
+    """Return what decides which updates sealed events make: what is sealed and resolved stays as it is."""
     waiting = due(contents, contents.upper_times)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
 

@@ -69,8 +69,8 @@ class _Source:
     """A part, or several that are read as one, and what to read of it.
 
     Attributes:
-        columns: besides those of keys.
-        fields: of both, those of keys first.
+        columns: the columns to read that are not those of keys.
+        fields: of all, those of keys first.
         types: a name for what is read from the bytes of these parts; see `CollectionSchema.reading`.
         sign: by which the diffs of its updates are multiplied.
         diff: that of all its rows then; None if they have different ones, in a column.

@@ -53,7 +53,7 @@ class Aged:
     Attributes:
         table: all columns of the schema, those of the key first, and perhaps `_time` and `_diff`, in the order of keys.
         time: that of all of them; None if each has its own, in a column.
-        diff: likewise.
+        diff: that of all of them; None if each has its own.
     """
 
     table: pa.Table

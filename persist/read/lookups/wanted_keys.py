@@ -24,7 +24,7 @@ from persist.codecs import (
 
 
 def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
-    """Return keys, each once, in order: the key columns, and nothing of use besides.
+    """Return keys, each once, in order: the key columns alone.
 
     Args:
         keys: an iterable of keys as `Collection.write` takes them, or anything Arrow with exactly the key columns.

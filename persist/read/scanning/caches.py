@@ -116,7 +116,7 @@ class PartIndexes:
 
 @dataclass(slots=True)
 class PartCaches:
-    """What all readers of one client keep of parts; or those of several clients of one location, one after the other.
+    """What all readers of one client keep of parts. Several clients of one location may have it, one after the other.
 
     Nothing in it depends on a client: parts never change, and what is kept of them is named by their checksums.
     """

@@ -151,7 +151,7 @@ class _Rest:
         self._rows, self._names, self._by = [rows], rows.column_names, by
 
     def consolidated(self) -> pa.Table:
-        """Return what they come to; their memory goes to that."""
+        """Return the rows consolidated, and let go of those that were taken."""
         return consolidate(self._rows.pop(), self._by).select(self._names)
 
 
@@ -257,7 +257,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
 
 
 def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], PartReader]) -> Iterator[pa.Table]:
-    """Yield what `read_snapshot` does of each slice, in order; what one comes to is made while the next one is read.
+    """Yield what `read_snapshot` yields of each slice, in order. A slice is merged while the next one is read.
 
     Memory: what `read_snapshot` takes, and a slice.
     """

@@ -106,7 +106,7 @@ class PartReader:
 
     @property
     def rewrite_slice_bytes(self) -> int:
-        """The same where what was merged is encoded besides: merging takes about four times a slice."""
+        """The same where the merged slice is also encoded: merging takes about four times a slice."""
         return self.memory_budget // 8
 
     def tables(

@@ -88,7 +88,7 @@ class PersistReader(DataSourceReader):
             events: Transitions | UpsertEvents | None = None
             if not isinstance(result, Snapshot):
                 events = result.events if isinstance(result, Upserts) else result.transitions
-            # What became of a key, all updates of its key and time tell: no filter on values may leave one of them out.
+            # All updates of a key and time together tell what became of the key: no filter on values may drop one.
             names = result.scan.schema.names if events is None else result.scan.schema.key_names
             records = pa.schema([arrow.field(name) for name in names])
             # A plan may leave rows out by itself: tombstones of a keyed collection.

@@ -37,7 +37,7 @@ class Messages:
     Attributes:
         keys: large_binary[n], NULL where a message has no key; None if none was given a key.
         values: large_binary[n]; NULL is a tombstone.
-        others: the columns besides, such as an offset or a partition.
+        others: all other columns, such as an offset or a partition.
     """
 
     keys: pa.Array | None
