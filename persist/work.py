@@ -270,7 +270,7 @@ def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
         with watched(_Told(tell)):
             yield
         return
-    bars = Bars() if _can_draw() else None
+    bars = Bars() if sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules) else None
     with watched(bars):
         try:
             yield
@@ -355,7 +355,3 @@ class Bars:
 
                 self._drawn[done] = self._drawing.add_task(plain(what), total=total, completed=count)
             self._drawing.update(self._drawn[done], completed=count)
-
-
-def _can_draw() -> bool:
-    return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)

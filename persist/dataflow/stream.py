@@ -243,7 +243,7 @@ class Stream(LinearMethods["Stream"]):
 
         def reduce(_: Any, events: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
             state, given = deepcopy(initial), []
-            for event, count in sorted(events, key=lambda item: [_nulls_last(item[0][at]) for at in places]):
+            for event, count in sorted(events, key=lambda item: [(item[0][at] is None, item[0][at]) for at in places]):
                 for _ in range(count):
                     state, records = function(state, event)
                     given += [(record, 1) for record in records]
@@ -422,10 +422,6 @@ class Stream(LinearMethods["Stream"]):
 
     def __repr__(self) -> str:
         return f"<Stream {self.node.title} of program {self.program.name!r}: {', '.join(self.columns)}>"
-
-
-def _nulls_last(value: Any) -> tuple[bool, Any]:
-    return value is None, value
 
 
 class Grouped:

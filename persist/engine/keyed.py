@@ -401,7 +401,10 @@ class _Commit:
         rest = [step for handle, asked in self.asks if asked.plain is None for step in plans[handle.id].steps]
         planned, steps = [plans[handle.id] for handle, _ in self.asks], [*first, *self.beside, *rest]
         if times:
-            steps = [_at(step, times[step.collection]) if isinstance(step, AtCommit) else step for step in steps]
+            steps = [
+                msgspec.structs.replace(step, time=times[step.collection]) if isinstance(step, AtCommit) else step
+                for step in steps
+            ]
         # Kept when the record is refused: the next attempt may need it again.
         kept = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
         names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
@@ -437,10 +440,6 @@ class _Commit:
             if asked.late is not None and late is not None:
                 asked.late.update(late[REASON].to_pylist())
                 future.late = late
-
-
-def _at(step: AtCommit, time: int) -> AtCommit:
-    return msgspec.structs.replace(step, time=time)
 
 
 def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents, time: int | None) -> _Planned:

@@ -109,7 +109,7 @@ class PartExamination:
                 entry is not None
                 and (entry.contents is None or any(known.blob == part.blob for known in entry.contents.stored_parts))
             )
-            if is_needed and not self._is_there(part):
+            if is_needed and self._blob.get(part.blob, (0, 1)) is None:
                 what = f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
                 self._findings.add("missing", part.blob, what, collection=name)
         for id_, name, key in self._gone:
@@ -191,9 +191,6 @@ class PartExamination:
             what = f"it has {size} bytes, and its descriptor says {part.bytes}"
             self._findings.add("damaged", part.blob, what, collection=owner.name)
         return None
-
-    def _is_there(self, part: Part) -> bool:
-        return self._blob.get(part.blob, (0, 1)) is not None
 
 
 def _of_events(owner: _Owner, form: KeyedForm) -> _Owner:

@@ -51,7 +51,9 @@ class Postgres:
         """Return a collection for each table. What a copy has left that cannot go on is dropped."""
         connection = self._database.connected()
         try:
-            self._tables = {self._collection_of(table): table for table in self._database.published(connection)}
+            self._tables = {
+                self.config.prefix + table.full_name: table for table in self._database.published(connection)
+            }
         finally:
             connection.close()
         for name, table in self._tables.items():
@@ -97,9 +99,6 @@ class Postgres:
 
     def close(self) -> None:
         """Do nothing: connections are closed where they are made."""
-
-    def _collection_of(self, table: Published) -> str:
-        return self.config.prefix + table.full_name
 
     def _target(self, name: str, table: Published) -> Target:
         types = self._database.types(table.full_name, table.columns)

@@ -228,7 +228,7 @@ class Moments:
         self._name = collection.name
         self._last_us = -1
         if collection.upper.time:
-            with collection.snapshot(columns=[MOMENT], where=_at_or_after(collection.upper.time - 1)) as snapshot:
+            with collection.snapshot(columns=[MOMENT], where=pc.field(TIME) >= collection.upper.time - 1) as snapshot:
                 self._last_us = max(snapshot.to_arrow()[MOMENT].cast(pa.int64()).to_pylist(), default=-1)
 
     def change(self, moments: Sequence[tuple[int, int]]) -> Change:
@@ -248,7 +248,3 @@ class Moments:
         rows["_time"] = rows[TIME]
         rows["_diff"] = int64_array(np.ones(len(times), np.int64))
         return Change(self._name, pa.table(rows))
-
-
-def _at_or_after(time: int) -> pc.Expression:
-    return pc.field(TIME) >= time

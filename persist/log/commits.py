@@ -154,7 +154,8 @@ class RecordReader:
             first = applied() + 1
             if yielded >= ONE_BY_ONE and is_remote(self._blob):
                 seqnos: Sequence[int] = range(first, int(min(first + slots - 1, last)) + 1)
-                records, slots = self._at_once(seqnos), min(2 * slots, AHEAD_MAX)
+                records = self._threads().map(partial(read_record, self._blob), seqnos)
+                slots = min(2 * slots, AHEAD_MAX)
             else:
                 seqnos, records = (first,), iter([read_record(self._blob, first)])
             for seqno, record in zip(seqnos, records, strict=True):
@@ -168,9 +169,6 @@ class RecordReader:
     def page(self, after: int) -> "LogPage":
         """Return what a page of LIST has of the log after a seqno; a remote store is asked for it at once."""
         return LogPage(self._blob, after, self._threads() if is_remote(self._blob) else None)
-
-    def _at_once(self, seqnos: Sequence[int]) -> Iterator[Record | None]:
-        return self._threads().map(partial(read_record, self._blob), seqnos)
 
     def _threads(self) -> Pool:
         if self._ahead is None:

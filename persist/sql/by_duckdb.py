@@ -274,7 +274,7 @@ class Text:
 
     def _arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
         names = node.get("named_arguments") or []
-        lambdas = [at for at, child in enumerate(children) if _is_lambda(child)]
+        lambdas = [at for at, child in enumerate(children) if child.get("expression_class") == "BOUND_LAMBDA"]
         if lambdas:
             more = int(bool((node.get("function_data") or {}).get("has_initial")))
             return self._with_lambda(children, lambdas[0], more)
@@ -309,10 +309,6 @@ def _is_number(node: Json) -> bool:
 
 def _id_of(node: Json) -> Any:
     return (node.get("return_type") or {}).get("id")
-
-
-def _is_lambda(node: Json) -> bool:
-    return bool(node.get("expression_class") == "BOUND_LAMBDA")
 
 
 def _literal(text: str) -> str:

@@ -22,7 +22,6 @@ from itertools import chain
 
 import msgspec
 
-from persist.codecs import Part
 from persist.errors import InvalidUsage, Superseded
 from persist.log import Keyframe, Numbers, kinds
 from persist.state.contents import CollectionState, Erasure, check_runs
@@ -101,7 +100,7 @@ def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState
         keyframes=keyframes,
         pending=pending,
         next_number=contents.next_number + len(step.parts) + len(pending),
-        inline_bytes=sum(len(part.inline) for part in _held(numbered, pending)),
+        inline_bytes=sum(len(part.inline) for parts in (numbered, pending) for part in parts.values()),
         published={},
         kept={},
         erasures=(*contents.erasures, _erasure(contents, step))[-ERASURES_KEPT:],
@@ -115,10 +114,6 @@ def _named(contents: CollectionState, names: Numbers) -> Numbers:
     if any(name >= 0 for name in names):
         raise ValueError("it puts parts that are there in the place of others")
     return tuple(contents.next_number - 1 - name for name in names)
-
-
-def _held(*parts: dict[int, Part]) -> chain[Part]:
-    return chain.from_iterable(numbered.values() for numbered in parts)
 
 
 def _erasure(contents: CollectionState, step: kinds.Erase) -> Erasure:

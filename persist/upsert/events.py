@@ -191,7 +191,7 @@ def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Pre
         order, groups = order[within], groups[within]
         if form.ties == "greatest":
             order = _by_value(events, order, starts, _value_names(schema, form))
-    if not _is_whole(order):
+    if (order[1:] <= order[:-1]).any():
         events = events.take(int64_array(order))
     return Prepared(schema, keys, events.append_column(_GROUP_FIELD, int64_array(groups.astype(np.int64))))
 
@@ -279,7 +279,3 @@ def _ascends(groups: Ints, times: Ints | None) -> bool:
     if times is None:
         return bool((groups[1:] >= groups[:-1]).all())
     return bool((~same | (times[1:] >= times[:-1])).all())
-
-
-def _is_whole(order: Ints) -> bool:
-    return bool((order[1:] > order[:-1]).all())

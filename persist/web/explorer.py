@@ -41,7 +41,7 @@ class Explorer:
         names = [name for name in self._client.collections() if wanted in name.casefold()]
         offset = min(offset, max(0, len(names) - 1))
         now_s = time.time()
-        shown = names[max(0, offset) :][: _within(limit, LIST_MAX)]
+        shown = names[max(0, offset) :][: min(max(1, limit), LIST_MAX)]
         items = [_listed(facts, now_s) for facts in survey(self._client, shown)]
         return {"url": self._client.url, "seqno": self._client.seqno, "total": len(names), "items": items}
 
@@ -207,10 +207,6 @@ def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
 
 def _required(text: str) -> int | str:
     return time_of(text.strip())
-
-
-def _within(limit: int, most: int) -> int:
-    return min(max(1, limit), most)
 
 
 def _is_key(wanted: pa.Table) -> pc.Expression:

@@ -103,7 +103,7 @@ def _column(
     order = np.lexsort((*ranked[::-1], *keys[::-1], groups))
     sorted_ = values.take(order, axis=1)
     bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
-    places = _places(call, groups.take(order), [key.take(order) for key in keys], bounds)
+    places = placed(call, *_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
     column = np.empty(len(groups), np.int64)
     column[order] = column_of(call, places, sorted_, schema, domain)
     return column
@@ -137,15 +137,13 @@ def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) 
     # How many rows that count are before each place: a frame is an interval of these, too.
     before = np.concatenate(([0], eligible.cumsum()))
     first, end = (before.take(np.clip(bound, 0, len(words))) for bound in (p.low, p.high))
-    number = end - 1 if call.function == "last_value" else first + (call.number - 1 if _is_nth(call) else 0)
+    number = (
+        end - 1 if call.function == "last_value" else first + (call.number - 1 if call.function == "nth_value" else 0)
+    )
     inside = (number >= first) & (number < end)
     if not len(places):
         return np.full(len(words), NULL, np.int64)
     return np.where(inside, words.take(places.take(np.where(inside, number, 0))), NULL)
-
-
-def _is_nth(call: WindowFunction) -> bool:
-    return call.function == "nth_value"
 
 
 def _folded(
@@ -203,10 +201,6 @@ class _Bounds:
         places = np.empty(2 * count, np.int64)
         places[order] = (order < count).cumsum()
         return places[count:]
-
-
-def _places(call: WindowFunction, groups: Ints, keys: list[Ints], bounds: _Bounds) -> Places:
-    return placed(call, *_runs(groups), keys, bounds)
 
 
 def placed(

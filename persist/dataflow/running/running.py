@@ -322,7 +322,7 @@ class Running(Closes):
                 done = self.step()
                 tell(done.updates)
                 if until is None:
-                    if not done.updates and not self._is_behind():
+                    if not done.updates and not poll_all(self._followed, 0.0):
                         return
                 elif not self.frontier.has_beyond(until) or self._stopped.is_set():
                     return
@@ -437,9 +437,6 @@ class Running(Closes):
         for source in self._sources:
             source.move_leased()
         return seqno
-
-    def _is_behind(self) -> bool:
-        return poll_all(self._followed, 0.0)
 
     def _wait(self, until: Time, deadline: float | None) -> None:
         for name, handle in self._inputs.items():

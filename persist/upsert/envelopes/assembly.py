@@ -205,7 +205,7 @@ def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False)
     may_be_null = _with_own_key(changes, columns)
     for name, column in columns.items():
         nulls = column.is_null() if may_be_null is None else pc.and_not(column.is_null(), may_be_null)
-        good &= _without(nulls, good, changes, bad, _no_key(name))
+        good &= _without(nulls, good, changes, bad, f"the column {name!r} of its key is missing or null")
     kept = changes.filtered(good)
     columns = {name: column.filter(boolean_array(good)) for name, column in columns.items()}
     value = [f for f in kept.after.type if f.name not in key and f.name not in kept.others]
@@ -249,10 +249,6 @@ def _with_own_key(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.Array
         return None
     some = [column.is_valid() for column in columns.values()]
     return pc.and_(changes.keys.is_valid(), reduce(pc.or_, some))
-
-
-def _no_key(name: str) -> str:
-    return f"the column {name!r} of its key is missing or null"
 
 
 def _without(nulls: pa.Array, good: Mask, changes: Changes, bad: list[Bad], reason: str) -> Mask:

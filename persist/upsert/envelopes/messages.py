@@ -51,7 +51,7 @@ class Messages:
         A table has a column "value", and may have one called "key"; a table of one column is the values.
         """
         if isinstance(given, pa.Array | pa.ChunkedArray):
-            return cls(None, _as_bytes(given, VALUE), _no_columns(len(given)))
+            return cls(None, _as_bytes(given, VALUE), pa.table({"rows": pa.nulls(len(given))}).select([]))
         table = _as_table(given)
         if isinstance(table, list):
             return cls.of(_listed(table))
@@ -68,10 +68,6 @@ class Messages:
 
     def __len__(self) -> int:
         return len(self.values)
-
-
-def _no_columns(rows: int) -> pa.Table:
-    return pa.table({"rows": pa.nulls(rows)}).select([])
 
 
 def _as_table(given: Any) -> pa.Table | list[Any]:

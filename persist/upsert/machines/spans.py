@@ -74,7 +74,8 @@ class History:
         groups, times, live = groups[last], times[last], ~steps.deletions(touched)[last]
         fields = [f.name for f in self.event_fields(schema)]
         stood, comes, standing = self._changes(open_rows, events, groups, live, fields)
-        begun = np.concatenate([self._begun(open_rows), times])
+        from_times = combined(open_rows[self._from]).cast(pa.int64()).fill_null(0)
+        begun = np.concatenate([int64_values(from_times), times])
         rows = pa.concat_tables([t.select([*schema.key_names, *fields]) for t in (open_rows, events)]).combine_chunks()
         new = np.flatnonzero(comes) + len(open_rows)
         # A row that ends is there twice: open, to be taken back, and closed. Then come the rows that begin.
@@ -104,9 +105,6 @@ class History:
         stood, comes = changes & (value_before >= 0), changes & live
         brought = steps.last_at(groups, comes)
         return stood, comes, np.where(brought >= 0, brought + len(owners), row_of[groups])
-
-    def _begun(self, open_rows: pa.Table) -> Ints:
-        return int64_values(combined(open_rows[self._from]).cast(pa.int64()).fill_null(0))
 
     def _with_intervals(
         self, rows: pa.Table, begun: Ints, ends: Ints, ended: Flags, schema: CollectionSchema
