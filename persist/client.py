@@ -194,7 +194,7 @@ class Client(CreatingCalls, ReadingTogether, Described):
         From then on, each is changed, evolved, compacted and dropped by itself. Blobs that they share are deleted when
         none of them needs them any more. The clone can be read from that time on, and written after it. It has the
         schema, descriptions and retention of its source; holds, tags, published tables and unsealed updates stay with
-        that. Of a view, it is a plain collection.
+        that. The clone of a view is a plain collection.
 
         Cost: one commit, whatever the size. Only parts that hold earlier and later times, too, are read, and their rows
         up to the time stored anew. Memory: a slice of these.

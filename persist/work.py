@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Hears of work: `begun` is told what it is and how much there is of it, and returns who is told of each bit."""
+    """Hears of work: `begun` is told what it is and how much there is, and returns what is called for each bit."""
 
     def begun(self, what: str, total: int | None, unit: str) -> Done:
         """Hear that work has begun; the result is called with how much more of it was done."""

@@ -11,10 +11,10 @@ Families, beside those of `persist.metrics` (dots become underscores, counters e
     persist_collection_failed            by collection: 1 if its last refresh, its source or a sink failed
     persist_collection_lag_seconds       by collection: how far its upper is behind now, if its times are moments
 
-A scrape costs one GET of the log, and one for each collection that has changed since the last one. Of more than
-COLLECTIONS_MAX collections only the totals are told. Names are data, and are escaped. Answers go to whoever sends the
-token; without one, only to this machine, and only if asked for by a name of this machine: so a page in a browser that
-has its name point here gets nothing.
+A scrape costs one GET of the log, and one for each collection that has changed since the last one. If there are more
+than COLLECTIONS_MAX collections, only the totals are told. Names are data, and are escaped. Answers go to whoever sends
+the token. Without one, they go only to this machine, and only if asked for by a name of this machine: so a page in a
+browser that has its name point here gets nothing.
 """
 
 import contextlib

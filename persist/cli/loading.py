@@ -127,7 +127,7 @@ def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: 
             rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
         )
     pieces = max(1, -(-rows // plan.piece_rows))
-    is_ours = plan.token is None  # It says what was written. Of others, the library compares that.
+    is_ours = plan.token is None  # It says what was written. For other tokens, the library compares that.
     if is_ours and f"{token}/{pieces - 1}" in known:
         return Loaded(rows, skipped, 0, pieces, None)
     before, seqno = sum(f"{token}/{n}" in known for n in range(pieces)), None

@@ -266,8 +266,8 @@ class PublishingCalls(CollectionBase):
     ) -> Published:
         """Let other programs read what the collection holds as of a sealed time, as a table; return its new version.
 
-        Parts are named as they lie. Of rows that later updates have changed, the table leaves out what the parts hold
-        and has a small file with what holds now. So publishing costs what was changed, and the next version what was
+        Parts are named as they lie. Where later updates have changed rows, the table leaves out those of the parts and
+        has a small file with those that hold now. So publishing costs what was changed, and the next version what was
         changed since. The table keeps its files, whatever is compacted; see `unpublish`. If it has the time already,
         nothing is done, but what somebody has left half done is finished.
 

@@ -137,7 +137,7 @@ class ReadingCalls(CollectionBase):
     ) -> Changes:
         """Return the updates with `start <= time < until`, consolidated, in time order.
 
-        Of one time, what goes (negative diffs) comes before what comes.
+        Among the updates of one time, those with negative diffs come first.
 
         Args:
             start, until: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Until None

@@ -331,8 +331,8 @@ class WritingCalls(KeyedCalls):
         with them. A condition is about what is there when all events up to that time are resolved, and seals it.
 
         Args:
-            keys: those whose records to retract, as `Snapshot.get` takes them: `[1, 2]`. Of a keyed collection where
-                events are ordered, rows with the key and the columns of order_by.
+            keys: those whose records to retract, as `Snapshot.get` takes them: `[1, 2]`. If the collection
+                is keyed and its events are ordered, rows with the key and the columns of order_by.
             where: instead of keys, a condition that is true for what to retract; as for `overwrite`.
             time: of the retractions; as for `overwrite`.
             token: as for `overwrite`.

@@ -142,7 +142,7 @@ def last_readable(contents: CollectionState) -> int | None:
 def last_resolved(contents: CollectionState) -> int | None:
     """Return the last sealed time; of a collection that is complete for ever, the last one at which it changed.
 
-    Of a keyed one, the last resolved time, because only that is of updates alone.
+    If it is keyed, return the last resolved time, because only what is resolved is updates alone.
     """
     resolved = contents.resolved
     if resolved.time is None:

@@ -124,7 +124,7 @@ class Stream(LinearMethods["Stream"]):
         """Return the same records, complete only as far as other streams are, and as collections of a name are sealed.
 
         An output made of it, say, seals a time only when the others are complete there, and holds what it would hold
-        anyway. Of a collection that is named, nothing is read but how far it is sealed. Cost: what waits is kept.
+        anyway. If a collection is named, only its upper is read. Cost: what waits is kept.
 
         Raises:
             InvalidUsage: there are no others, or the program writes a collection of that name.

@@ -113,7 +113,7 @@ class _Shares:
 
 
 def _cheapest(contents: CollectionState, as_of: int) -> _Shares:
-    """Return the way that rewrites the fewest bytes; of several, the one with the latest keyframe."""
+    """Return the way that rewrites the fewest bytes, and among equals the one with the latest keyframe."""
     # As of 0, nothing was compacted, and a keyframe would keep the history from being read from 0 on.
     keyframes = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= as_of] if as_of else []
     ways = [_shares(contents, as_of, keyframe) for keyframe in reversed(keyframes)]

@@ -13,8 +13,8 @@ Events without a time get that of the commit. Where they are resolved by it, the
 with the plan, from the contents that this is made of, and another one if these have moved on by then.
 
 Several collections are resolved in one record (`submit_all`): each is planned from its own contents, and if one of them
-has changed, the record is refused whole, so all of them are right or nothing happened. Of collections that are not
-keyed, differences to what they hold are planned with them, and again with them.
+has changed, the record is refused whole, so all of them are right or nothing happened. Differences to what
+plain collections hold are planned with them, and planned again with them.
 """
 
 from collections import Counter

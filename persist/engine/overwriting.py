@@ -524,7 +524,7 @@ def _present(
     if not contents.upper.time:
         return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
     as_of = contents.upper.time - 1
-    # Of a later state as well as of this one: what is sealed stays as it is.
+    # A later state will do as well: what is sealed stays as it is.
     newest, reading = handle.claim(as_of)
     stack.callback(reading.close)
     return snapshot_scan(newest, schema, as_of, None, filter)

@@ -367,7 +367,7 @@ class WouldRecompute(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class LimitReached(InvalidUsage):
-    """Work came to a limit that its caller had set. Of what it was doing then, nothing was written."""
+    """Work came to a limit that its caller had set. Nothing of what it was doing then was written."""
 
     what: str
     limit: str

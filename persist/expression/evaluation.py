@@ -7,8 +7,8 @@ Conditions are split into the parts that must all hold. Which terms may raise de
 condition after a join sees only records that have a partner. Before the join it would see all, and one that raises,
 such as a cast of a text that is no number, would stop what has done nothing wrong. So only what cannot raise is moved.
 
-Of the functions of programs, those that are not known to be total are taken for ones that may raise. Of the functions
-of queries, those that raise are known. Sums and products raise where they overflow, which is taken for no purpose of
+A function of programs that is not known to be total is taken for one that may raise. It is known which functions of
+queries raise. Sums and products raise where they overflow, which is taken for no purpose of
 anybody's: in queries they are done wherever it is best, as in DuckDB.
 """
 

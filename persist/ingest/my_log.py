@@ -1,8 +1,8 @@
 """What the log of MySQL or MariaDB says beside its rows: what statements do to tables, and which transactions happened.
 
-The log has rows for what changes rows, and the text of statements that change tables. Of these it has to be known:
-which tables they empty, which columns get other names or go, and what cannot be followed, because rows come or go
-without being in the log. All else of them shows when the next row of the table comes, with its columns.
+The log has rows for what changes rows, and the text of statements that change tables. These are read
+for three things: which tables they empty, which columns get other names or go, and what cannot be followed, because
+rows come or go without being in the log. All else shows when the next row of the table comes, with its columns.
 
 MySQL counts the transactions of each server: a set has `uuid:1-5:7`. MariaDB has the last number of each domain, as
 `domain-server-number`, and numbers of a domain only grow. Both say the same on each server of a group, so a source may

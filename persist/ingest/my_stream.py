@@ -155,7 +155,7 @@ class MyStream:
         while True:
             if not flow.is_inside:
                 is_end = run.stop.is_set() or (run.once and self._gtids.measure >= target)
-                if is_end:  # Of what came since this began, nothing is known if it ends so early.
+                if is_end:  # If it ends so early, nothing is known of what came since this began.
                     yield from self._nothing_more(self._began_us if run.once else None)
                     return
                 if events.empty() and not flow.is_empty:

@@ -180,7 +180,7 @@ class Tables:
             "drop": gone,
             "widen": {},
         }
-        if before is not None:  # Of a collection that was there before, types may be wider than those of the table.
+        if before is not None:  # A collection that was there before may have wider types than the table.
             back = {new: name for name, new in rename.items()}
             change["widen"] = {
                 name: kind

@@ -1,9 +1,9 @@
 """A server of Arrow Flight's calls that keeps its limits before a message is in memory.
 
-gRPC tells the headers of a call first, so who has no token is refused with nothing of the call's body read. Of a body,
-gRPC takes `MESSAGE_BYTES_MAX` at most, and of a connection no more than its window before somebody reads. pyarrow's
-own Flight server cannot be used: it takes messages of any size, whole, before it looks at a token. Rejected, too: its
-server in a process with a limit of memory, which three requests of strangers end (measured: SIGABRT at 1.5 GiB).
+gRPC tells the headers of a call first, so a caller without a token is refused before anything of the body is read.
+gRPC takes at most `MESSAGE_BYTES_MAX` of a body, and of a connection no more than its window until somebody reads. The
+Flight server of pyarrow cannot be used: it takes messages of any size, whole, before it looks at a token. A process
+with a limit of memory for that server is no way out: three requests of strangers end it (measured: SIGABRT at 1.5 GiB).
 
     connections        CONNECTIONS_MAX, and half of the files that the process may open
     a connection       headers of HEADER_BYTES_MAX, CALLS_A_CONNECTION_MAX calls;

@@ -103,7 +103,7 @@ class _Stream:
 
 @dataclass
 class _Hub:
-    """What all calls share: the newest seqno, and who waits for one."""
+    """What all calls share: the newest seqno, and the calls that wait for one."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     seqno: int = -1
@@ -191,7 +191,7 @@ class Server(Closes):
         return f"<Server at {self.url}>"
 
     def _run(self) -> None:
-        """Follow the log, and drop who is slow."""
+        """Follow the log, and drop slow readers."""
         hub = self._hub
         while not hub.is_closed:
             try:
@@ -480,7 +480,7 @@ def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
 
 
 def _enter_wait(hub: _Hub, waiter: str) -> None:
-    """Count who waits, if there is room."""
+    """Count one more call that waits, if there is room."""
     if len(hub.waiters) >= WAITS_MAX and waiter not in hub.waiters:
         raise Unavailable(f"{WAITS_MAX} wait already: try again later")
     hub.waiters.add(waiter)

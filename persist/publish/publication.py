@@ -6,7 +6,7 @@
     4  the table shows the version: its log, or its metadata, gets a name by which readers find it
 
 Whoever dies before 3 has changed nothing; what is stored is garbage. Between 3 and 4, readers see the version before,
-which is kept as long as no later one has been recorded. Of two that publish at once, the second finds the record of the
+which is kept as long as no later one has been recorded. If two publish at once, the second finds the record of the
 first, and plans again from there. A table is never shown without a record that keeps what it names.
 
 A table may be given up between 3 and 4, by `unpublish` or an erasure, and another one may have begun. So whoever shows

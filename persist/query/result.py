@@ -197,7 +197,7 @@ class QueryResult(ArrowResult):
     def _dataset(self, path: Path, result: Snapshot) -> Any:
         """Return a snapshot as a dataset that notes what is read of it, and why reading failed.
 
-        Of why it failed, DuckDB tells by a text of its own only.
+        DuckDB tells only by a text of its own why it failed.
         """
         from persist.read import ResultDataset
 

@@ -167,7 +167,7 @@ def _fill(
         try:
             for table in contents:
                 yield from pa.Table.from_arrays(table.columns, schema=schema).to_batches()
-        except PersistError as error:  # Of which DuckDB tells by a text of its own only.
+        except PersistError as error:  # DuckDB tells of it by a text of its own only.
             failed.append(error)
             raise
 

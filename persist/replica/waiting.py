@@ -145,7 +145,7 @@ class AwaitedLog(ABC):
 
     @property
     def first_pause_s(self) -> float:
-        """How long who waits does so after a look that found nothing new, for the first time."""
+        """How long a thread waits after its first look that found nothing new."""
         return min(TOLD_FIRST_S if self.is_told else POLL_FIRST_S, self.longest_pause_s)
 
     def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:

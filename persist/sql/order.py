@@ -2,8 +2,8 @@
 
 What is known of collections (rows, and of whole numbers how many values lie within their bounds) and what conditions
 look like give a rough size of each relation, and of a join: |A| · |B| over the number of values of the key. From every
-relation on, the one is added next with which the join is smallest, a cross product last. Of these orders, the one with
-the least rows in between is taken. Without anything known, all collections are taken for equally large.
+relation on, the one is added next with which the join is smallest, a cross product last. The order with the
+least rows in between is taken. If nothing is known, all collections are taken for equally large.
 
 The estimates decide about speed and memory only. They may change from one start to the next, and results do not.
 """

@@ -569,7 +569,7 @@ def _created(
 
 
 def _records(engine: Engine, collection: str) -> int:
-    """Return how many records a collection has; of one for which only reading tells that, how many updates."""
+    """Return how many records a collection has, or how many updates, if only reading would tell the records."""
     contents = loaded(engine, collection).contents()
     count = record_count(contents)
     return sum(part.rows for part in contents.parts) if count is None else count

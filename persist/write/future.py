@@ -35,7 +35,7 @@ def _contained() -> Iterator[None]:
 
 
 class UnobservedErrors:
-    """The failed futures whose error nobody has looked at. Of the errors themselves, `ERRORS_KEPT_MAX` are kept."""
+    """The failed futures whose error nobody has looked at. It keeps `ERRORS_KEPT_MAX` of the errors."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -64,8 +64,8 @@ class PartWriter:
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
         """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
 
-        Of a table that is larger than what can be sorted within the budget, several pieces are sorted by themselves:
-        their parts overlap in key, and the next merge puts them together.
+        If the table is larger than what can be sorted within the budget, pieces of it are sorted by themselves: their
+        parts overlap in key, and the next merge puts them together.
 
         Raises:
             DiffOverflow: the diffs of equal updates sum to more than int64 holds.
@@ -165,7 +165,7 @@ class PartWriter:
         if not writes:
             return []
         if any(write.schema.version != writes[0].schema.version for write in writes):
-            # Of writers with an older schema: each version is a part of its own.
+            # Some writers have an older schema: each version becomes a part of its own.
             versions = sorted({write.schema.version for write in writes})
             groups = ([write for write in writes if write.schema.version == version] for version in versions)
             return [part for group in groups for part in self._encoded_together(group, batch_bytes_max)]
@@ -179,7 +179,7 @@ class PartWriter:
 def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
     """Return how large the row groups may be that are written within a budget, so that many can be read within it.
 
-    Of very many columns they are larger, because each row group takes 0.2 KB and 0.1 ms for each of them, whatever is
+    If there are very many columns, row groups are larger: each takes 0.2 KB and 0.1 ms for each column, whatever is
     in it.
     """
     least = max(256 << 10, LEAF_BYTES_MIN * sum(leaf_count(kind) for kind in schema.types))

@@ -213,8 +213,8 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
 class _Sieve:
     """Keeps the updates for which a condition is true.
 
-    Its parts see one after the other what is left: one may guard the next against what raises. Of few updates, parts
-    that cannot raise are asked together with the one before, because to take what is left costs more than they do.
+    Its parts see one after the other what is left: one may guard the next against what raises. If updates are few,
+    a part that cannot raise sees what the one before it sees: to take what is left would cost more than it saves.
     """
 
     def __init__(self, condition: Term, operator: str) -> None:

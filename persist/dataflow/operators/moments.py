@@ -203,7 +203,7 @@ def _corr(sums: Sums) -> float | None:
     return size if both >= 0 else -size
 
 
-# Of regressions, x is what depends, and y what it depends on: DuckDB's first and second argument.
+# In regressions, x depends on y. They are DuckDB's first and second argument.
 def _slope(sums: Sums) -> float | None:
     spread = sums.spread("yy")
     return quotient(sums.spread("xy"), spread) if spread else nan

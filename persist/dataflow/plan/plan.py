@@ -131,7 +131,7 @@ Counted: TypeAlias = Literal["row_number", "rank", "dense_rank"]
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Of each key, the records from skip on, as many as count, in an order, by multiplicity.
+    """The records of each key from skip on, as many as count, in an order, by multiplicity.
 
     Attributes:
         by: columns, and whether each is descending.

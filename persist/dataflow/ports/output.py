@@ -241,7 +241,7 @@ class Output:
         self._says = self._fingerprint
 
     def restore(self, at: int) -> None:
-        """Of a hidden collection: let the operator whose output it keeps go on from a time, if it was kept till then.
+        """Let the operator whose output a hidden collection keeps go on from a time, if it was kept till then.
 
         Raises:
             SourceLost: another copy of the program has gone on, and compacted it.
@@ -286,7 +286,7 @@ class Output:
             self.sealed_to = max(self.sealed_to, complete)
 
     def correct(self) -> None:
-        """Of a changed program: add what makes the collection at the first unsealed time what it should be."""
+        """Add what makes the collection of a changed program right at the first unsealed time."""
         if not self.corrects or self.sealed_to <= self.began_at:
             return
         self.waiting.append(self._missing())
@@ -334,9 +334,9 @@ class Output:
             )
 
     def begin_readable(self, at: int) -> None:
-        """Of a new output: let nobody read it before a time, because the program says nothing about what was then.
+        """Let nobody read a new output before a time, because the program says nothing about what was then.
 
-        Of a view, that is where the view begins, if it begins later.
+        A view is not read before the time at which it begins, either.
 
         Raises:
             OutputConflict: somebody keeps such a time readable.

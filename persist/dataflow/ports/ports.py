@@ -96,7 +96,7 @@ class Ports:
         return cls(program, engine, sources, sinks, {}, domain, is_brief=is_brief)
 
     def _drop_unused(self, kept: Mapping[str, KeptLinear]) -> None:
-        """Of a changed program: destroy the hidden collections that it does not use any more."""
+        """Destroy the hidden collections that a changed program does not use any more."""
         for name in self._program.every_kept(self._engine):
             if name not in kept:
                 with suppress(CollectionNotFound):

@@ -185,7 +185,7 @@ class SourceReader:
         return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
 
     def opened(self) -> InputHandle:
-        """Of a source that the program writes: read what is sealed, and return what takes what comes then."""
+        """Read what is sealed of a source that the program writes; return the input that takes what comes after."""
         with self._explained():
             contents = self.handle.contents()
         if contents.upper > Antichain(self._as_of) and not self.take(contents):
@@ -250,7 +250,7 @@ class SourceReader:
         self.named = {name: held[name].time for name in self.named if name in held}
 
     def move_leased(self) -> None:
-        """Of a program without outputs: let the source be compacted up to where it has been read, now and then."""
+        """Let the source of a program without outputs be compacted, now and then, up to where it has been read."""
         read_to = self._gate.frontier.time
         if self._leased is None or read_to is None or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
             return
@@ -474,6 +474,6 @@ def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
 
 
 def wake(sources: Sequence[Followed]) -> None:
-    """Let who waits in `poll_all` look again."""
+    """Let threads that wait in `poll_all` look again."""
     for source in sources[:1]:
         source.handle.engine.follower.wake()

@@ -266,7 +266,7 @@ class Running(Closes):
         return Step(count, self.frontier, seqno)
 
     def _resumed(self) -> int:
-        """Of a program that goes on: take in what its sources hold at the time that it goes on from, once."""
+        """Take in, once, what the sources of a program that goes on hold at the time that it goes on from."""
         if not self._resumes:
             return 0
         at = None if self._outputs is None else self._outputs.goes_on_from
@@ -330,7 +330,7 @@ class Running(Closes):
                     self._wait(until, deadline)
 
     def _catch_up(self, tell: Callable[[int], object]) -> None:
-        """Of a program that was just opened: take in what its sources hold, some at a time, and commit each of these.
+        """Take in what the sources of a program that was just opened hold, some at a time, and commit after each.
 
         So the past of a new output needs no more memory than the budget, besides its state, and what is sealed stays if
         this is interrupted.

@@ -183,7 +183,7 @@ class Ranked:
         return None
 
     def middle(self) -> Record | None:
-        """Return the record in the middle, by multiplicity; of two, the first."""
+        """Return the record in the middle, by multiplicity; the first if there are two."""
         total = self.total
         return next((record for record, _ in self.taken((total - 1) // 2, 1)), None) if total else None
 

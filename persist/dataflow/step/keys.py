@@ -36,7 +36,7 @@ class TouchedKeys:
 
     @cached_property
     def hashes(self) -> Hashes:
-        """Of all keys, ascending."""
+        """The hashes of all keys, ascending."""
         table_hashes = [row_hashes(table, table.column_names) for table in self.tables]
         return np.unique(np.concatenate([np.empty(0, np.uint64), *table_hashes]))
 

@@ -292,7 +292,7 @@ class StepPlan:
 
     @cached_property
     def _sources(self) -> dict[int, set[int] | None]:
-        """Of each exchange the stages whose sources it is made of; see `sources_of`."""
+        """The stages whose sources each exchange is made of; see `sources_of`."""
         return sources_of(self.stages)
 
     @cached_property

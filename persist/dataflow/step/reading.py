@@ -1,6 +1,6 @@
 """What a step reads of a collection, with an estimate of the bytes, and what descriptors tell without reading.
 
-Of the past, a source stage needs what `touched.py` says. If that is said by the whole key of the collection, the keys
+A source stage needs of the past what `touched.py` says. If that is said by the whole key of the collection, the keys
 are looked up: a task has some of them, in order, and reads the row groups that may hold one. Otherwise slices of the
 collection are scanned, of the parts that may have such records, and what is not needed is left out at once. Where an
 index of the collection has the columns that say what is needed, the records are looked up there, if that reads less.
@@ -272,7 +272,7 @@ class Past:
 
     @property
     def only_grows(self) -> bool:
-        """Whether it can be told that nothing is retracted. Of a keyed collection, only that nothing happens."""
+        """Whether it can be told that nothing is retracted: of a keyed collection, that is only if nothing happens."""
         return self._until <= self._as_of + 1 or (not self._is_keyed and self.stays_positive)
 
     def may_be_null(self, column: str) -> bool:
@@ -294,7 +294,7 @@ class Past:
         return self._scan
 
     def _nulls(self, part: Part, column: str) -> bool:
-        """Return whether a part may have NULLs in a column. Of another version of the schema, it may."""
+        """Return whether a part may have NULLs in a column. One of another version of the schema may."""
         schema = self._contents.schema
         known = part.nulls(column, schema)
         if known is None and part.inline and part.schema == schema.version:

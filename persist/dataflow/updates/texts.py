@@ -297,7 +297,7 @@ class Texts:
         at = (entries >> _HALF >> self._shift).view(np.int64)
         while len(entries):
             free = (self._table.take(at) == 0).nonzero()[0]
-            self._table[at.take(free)] = entries.take(free)  # Of those of one place, one is left there.
+            self._table[at.take(free)] = entries.take(free)  # If several have one place, one of them stays there.
             left = (self._table.take(at) != entries).nonzero()[0]
             entries, at = entries.take(left), (at.take(left) + 1) & last
 

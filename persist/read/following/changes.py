@@ -377,7 +377,7 @@ class UpsertEvents:
         count = np.bincount(group[comes], minlength=int(group[-1]) + 1)
         if (count > 1).any() or (np.abs(int64_values(combined(changes["_diff"]))) > 1).any():
             raise InvalidUsage("a key has more than one value, so its changes are no upserts: read changes() instead")
-        # Of each key and time the row that comes, or one that goes.
+        # For each key and time, the row that comes, or one that goes.
         first = np.flatnonzero(starts)
         at = order[first]
         at[group[comes]] = order[comes]

@@ -178,7 +178,7 @@ SLICE_BYTES = 32 << 20
 def keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the keys, in order, that have more than one value, or less than none, at some time; and when first.
 
-    Of what is in the first keyframe already, that is the time before the history begins.
+    If that was before the history begins, the time is the last one before the history.
 
     Raises:
         CorruptBlob: a part is missing or damaged.

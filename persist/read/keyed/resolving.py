@@ -55,7 +55,7 @@ from persist.upsert import (
     resolved,
 )
 
-SLICE_SHARE = 16  # Of the memory budget one slice of events takes this fraction: what they touch is read besides.
+SLICE_SHARE = 16  # One slice of events takes this fraction of the memory budget: what they touch is read, too.
 LEFTOVER_SHARE = 2  # And this one what has been decoded of waiting parts for the slices that come after it.
 # Own events up to this fraction are resolved at once, which takes seven times their memory. More are cut as pending
 # ones are, of parts in memory. This takes a third of that, and half as much time again; with the least budget, four
@@ -213,7 +213,7 @@ def _resolved(
     return resolved(ready, machine, present)
 
 
-SHARE = 4  # Of the rows, this fraction must have been resolved since tombstones were looked for.
+SHARE = 4  # This fraction of the rows must have been resolved since tombstones were looked for.
 SEEN_MAX = 1000  # Bounds that are remembered; with fewer, tombstones are kept longer.
 
 
@@ -252,7 +252,7 @@ class Purged:
 
 @dataclass(slots=True)
 class _Known:
-    """Of one collection: rows resolved since the last look, and (next number of a part, late bound) as they were."""
+    """What is known of a collection: rows resolved since the last look, and next part number and late bound then."""
 
     resolved: int = 0
     seen: list[tuple[int, int]] = field(default_factory=list)

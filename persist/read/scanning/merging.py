@@ -43,7 +43,7 @@ from persist.read.scanning.scan import Scan, cheap_first, negated, rows_without_
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
 ROWS_MAX = 2**31 - 1  # Rows that one slice may become; beyond it somebody has mistaken multiplicities for data.
-TOUCH_FRACTION = 1.5  # Of more rest than this, per row that stands, most keys are touched anyway.
+TOUCH_FRACTION = 1.5  # If there is more rest than this for each row that stands, most keys are touched anyway.
 
 
 def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:

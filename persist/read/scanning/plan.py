@@ -21,7 +21,7 @@ from persist.state import CollectionState, Unsealed, among_versions, due, form_i
 from persist.timeline import Timeline, shown_time, timeline_of
 from persist.upsert import dead_filter, live_filter
 
-MERGE_COST = 4  # Of a row that is merged, against one that is only decoded.
+MERGE_COST = 4  # What a row that is merged costs, if one that is only decoded costs 1.
 
 
 @dataclass(frozen=True)
