@@ -51,6 +51,7 @@ from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
 from persist.codecs.part.filters import columns_of
 from persist.codecs.part.lending import lend, lent_buffer
 from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import CollectionSchema
 
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -97,9 +98,7 @@ class PartIndex:
 
         Only of types that it stores and orders as Arrow does. The column of the first key field is the file's first.
         """
-        is_text = pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind)
-        is_number = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
-        if not (is_text or is_number):
+        if not (is_text(kind) or pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)):
             return None
         limits_by_group: tuple[list[Any], list[Any]] = ([], [])
         metadata = self._footer.metadata

@@ -35,7 +35,7 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.types.arrow_types import children, is_flat, is_number, with_children
+from persist.codecs.types.arrow_types import children, is_flat, is_number, is_text, with_children
 
 REPR_CHARS_MAX = 80
 _DIGITS_MAX = 20  # Of an integer of 64 bits.
@@ -289,9 +289,7 @@ def _has_fast_list(t: pa.DataType) -> bool:
 
     Numbers must have no NULL then: numpy would make floats of them all.
     """
-    return bool(
-        is_number(t) or pat.is_string(t) or pat.is_large_string(t) or pat.is_binary(t) or pat.is_large_binary(t)
-    )
+    return is_number(t) or is_text(t)
 
 
 _PYTHON = frozenset({dt.datetime, dt.timedelta, dt.time})

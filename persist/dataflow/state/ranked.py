@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs import DiffOverflow
+from persist.codecs import DiffOverflow, is_text
 from persist.dataflow.updates.batch import summed
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import NULL, Domain, directed, is_ordered
@@ -51,9 +51,8 @@ class _Reversed:
 
 def has_rank(kind: pa.DataType) -> bool:
     """Return whether Python orders values of a type as Arrow does, so that records of it can be ranked."""
-    is_text = pat.is_string(kind) or pat.is_large_string(kind)
-    is_bytes = pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind)
-    return is_ordered(kind) or is_text or is_bytes or pat.is_decimal(kind) or pat.is_uint64(kind)
+    is_bytes = is_text(kind) or pat.is_fixed_size_binary(kind)
+    return is_ordered(kind) or is_bytes or pat.is_decimal(kind) or pat.is_uint64(kind)
 
 
 class Order:

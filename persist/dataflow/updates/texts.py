@@ -39,11 +39,6 @@ _LOW = np.uint64(0xFFFFFFFF)
 _BYTES = pa.large_binary()
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of a type are bytes that can be kept here."""
-    return bool(pat.is_string(kind) or pat.is_large_string(kind) or pat.is_binary(kind) or pat.is_large_binary(kind))
-
-
 class Given:
     """Texts of an array without NULL, as places in bytes behind which there are 8 more."""
 

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import canonical, combined, int64_values, order_keys
-from persist.dataflow.updates.texts import FEW, Texts, is_text
+from persist.codecs import canonical, combined, int64_values, is_text, order_keys
+from persist.dataflow.updates.texts import FEW, Texts
 from persist.dataflow.updates.times import Ints
 from persist.expression import of_unscaled, unscaled
 
