@@ -18,7 +18,7 @@ from persist import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow import Antichain, Program, col, lit
 from persist.dataflow.state.spine import Spill, Spine
-from persist.dataflow.updates.batch import Layout, key_hashes, settled, to_batch
+from persist.dataflow.updates.batch import Layout, key_hashes, settled, starts_of, to_batch
 from persist.dataflow.updates.times import Stash
 from persist.dataflow.updates.words import Domain, Interner, is_ordered, ranks
 
@@ -118,6 +118,12 @@ def test_a_batch_is_sorted_and_consolidated(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     updates = np.concatenate((rng.integers(0, 4, (3, size)), rng.integers(-1, 2, (1, size))))
     assert held(to_batch(updates, LAYOUT)) == expected(updates)
+
+
+@pytest.mark.parametrize("rows", [[], [(1, 1)], [(1, 1), (1, 1), (1, 2), (2, 2), (2, 2)]])
+def test_a_run_begins_where_a_row_differs_from_the_one_before(rows: list[tuple[int, int]]) -> None:
+    begins = [at for at, row in enumerate(rows) if at == 0 or row != rows[at - 1]]
+    assert starts_of(*np.array(rows, np.int64).reshape(-1, 2).T).tolist() == begins
 
 
 def test_a_sum_of_a_few_diffs_that_does_not_fit_raises() -> None:

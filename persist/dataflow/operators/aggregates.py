@@ -25,7 +25,7 @@ import pyarrow.types as pat
 
 from persist.codecs import DiffOverflow, SchemaMismatch, whole_numbers
 from persist.dataflow.operators.moments import product_digits
-from persist.dataflow.updates.batch import NONE, largest, mixed, products
+from persist.dataflow.updates.batch import NONE, largest, mixed, products, starts_of
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_narrow
 
@@ -280,9 +280,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     # Bring updates of one key and time together, by a hash, and mark where each group begins.
     order = marks.argsort(kind="stable")
     marks = marks.take(order)
-    starts = np.ones(len(order), np.bool_)
-    starts[1:] = marks[1:] != marks[:-1]
-    firsts = starts.nonzero()[0]
+    firsts = starts_of(marks)
     if len(firsts) * FEW_GROUPS > len(order):
         return None
     sorted_ = updates.take(order, axis=1)

@@ -22,9 +22,10 @@ import pyarrow.types as pat
 
 from persist.codecs import whole_numbers
 from persist.dataflow.operators.aggregates import Wanted, contributions
-from persist.dataflow.operators.logic import aggregate, copies, slot_sums, starts_of
+from persist.dataflow.operators.logic import aggregate, copies, slot_sums
 from persist.dataflow.operators.moments import STATISTICS, statistics
 from persist.dataflow.plan.plan import WindowFunction
+from persist.dataflow.updates.batch import starts_of
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, directed, ranks
 
@@ -223,10 +224,8 @@ def _mode(call: WindowFunction, rows: Rows) -> Ints:
     """Return the value that comes most often; if several do, the one that comes first."""
     order = np.lexsort((rows.first_ranks(), rows.owners))  # It is stable, so runs of a value begin with its first row.
     owners, words = rows.owners, rows.arguments[0].take(order)
-    if not len(words):
-        return rows.placed(order, order)
     # The runs of equal values in each frame, and how long they are.
-    starts = np.concatenate(([0], np.flatnonzero((owners[1:] != owners[:-1]) | (words[1:] != words[:-1])) + 1))
+    starts = starts_of(owners, words)
     counts = np.diff(np.append(starts, len(words)))
     # The longest run of each frame is put first; among equally long ones, the run whose value comes first.
     best = np.lexsort((order.take(starts), -counts, owners.take(starts)))
@@ -255,9 +254,7 @@ def _histogram(call: WindowFunction, rows: Rows) -> Ints:
     order = np.lexsort((rows.first_ranks(), rows.owners))
     owners, words = rows.owners, rows.arguments[0].take(order)
     # Each run of equal values in a frame is an entry of its map, with its length.
-    marks = np.ones(len(words), np.bool_)
-    marks[1:] = (owners[1:] != owners[:-1]) | (words[1:] != words[:-1])
-    starts = marks.nonzero()[0]
+    starts = starts_of(owners, words)
     counts = np.diff(np.append(starts, len(words)))
     sizes = np.bincount(owners.take(starts), minlength=rows.count)
     offsets = pa.array(np.concatenate(([0], sizes.cumsum())), pa.int32(), mask=None)

@@ -23,7 +23,7 @@ from persist.dataflow.operators.folds import quantiles
 from persist.dataflow.operators.logic import aggregate
 from persist.dataflow.plan.plan import Counted, WindowFunction
 from persist.dataflow.state.ranked import Order, Ranked, Record, has_rank
-from persist.dataflow.updates.batch import check_sum, products
+from persist.dataflow.updates.batch import check_sum, products, starts_of
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain
 
@@ -340,7 +340,7 @@ class LargeGroups:
         group = self._groups[key] = self._groups.pop(key)
         order = times.argsort(kind="stable")
         records, times, diffs = records.take(order, axis=1), times.take(order), diffs.take(order)
-        firsts = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
+        firsts = starts_of(times)
         changes = []
         for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(times)], strict=True):
             columns, changed = group.changed(records[:, first:end], diffs[first:end])

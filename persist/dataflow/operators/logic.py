@@ -39,7 +39,7 @@ from persist.dataflow.operators.aggregates import (
 from persist.dataflow.operators.linear import Column, Frame, row_columns
 from persist.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
 from persist.dataflow.plan.plan import Counted
-from persist.dataflow.updates.batch import check_sum, largest, order_by, products, summed
+from persist.dataflow.updates.batch import check_sum, largest, order_by, products, starts_of, summed
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain, directed, ranks
 from persist.errors import OperatorFailed
@@ -51,13 +51,6 @@ Logic: TypeAlias = Callable[[Ints, Ints, Ints, KeysOf], Result]
 FOREMOST_ROWS = 256  # From so many records on, it pays to look at the first column of an order alone first.
 COPIES_MAX = 1 << 31  # Records that are put into an order at once, each as often as it is there.
 NOTHING = np.empty((0, 0), np.int64)
-
-
-def starts_of(groups: Ints) -> Ints:
-    """Return where each group begins."""
-    if len(groups) < 2:
-        return np.zeros(len(groups), np.int64)
-    return np.concatenate(([0], np.flatnonzero(groups[1:] != groups[:-1]) + 1))
 
 
 def copies(diffs: Ints) -> Ints:
@@ -304,7 +297,7 @@ def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[In
     groups, slots, sums = groups[order], slots[order], products(amounts, diffs)[order]
     if not len(groups):
         return groups, slots, sums
-    firsts = np.concatenate(([0], np.flatnonzero((groups[1:] != groups[:-1]) | (slots[1:] != slots[:-1])) + 1))
+    firsts = starts_of(groups, slots)
     return groups[firsts], slots[firsts], summed(sums, firsts)
 
 
@@ -314,7 +307,7 @@ def _by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: 
     numbers, words, diffs = numbers[order], words[order], diffs[order]
     if not len(numbers):
         return numbers, words, diffs
-    firsts = np.concatenate(([0], np.flatnonzero((numbers[1:] != numbers[:-1]) | (words[1:] != words[:-1])) + 1))
+    firsts = starts_of(numbers, words)
     sums = summed(diffs, firsts)
     keep = sums > 0
     return numbers[firsts][keep], words[firsts][keep], sums[keep]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from persist.dataflow.updates.batch import starts_of
 from persist.dataflow.updates.times import Ints
 
 _DIGIT = 27
@@ -76,7 +77,7 @@ def summed_products(owners: Ints, factors: Sequence[Floats], count: int) -> list
     every, places, amounts = every.take(order), places.take(order), amounts.take(order)
     totals = [0] * count
     if len(every):
-        firsts = np.concatenate(([0], np.flatnonzero((every[1:] != every[:-1]) | (places[1:] != places[:-1])) + 1))
+        firsts = starts_of(every, places)
         sums = np.add.reduceat(amounts, firsts)
         for owner, place, total in zip(
             every.take(firsts).tolist(), places.take(firsts).tolist(), sums.tolist(), strict=True

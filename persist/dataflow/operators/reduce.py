@@ -29,7 +29,7 @@ from persist.dataflow.operators.linear import Shape
 from persist.dataflow.operators.logic import KeysOf, Logic, Result
 from persist.dataflow.operators.operators import PIECE_ROWS, Arrangement, Operator, Position
 from persist.dataflow.state.spine import Allocate, Spine
-from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
+from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, starts_of, to_batch
 from persist.dataflow.updates.times import Flags, Ints, Stash
 from persist.work import check_limits
 
@@ -282,9 +282,7 @@ def _moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     news = np.ones(len(order), np.bool_)
     news[1:] = (owners[1:] != owners[:-1]) | (moments[1:] != moments[:-1])
     owners, moments = owners[news], moments[news]
-    is_first = np.ones(len(owners), np.bool_)
-    is_first[1:] = owners[1:] != owners[:-1]
-    firsts = is_first.nonzero()[0]
+    firsts = starts_of(owners)
     # The number of each row's moment, less that of the first moment of its key.
     ranks = np.empty(len(order), np.int64)
     ranks[order] = news.cumsum() - 1
@@ -456,9 +454,7 @@ class PartialReduce(ReduceOperator):
         # The pairs by key and time; a rank says how many pairs of the same key come before.
         order = np.lexsort((*todo[-2:0:-1], todo[0]))
         todo = todo.take(order, axis=1)
-        firsts = np.ones(todo.shape[1], np.bool_)
-        firsts[1:] = todo[0, 1:] != todo[0, :-1]
-        starts = firsts.nonzero()[0]
+        starts = starts_of(todo[0])
         ranks = np.arange(todo.shape[1]) - starts.repeat(np.diff(np.append(starts, todo.shape[1])))
         # Only the rows of keys that have a pair are looked at.
         wanted = np.zeros(keys.shape[1], np.bool_)

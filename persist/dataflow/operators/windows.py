@@ -22,6 +22,7 @@ from persist.dataflow.operators.aggregates import to_float
 from persist.dataflow.operators.folds import Rows, folded, framed
 from persist.dataflow.operators.logic import copies
 from persist.dataflow.plan.plan import WindowFunction
+from persist.dataflow.updates.batch import starts_of
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import FIRST_WIDE, NULL, Domain, directed, ranks
 
@@ -258,9 +259,7 @@ def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
 
 def _runs(words: Ints) -> tuple[Ints, Ints]:
     """Return for each row where the run of equal words that it is in begins and ends."""
-    if not len(words):
-        return words, words
-    firsts = np.concatenate(([0], np.flatnonzero(words[1:] != words[:-1]) + 1))
+    firsts = starts_of(words)
     sizes = np.diff(np.append(firsts, len(words)))
     return firsts.repeat(sizes), (firsts + sizes).repeat(sizes)
 

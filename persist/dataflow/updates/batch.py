@@ -263,6 +263,16 @@ def largest(diffs: Ints) -> int:
     return max(int(diffs.max()), -int(diffs.min()))
 
 
+def starts_of(*columns: Ints) -> Ints:
+    """Return where the runs of rows begin that agree in all columns, one at least."""
+    if len(columns[0]) < 2:
+        return np.zeros(len(columns[0]), np.int64)
+    differs = columns[0][1:] != columns[0][:-1]
+    for column in columns[1:]:
+        differs |= column[1:] != column[:-1]
+    return np.concatenate(([0], np.flatnonzero(differs) + 1))
+
+
 def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
     """Return all pairs `(i, j)` for which key i is the key of row j of a batch.
 
