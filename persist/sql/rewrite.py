@@ -88,7 +88,7 @@ from persist.sql.algebra import (
 from persist.sql.order import NOTHING, Known, ordered
 from persist.sql.types import to_arrow
 
-FEW = 1000  # Of more first rows, the whole partition kept in order is the better way.
+FEW = 1000  # If more first rows are asked for, it is better to keep the whole partition in order.
 _PLACES = ("row_number", "rank", "dense_rank")
 _RUNNING = ("count_star", "count", "count_if", "sum", "avg", "min", "max", "bool_and", "bool_or", "first_value")
 _TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
