@@ -11,6 +11,7 @@ The estimates decide about speed and memory only. They may change from one start
 from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 
@@ -34,15 +35,18 @@ from persist.sql.algebra import (
     Join,
     Node,
     Project,
+    Ref,
     Scan,
     Temporal,
+    TopK,
+    Values,
     children,
     inner_join,
     replaced,
     width_of,
 )
 
-Known = Mapping[str, Statistics]
+Known = Mapping[Any, Statistics]  # Of collections by their names, of relations by the numbers that refer to them.
 NOTHING: Known = MappingProxyType({})
 ROWS = 1000.0  # Of a collection of which nothing is known.
 EQUAL_KEEPS, OTHER_KEEPS = 0.1, 0.3  # Of the rows, an equality with a constant and any other condition.
@@ -56,6 +60,12 @@ def estimated(node: Node, known: Known) -> Statistics:
             statistics = known.get(collection, Statistics(ROWS))
             rows = max(1.0, statistics.rows)
             return Statistics(rows, None, statistics.distinct).renamed((name, at) for at, name in enumerate(columns))
+        case Ref(number) if number in known:
+            return known[number]
+        case Values(_, rows_given):
+            return Statistics(float(len(rows_given)))
+        case TopK(input_, _, limit, _, ()) if limit is not None:
+            return Statistics(min(float(limit), estimated(input_, known).rows))
         case Filter(input_, condition):
             below = estimated(input_, known)
             for conjunct in factored_conjuncts(condition):

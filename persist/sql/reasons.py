@@ -8,7 +8,7 @@ may be what is wanted of small inputs, so it is not refused: whoever creates it 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from persist.expression import factored_conjuncts
 from persist.sql.algebra import (
@@ -21,7 +21,6 @@ from persist.sql.algebra import (
     Recursive,
     Ref,
     Scan,
-    SetOperation,
     Temporal,
     TopK,
     Values,
@@ -158,30 +157,28 @@ def _became(count: int, what: str, one: str, many: str) -> str:
     return f"1 {what} became {one}" if count == 1 else f"{count} {what}s became {many}"
 
 
-_MANY = 10**30  # More than any estimate needs.
-
-
 class UnboundedState(UserWarning):
     """A view joins two inputs that grow without a key, so each change is compared with all of the other one."""
 
 
-def unbounded(plan: Node, records: Callable[[str], int]) -> list[str]:
+def unbounded(plan: Node, known: Known = NOTHING) -> list[str]:
     """Return what to warn of in a plan: each join of growing inputs without a key, and how many pairs it looks at.
 
     Args:
-        records: returns how many records a collection that the plan scans has by now.
+        known: what is known of the sizes of collections, as for `rewritten`.
     """
-    return _Growth(records).growing_joins(rewritten(plan))
+    return _Growth(known).growing_joins(rewritten(plan, known))
 
 
 class _Growth:
-    def __init__(self, records: Callable[[str], int]) -> None:
-        self._records = records
+    def __init__(self, known: Known) -> None:
+        self._known = {**known}
         self._values: dict[int, Node] = {}
 
     def growing_joins(self, node: Node) -> list[str]:
         if isinstance(node, Let):
             self._values[node.number] = node.value
+            self._known[node.number] = estimated(node.value, self._known)
         lines = [line for below in children(node) for line in self.growing_joins(below)]
         match node:
             case Join(_, left, right, (), ()) if self._grows(left) and self._grows(right):
@@ -190,7 +187,7 @@ class _Growth:
 
     def _told(self, node: Join) -> str:
         sides = [" and ".join(map(repr, self._read(side))) or "rows" for side in (node.left, node.right)]
-        pairs = self._size(node.left) * self._size(node.right)
+        pairs = round(estimated(node.left, self._known).rows * estimated(node.right, self._known).rows)
         return (
             f"the query joins {sides[0]} with {sides[1]} without a key: it compares all of their records, about "
             f"{pairs:,} pairs by now, and each change of one of them with all of the other. Let columns of both be "
@@ -225,26 +222,3 @@ class _Growth:
             case Let(_, _, body):
                 return self._grows(body)
         return any(map(self._grows, children(node)))
-
-    def _size(self, node: Node) -> int:
-        """Return about how many rows a relation has: as if conditions kept all, and keys were those of one side."""
-        match node:
-            case Scan(collection):
-                return self._records(collection)
-            case Values(_, rows):
-                return len(rows)
-            case Aggregate(_, _, _, sets) if not any(sets):
-                return 1
-            case TopK(input_, _, limit) if limit is not None:
-                return min(limit, self._size(input_))
-            case Ref(number):
-                return self._size(self._values[number]) if number in self._values else 1
-            case Let(_, _, body):
-                return self._size(body)
-            case Join(how, left) if how in ("semi", "anti", "mark", "unless", "single"):
-                return self._size(left)
-            case Join(_, left, right, equal, same) if not (equal or same):
-                return min(_MANY, self._size(left) * self._size(right))
-            case SetOperation("union", left, right):
-                return self._size(left) + self._size(right)
-        return max(map(self._size, children(node)), default=1)

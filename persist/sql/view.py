@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from types import MappingProxyType
 from typing import Any, Protocol, get_args
@@ -43,7 +42,6 @@ from persist.errors import (
 )
 from persist.index import create_index, refresh_indexes
 from persist.names import check_free_name, owner_of_groups
-from persist.read import record_count
 from persist.sql.compile import asked_key
 from persist.sql.definition import Definition, InputBehind, Start, behind, given_start
 from persist.sql.draft import Catalog, drafted, has_groups, steps_to_drop
@@ -559,17 +557,10 @@ def _created(
     keeps_groups: bool,
 ) -> LiveView:
     draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
-    for reason in unbounded(draft.bound, partial(_records, engine)):
+    for reason in unbounded(draft.bound, sizes_of(engine, draft.definition)):
         warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
     live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
     if start is None:  # Otherwise somebody knows what they ask for.
         live.warn_of_behind(is_new=True)
     return live
-
-
-def _records(engine: Engine, collection: str) -> int:
-    """Return how many records a collection has, or how many updates, if only reading would tell the records."""
-    contents = loaded(engine, collection).contents()
-    count = record_count(contents)
-    return sum(part.rows for part in contents.parts) if count is None else count
