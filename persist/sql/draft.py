@@ -19,7 +19,7 @@ from persist.names import GROUPS_PREFIX, groups_prefix, view_hold
 from persist.sql.algebra import Node
 from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition, Readable, Start, shared_timeline, start_of
-from persist.sql.graph import definition_of, read_by, size_of
+from persist.sql.graph import definition_of, read_by, sizes_of
 from persist.sql.groups import Groups, cut
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
@@ -104,8 +104,7 @@ class Catalog:
 
     def sizes(self, reads: Mapping[str, Readable]) -> dict[str, Statistics]:
         """Return what is known of the sizes of collections that a query calls by these names."""
-        sizes = {name: size_of(self._engine, readable.id, name) for name, readable in reads.items()}
-        return {name: size for name, size in sizes.items() if size is not None}
+        return sizes_of(self._engine, {name: readable.id for name, readable in reads.items()})
 
     def _stored(self, id_: str, name: str) -> Readable:
         handle = loaded_by_id(self._engine, id_, name)

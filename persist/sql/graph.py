@@ -85,7 +85,7 @@ class ViewProgram(Program):
         names, plans = {view.handle.id: view.handle.name for view in views}, []
         for view in views:
             check_functions(view.handle.name, all_terms_of(view.definition.plan))
-            plans.append(rewritten(view.definition.plan, sizes_of(engine, view.definition)))
+            plans.append(rewritten(view.definition.plan, sizes_of(engine, view.definition.reads)))
             for name, kinds in scans_of(plans[-1]).items():
                 self._scanned.setdefault(view.definition.reads[name], {}).update(kinds)
         for view, plan in zip(views, plans, strict=True):
@@ -130,16 +130,16 @@ class ViewProgram(Program):
         return [view_hold(view.handle.id) for view in self._views if id_ in view.definition.inputs]
 
 
-def sizes_of(engine: Engine, definition: Definition) -> dict[str, Statistics]:
-    """Return what is known of the sizes of the collections that a view reads."""
-    return {name: size for name, id_ in definition.reads.items() if (size := size_of(engine, id_, name))}
+def sizes_of(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:
+    """Return what is known of the sizes of collections, by their names, of which reads has the ids.
 
-
-def size_of(engine: Engine, id_: str, name: str) -> Statistics | None:
-    """Return what is known of the size of a collection; None if it is not there, which whoever opens it says."""
-    with suppress(CollectionNotFound):
-        return of_collection(loaded_by_id(engine, id_, name))
-    return None
+    Of one that is not there, nothing is known: whoever opens it says so.
+    """
+    sizes = {}
+    for name, id_ in reads.items():
+        with suppress(CollectionNotFound):
+            sizes[name] = of_collection(loaded_by_id(engine, id_, name))
+    return sizes
 
 
 def views_for(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:

@@ -356,7 +356,7 @@ class LiveView:
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run, and what was rewritten in it and why; see `View.explain`."""
         shown = self.program().explain(optimise=optimise)
-        why = reasons(self.definition.plan, sizes_of(self.engine, self.definition)) if optimise else []
+        why = reasons(self.definition.plan, sizes_of(self.engine, self.definition.reads)) if optimise else []
         with self._lock:
             state = [] if self._running is None else self._running.state()
         return "\n".join(
@@ -557,7 +557,7 @@ def _created(
     keeps_groups: bool,
 ) -> LiveView:
     draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
-    for reason in unbounded(draft.bound, sizes_of(engine, draft.definition)):
+    for reason in unbounded(draft.bound, sizes_of(engine, draft.definition.reads)):
         warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
     live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
