@@ -70,8 +70,7 @@ ROOMS = {
     "upsert": ["tests/upsert"],
     "read": [
         "tests/read",
-        "tests/upsert/test_keyed.py",
-        "tests/upsert/test_way_back.py",
+        *(f"tests/upsert/test_{what}.py" for what in ("keyed", "order", "purging", "upserts", "way_back")),
         *(f"tests/test_{what}.py" for what in ("exchange", "home", "as_of_join", "evolve_narrower", "replacing")),
         *(f"tests/test_{what}.py" for what in ("follow_together", "shown", "table")),
     ],

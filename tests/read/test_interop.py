@@ -321,3 +321,27 @@ def test_what_does_not_fit_the_columns_of_a_dataset_is_an_error_of_ours(
 ) -> None:
     with pytest.raises(InvalidUsage):
         call(collection.snapshot().dataset())
+
+
+@pytest.mark.parametrize("indices", [[0, 3], [-1], [1.5], ["x"]])
+def test_positions_that_no_row_has_are_refused(indices: list[Any]) -> None:
+    with persist.open("memory://positions") as client:
+        t = client.create_or_load("t", key={"k": int})
+        t.write([((k, None), 0, 1) for k in range(3)], seal=1).result()
+        dataset = t.snapshot().dataset()
+        assert dataset.take([2, 0, 2])["k"].to_pylist() == [2, 0, 2]
+        with pytest.raises(persist.InvalidUsage, match=r"take\(.*is not possible.*less than count_rows"):
+            dataset.take(indices)
+        t.drop().result()
+
+
+def test_updates_of_a_dataset_are_filtered_before_they_are_read_and_transitions_after(client: persist.Client) -> None:
+    t = client.create_or_load("filtered", key={"k": int}, value={"v": int})
+    t.write([((1, 1), 0, 1), ((2, 2), 0, 1)], seal=1).result()
+    t.write([((1, 1), 1, -1), ((1, 5), 1, 1), ((2, 2), 1, -1), ((2, 1), 1, 1)], seal=2).result()
+    updates, moves = (t.changes(1, 2, form=form).dataset() for form in ("updates", "transitions"))
+    assert updates.to_table(filter=pc.field("v") < 2).num_rows == 2
+    assert updates.to_table(filter=pc.field("_diff") < 0).num_rows == 2, "no read can tell these by what it filters"
+    named = next(name for name in moves.schema.names if moves.schema.field(name).type == pa.int64() and name == "v")
+    assert moves.to_table(filter=pc.field(named) < 2).num_rows == 1
+    assert moves.to_table().num_rows == 2
