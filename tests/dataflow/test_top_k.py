@@ -1,9 +1,14 @@
 """The first records of groups, against sorting them: most are passed over by the first column of the order."""
 
+import random
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from persist.dataflow import Program
 from persist.dataflow.operators import logic
 from persist.dataflow.updates.words import NULL, Domain
 
@@ -48,3 +53,53 @@ def test_the_first_records_of_groups_are_those_that_sorting_gives(seed: int, mon
     owners, values, taken = made(groups, np.array([first, texts, last]), diffs, lambda at: at)
     shown = domain.decode(values[1], pa.string()).to_pylist()
     assert list(zip(owners, values[0], shown, values[2], taken, strict=True)) == sorted_out(rows, count, skip)
+
+
+def ranked_first(rows: list[tuple[int | None, int, int]], count: int, counted: str, down: bool) -> Counter[Any]:
+    """Return the records, (first, last, diff), whose number among those of their group is at most count."""
+
+    def place(first: int | None) -> tuple[bool, int]:
+        return first is None, 0 if first is None else -first if down else first
+
+    there = [row for row in rows if row[2] > 0]
+    found = Counter[Any]()
+    for first, last, diff in there:
+        before = [row for row in there if place(row[0]) < place(first)]
+        number = 1 + (len({row[0] for row in before}) if counted == "dense_rank" else sum(row[2] for row in before))
+        if number <= count:
+            found[first, last] = diff
+    return found
+
+
+@pytest.mark.parametrize("counted", ["rank", "dense_rank"])
+@pytest.mark.parametrize("large", [False, True])
+def test_records_that_agree_in_the_order_are_in_or_out_together(
+    counted: Any, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        for name, value in (("reduce.LARGE_ROWS", 1), ("large_groups.LARGE_ROWS", 1), ("large_groups.CHANGE_ROWS", 0)):
+            monkeypatch.setattr(f"persist.dataflow.operators.{name}", value)
+        monkeypatch.setattr("persist.dataflow.state.ranked.BLOCK_ROWS", 3)
+    for seed in range(6):
+        chance, count, down = random.Random(seed), seed % 4 + 1, seed % 2 > 0
+        program, held, have = Program("first"), Counter[Any](), Counter[Any]()
+        rows = program.input("rows", key={"g": pa.int64(), "first": pa.int64(), "last": pa.int64()})
+        seen = rows.group_by("g").top_k(count, "first", descending=down, counted=counted).capture()
+        with program.open() as running:
+            for time in range(5):
+                changes = Counter[Any]()
+                for _ in range(5):
+                    record = (chance.randrange(2), chance.choice([None, 1, 2, 3]), chance.randrange(2))
+                    changes[record] += chance.choice([1, 1, 2, -1])
+                running["rows"].insert([((record, None), time, diff) for record, diff in changes.items() if diff])
+                running["rows"].advance_to(time + 1)
+                running.step()
+                held.update(changes)
+                for row in seen.take().to_pylist():
+                    have[row["g"], row["first"], row["last"]] += row["_diff"]
+                want = Counter[Any]()
+                for group in (0, 1):
+                    own = [(first, last, diff) for (g, first, last), diff in held.items() if g == group]
+                    for (first, last), diff in ranked_first(own, count, counted, down).items():
+                        want[group, first, last] = diff
+                assert {record: diff for record, diff in have.items() if diff} == want, (seed, time)
