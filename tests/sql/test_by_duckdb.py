@@ -11,7 +11,7 @@ import pytest
 
 import persist
 from persist.errors import InvalidUsage, OperatorFailed
-from persist.sql.by_duckdb import is_definite
+from persist.sql.by_duckdb import casts, is_definite
 from tests.sql.two_ways import QUIET, steps_that_always_pay
 
 PLACE = pa.struct([("x", pa.int32()), ("name", pa.string())])
@@ -181,3 +181,35 @@ def test_intervals_are_stored_as_their_months_days_and_microseconds() -> None:
         given.write(rows[3:], time=2, seal=3).result()
         view.refresh()
         assert view.snapshot().to_arrow()["i"].to_pylist()[3] == {"months": -1, "days": -1, "micros": 2**62}
+
+
+def kind(name: str, *inner: Any, **more: Any) -> dict[str, Any]:
+    """Return a type as a plan of DuckDB has it."""
+    if name in ("LIST", "ARRAY"):
+        return {"id": name, "type_info": {"child_type": inner[0], **more}}
+    if inner:
+        return {
+            "id": name,
+            "type_info": {"child_types": [{"first": f"f{at}", "second": each} for at, each in enumerate(inner)]},
+        }
+    return {"id": name, **({"type_info": more} if more else {})}
+
+
+INT, TEXT, NULL, BIT = kind("INTEGER"), kind("VARCHAR"), kind("SQLNULL"), kind("BIT")
+CASTS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+    (INT, kind("BIGINT"), True), (INT, TEXT, True), (TEXT, kind("LIST", INT), True), (NULL, kind("LIST", INT), True),
+    (INT, kind("DATE"), False), (kind("TIMESTAMP"), kind("DATE"), True), (kind("DATE"), kind("TIMESTAMP_NS"), True),
+    (kind("LIST", INT), kind("LIST", TEXT), True), (kind("LIST", INT), kind("LIST", kind("DATE")), False),
+    (kind("LIST", INT), kind("ARRAY", INT, size=2), True), (kind("ARRAY", INT, size=2), kind("LIST", INT), True),
+    (kind("STRUCT", INT, TEXT), kind("STRUCT", TEXT, TEXT), True), (kind("STRUCT", INT), kind("TUPLE", INT), True),
+    (kind("STRUCT", INT), kind("STRUCT", INT, INT), False), (kind("STRUCT", INT, INT), kind("STRUCT", INT), False),
+    (kind("STRUCT", INT, INT), kind("STRUCT", INT, kind("DATE")), False),
+    (INT, BIT, True), (BIT, INT, True), (BIT, kind("DATE"), False), (BIT, TEXT, True), (BIT, kind("BIGNUM"), False),
+    (kind("UHUGEINT"), kind("BIGINT"), True), (kind("UHUGEINT"), kind("BIGNUM"), True),
+    (kind("DOUBLE"), kind("UHUGEINT"), False), (INT, kind("UNION", INT), True), (kind("UNION", INT), INT, False),
+    (kind("LIST", INT), kind("UNION", INT), False), (kind("ENUM"), TEXT, True), (kind("ENUM"), INT, False),
+]  # fmt: skip
+
+
+def test_what_duckdb_casts_is_known_by_types_at_whatever_depth() -> None:
+    assert [(given, wanted) for given, wanted, does in CASTS if casts(given, wanted) != does] == []
