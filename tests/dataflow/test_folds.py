@@ -14,6 +14,7 @@ import pytest
 
 from persist.dataflow import Program
 from persist.dataflow.operators.folds import folds, framed
+from persist.dataflow.operators.large_groups import ranking_of_folds
 from persist.dataflow.plan.plan import WindowFunction
 from persist.dataflow.updates.words import Domain
 from persist.expression import Aggregate, Col
@@ -155,6 +156,22 @@ def test_the_mode_is_the_value_that_comes_most_often_and_first_of_several(by: An
 
         values = [row["i"] for row in sorted((row for row in rows if row["i"] is not None), key=place)]
         assert domain.decode(made[0], pa.int64()).to_pylist() == [max(values, key=values.count, default=None)]
+
+
+def test_only_quantiles_of_one_column_are_taken_from_an_order_that_is_kept() -> None:
+    one, two = pa.schema({"i": pa.int64()}), pa.schema({"i": pa.int64(), "f": pa.float64()})
+    median = call("quantile", "i", None, False, False, False, HALF)
+    assert ranking_of_folds([median], one, Domain()) is not None
+    assert ranking_of_folds([median, median], one, Domain()) is not None
+    assert ranking_of_folds([median], two, Domain()) is None
+    assert ranking_of_folds([median], pa.schema({"i": pa.list_(pa.int64())}), Domain()) is None
+    for other in (
+        call("mode", "i"),
+        call("quantile", "i", None, False, False, False, HALF, is_distinct=True),
+        call("quantile", "i", pa.list_(pa.int64()), False, True, False, HALF),
+        call("quantile", "i", None, False, False, False, HALF, THIRD),
+    ):
+        assert ranking_of_folds([median, other], one, Domain()) is None, other
 
 
 def test_frames_come_in_pieces_of_a_bounded_size_and_a_larger_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:

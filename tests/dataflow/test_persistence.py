@@ -394,3 +394,16 @@ def test_a_program_that_waits_asks_the_store_seldom_and_is_stopped_at_once() -> 
             running.stop()
             worker.join(5)
             assert not worker.is_alive()
+
+
+def test_a_run_ends_when_its_time_is_over_and_says_how_far_the_sources_are_sealed() -> None:
+    with persist.open("memory://run") as client:
+        t = client.create_or_load("t", key={"k": pa.int64()})
+        t.write([((1, None), 0, 1)], seal=3).result()
+        program = Program("p").using(client)
+        program.source("t").capture()
+        with program.open(client) as running:
+            running.run(until=2, timeout_s=60.0)
+            with pytest.raises(persist.InvalidUsage, match=r"run\(until=5\): after the timeout .* sealed up to 3 only"):
+                running.run(until=5, timeout_s=0.0)
+        t.drop().result()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import persist
 from persist.dataflow import Captured, Options, Program, Running, Source, Statistics, col, lit
 from persist.dataflow.operators.join import JoinPaths
-from persist.dataflow.plan.optimise import optimised, statistics_of
+from persist.dataflow.plan.optimise import FILTER_KEEPS, optimised, statistics_of
 from persist.dataflow.plan.plan import Input
 from persist.dataflow.plan.stages import Filter, Map
 from persist.expression import Col
@@ -113,3 +113,20 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
         assert renamed.rows < found.rows
         assert statistics_of(None, plan) == {}
         assert Statistics(0.0).partners([]) == 1.0
+
+
+def test_statistics_are_passed_on_by_what_changes_no_rows_but_leaves_some_out() -> None:
+    with persist.open("memory://statistics") as client:
+        for name in ("one", "two"):
+            t = client.create_or_load(name, key={"d": pa.int64()}, value={"x": pa.string()})
+            t.write([((d, "x"), 0, 1) for d in range(100)], seal=1).result()
+        program = Program("p").using(client)
+        one, two = program.source("one"), program.source("two")
+        few = one.filter(col("x") == "x")
+        few.join(two, ["d", "x"]).capture()
+        plan = program.plan
+        known = statistics_of(client.engine, plan)
+        sizes = {type(plan.nodes[number].operator).__name__: each.rows for number, each in known.items()}
+        assert sizes == {"Source": 100.0, "Linear": 100.0 * FILTER_KEEPS}
+        client.drop("one").result()
+        client.drop("two").result()

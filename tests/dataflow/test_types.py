@@ -11,7 +11,8 @@ import pytest
 import persist
 from persist.dataflow.plan.types import is_read_as
 from persist.dataflow.ports.sources import some_until
-from persist.dataflow.step.keys import LISTED_MAX, _among, _exactly
+from persist.dataflow.step.keys import LISTED_MAX, TouchedKeys, _among, _exactly, filter_of
+from persist.dataflow.step.touched import Brought, Term
 from persist.dataflow.updates.batch import Layout, distinct_keys, key_hashes, order_by, to_batch
 
 UTC = {unit: pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}
@@ -147,3 +148,29 @@ def test_rows_with_some_values_pass_and_few_others(count: int, has_null: bool) -
     passed = table.filter(_among(pc.field("x"), values))["x"].to_pylist()
     listed = [*range(0, 2 * count, 2)] if count <= LISTED_MAX else [*range(2 * count - 1)]
     assert passed == [*listed, *([None] if has_null else [])]
+
+
+def test_a_filter_passes_what_touched_keys_hold_of_each_term_that_has_some() -> None:
+    schema = pa.schema({"a": pa.int64(), "b": pa.string(), "f": pa.float64()})
+    one, two, none, odd = Brought(1), Brought(2), Brought(3), Brought(4)
+    known = {
+        one: TouchedKeys((pa.table({"k": [1, 2]}),)),
+        two: TouchedKeys((pa.table({"k": [3], "l": ["x"]}), pa.table({"k": [4], "l": ["y"]}))),
+        none: TouchedKeys(()),
+        odd: TouchedKeys((pa.table({"k": [0.5]}),)),
+    }
+    table = pa.table({"a": [1, 2, 3, 4, 3, 5], "b": ["x", "y", "x", "y", "z", "x"], "f": [0.5] * 6})
+
+    def passed(*terms: Term) -> list[int] | None:
+        made = filter_of(frozenset(terms), known, schema)
+        return None if made is None else table.add_column(0, "n", [range(6)]).filter(made)["n"].to_pylist()
+
+    of_one, of_two = Term(("a",), one), Term(("a", "b"), two)
+    assert passed(of_one) == [0, 1]
+    assert passed(of_two) == [2, 3]
+    assert passed(of_one, of_two) == [0, 1, 2, 3]
+    assert passed(of_one, Term(("a",), none)) == [0, 1], "a term without keys needs nothing"
+    assert passed(Term(("a",), none)) is None
+    assert passed(of_one, Term(("f",), odd)) is None, "floats are not compared as keys are"
+    assert passed() is None
+    assert filter_of(None, known, schema) is None
