@@ -116,7 +116,7 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
 
 
 def test_statistics_are_passed_on_by_what_changes_no_rows_but_leaves_some_out() -> None:
-    with persist.open("memory://statistics") as client:
+    with persist.open("memory://passed-on") as client:
         for name in ("one", "two"):
             t = client.create_or_load(name, key={"d": pa.int64()}, value={"x": pa.string()})
             t.write([((d, "x"), 0, 1) for d in range(100)], seal=1).result()

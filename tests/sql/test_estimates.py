@@ -30,12 +30,13 @@ from persist.sql.algebra import (
     types_of,
     unique_columns,
 )
-from persist.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, estimated, ordered
+from persist.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, Known, estimated, ordered
 
-KNOWN = {
+KNOWN: Known = {
     "t": Statistics(10_000, None, {"a": 100, "b": 5000}),
     "u": Statistics(300, None, {"a": 60}),
     "none": Statistics(0, None, {}),
+    7: Statistics(40),
 }
 T = Scan("t", ("a", "b", "c"), ("int64", "int64", "text"))
 U = Scan("u", ("a", "x"), ("int64", "int64"))
@@ -91,7 +92,12 @@ ESTIMATES: list[tuple[Node, tuple[float, dict[int, float]]]] = [
     *((joined(T, U, (0, 0), how=how), of(10_000 * SEMI_KEEPS, c0=100, c1=5000)) for how in ("semi", "anti", "unless")),
     *((joined(T, U, (0, 0), how=how), of(10_000)) for how in ("left", "right", "full", "mark", "single")),
     (SetOperation("union", U, T), of(10_000)),
-    (Values(("int64",), ((one(1),),)), of(ROWS)),
+    (Values(("int64",), ((one(1),), (one(2),))), of(2)),
+    (Ref(7, ("int64",)), of(40)),
+    (Ref(8, ("int64",)), of(ROWS)),
+    (TopK(U, (), 5), of(5)),
+    (TopK(U, (), 5000), of(300)),
+    (TopK(U, (), 5, 0, (A,)), of(300)),
 ]  # fmt: skip
 
 
