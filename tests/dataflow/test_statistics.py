@@ -123,8 +123,9 @@ def test_statistics_are_passed_on_by_what_changes_no_rows_but_leaves_some_out() 
         program = Program("p").using(client)
         one, two = program.source("one"), program.source("two")
         few = one.filter(col("x") == "x")
-        few.join(two, ["d", "x"]).capture()
-        plan = program.plan
+        few.capture()
+        few.join(two.map(d=col("d"), y=col("x")), "d").join(one.map(d=col("d"), z=col("x")), "d").capture()
+        plan = optimised(program.plan)
         known = statistics_of(client.engine, plan)
         sizes = {type(plan.nodes[number].operator).__name__: each.rows for number, each in known.items()}
         assert sizes == {"Source": 100.0, "Linear": 100.0 * FILTER_KEEPS}
