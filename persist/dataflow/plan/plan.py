@@ -372,10 +372,6 @@ class Plan:
         node = self.nodes[number] = replace(self.nodes[number], **changes)
         return node
 
-    def copy(self) -> "Plan":
-        """Return a plan that can be rewritten without changing this one."""
-        return Plan(self.name, self.dimensions, dict(self.nodes), dict(self.scopes))
-
     def consumers(self) -> dict[int, list[int]]:
         """Return for each node the nodes that read it, feedback included."""
         readers: dict[int, list[int]] = {number: [] for number in self.nodes}
