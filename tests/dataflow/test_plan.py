@@ -1,5 +1,6 @@
 """Plans: what is printed, and what the optimiser does without changing results."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from persist.dataflow import Captured, Program, Stream, col, lit, when
 from persist.dataflow.operators.reduce import TotalReduce
 from persist.dataflow.plan.draft import Draft
 from persist.dataflow.plan.optimise import optimised
-from persist.dataflow.plan.plan import Join, Linear, Plan, Reduce, Source
+from persist.dataflow.plan.plan import Concat, Constant, Join, Linear, Plan, Reduce, Source
+from persist.dataflow.plan.stages import Map
 from persist.dataflow.program import Together
 from persist.dataflow.running.graph import Builder
 from persist.dataflow.state.spine import in_memory
 from persist.dataflow.updates.words import Domain
+from persist.expression import Col
 
 KV = {"k": pa.int64(), "v": pa.int64()}
 
@@ -119,6 +122,59 @@ def test_what_functions_and_whole_records_read_is_left_as_it_is() -> None:
     program.source("indexed", schema=wide).arrange_by_key("a").map(a=col("a")).capture()
     plan = optimised(program.plan)
     assert {n.schema.names == ["a", "b"] for n in plan.nodes.values() if isinstance(n.operator, Source)} == {True}
+
+
+ONE = {"a": pa.int64()}
+READ: dict[str, tuple[Callable[[Stream], Stream], str]] = {
+    "extended": (lambda s: s.extend(x=col("b") + 1).project("x"), "b"),
+    "negated": (lambda s: s.negate().project("a"), "a"),
+    "exploded": (lambda s: s.explode(col("b")).project("a"), "ab"),
+    "unnested": (lambda s: s.unnest(w=col("l")).project("w"), "l"),
+    "unnested and dropped": (lambda s: s.unnest(w=col("l")).project("a"), "al"),
+    "bounded": (lambda s: s.temporal_filter(col("b"), col("c")).project("a"), "abc"),
+    "delayed": (lambda s: s.delay(col("b")).project("a"), "ab"),
+    "at its time": (lambda s: s.filter(col("_time") > col("b")).project("a"), "ab"),
+    "by batches": (lambda s: s.map_batches(lambda batch: batch.select(["a"]), schema=ONE), "abcl"),
+    "several of each": (lambda s: s.flat_map(lambda row: [(row.a,)], schema=ONE), "abcl"),
+    "with a column first": (lambda s: s.project("c", "a").filter(lambda row: row.a > 1).project("a"), "ac"),
+    "consolidated": (lambda s: s.consolidate().project("a"), "a"),
+    "counted": (lambda s: s.consolidate().group_by().count(), "a"),
+    "joined with itself": (lambda s: s.join(s.map(k=col("a"), x=col("b")), {"c": "k"}).project("x"), "abc"),
+    "crossed": (lambda s: s.cross(s.map(x=col("a"))).project("b"), "b"),
+    "what is left": (lambda s: (s - s.filter(col("b") > 1)).project("a"), "ab"),
+    "folded": (lambda s: s.group_by("a").reduce(lambda key, rows: [((1,), 1)], schema={"n": pa.int64()}), "abcl"),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_of_a_collection_is_read_what_operators_read(name: str) -> None:
+    make, columns = READ[name]
+    program = Program("p")
+    wide = {"a": pa.int64(), "b": pa.int64(), "c": pa.int64(), "l": pa.list_(pa.int64())}
+    make(program.source("t", schema=wide)).capture()
+    [source] = [node for node in optimised(program.plan).nodes.values() if isinstance(node.operator, Source)]
+    assert "".join(source.schema.names) == columns
+
+
+def test_sums_that_are_all_of_a_group_stay_and_of_others_one_stays() -> None:
+    for is_complete in (False, True):
+        program = Program("p")
+        groups = program.source("t", schema={"a": pa.int64(), "b": pa.int64()}).group_by("a")
+        sums = {"n": lit(1).count(), "t": col("b").count()}
+        groups.aggregated(sums, is_complete=is_complete).project("a").capture()
+        [reduce] = of_kind(optimised(program.plan), Reduce)
+        assert len(reduce.logic.outputs) == len(reduce.values) == 1 + is_complete
+
+
+def test_constants_and_unions_have_the_columns_that_are_read() -> None:
+    program, [a] = inputs("a")
+    table = pa.table({"k": [1], "a": [2], "more": [3]})
+    both = program.constant(table) + a.extend(more=col("a") + 1)
+    (both + program.constant(table)).group_by("k").agg(s=col("more").sum()).capture()
+    plan = optimised(program.plan)
+    assert {tuple(each.table.column_names) for each in of_kind(plan, Constant)} == {("k", "more")}
+    assert {tuple(n.schema.names) for n in plan.nodes.values() if isinstance(n.operator, Concat)} == {("k", "more")}
+    assert of_kind(plan, Linear) == [Linear((Map((("k", Col("k")), ("more", (col("a") + 1).term))),))]
 
 
 def test_records_are_counted_by_one_column_and_an_unread_column_may_go() -> None:
