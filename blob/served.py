@@ -107,7 +107,7 @@ _KINDS: dict[str, type[PersistError]] = {
 
 
 def failure_of(error: PersistError) -> BlobFailure:
-    """Return what is told of an error."""
+    """Return the failure that tells a client of an error."""
     if isinstance(error, CorruptBlob):
         return BlobFailure("CorruptBlob", str(error), (error.key, error.reason, error.advice))
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]

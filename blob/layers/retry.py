@@ -357,7 +357,7 @@ class RetryBlob(BlobLayer):
         return True
 
     def _gave_up(self, failures: "_Failures") -> PersistError:
-        """Return what a call fails with in the end, and count it."""
+        """Return the error that a call fails with in the end, and count it."""
         asked, last = failures.asked, failures.last
         self._counts.add(asked.operation, "gave_up")
         took_s = self._clock.monotonic_s() - asked.began_s

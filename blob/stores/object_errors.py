@@ -149,18 +149,18 @@ class ObjectErrorMap:
         return "MissingEtag" in (text := str(error)) or ("InvalidDeleteObjectsResponse" in text and "`$value`" in text)
 
     def of_setup(self, error: Exception) -> PersistError:
-        """Return what to raise when no client can be made."""
+        """Return the error to raise when no client can be made."""
         return StoreMisconfigured(f"cannot use {self.url}: {self._text(error)}. Correct the storage options.")
 
     def of_read(self, action: str, key: str, error: Exception) -> PersistError:
-        """Return what to raise for a get or list that failed."""
+        """Return the error to raise for a get or list that failed."""
         what = f"cannot {action} {key!r} at {self.url}"
         return self._misconfigured(what, error) or self._unavailable(
             what, error, "Check that the store is up and reachable, then try again."
         )
 
     def of_write(self, action: str, key: str, error: Exception) -> PersistError:
-        """Return what to raise for a set, create or delete that failed, and was sent once."""
+        """Return the error to raise for a set, create or delete that failed, and was sent once."""
         what = f"cannot {action} {key!r} at {self.url}"
         if self._did_nothing(error):
             return self._misconfigured(what, error) or self._unavailable(

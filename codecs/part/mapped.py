@@ -41,7 +41,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
-    """Return what a file that holds rows consists of. Cost: one copy of the rows, and their checksums."""
+    """Return the pieces of a file that holds rows. Cost: one copy of the rows, and their checksums."""
     message = memoryview(batch.serialize())
     checksums = [xxhash.xxh3_64_intdigest(chunk) for chunk in _chunks(message)]
     head = b"".join(

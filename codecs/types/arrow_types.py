@@ -363,7 +363,7 @@ def key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
 
 @lru_cache(maxsize=256)
 def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], list[Orderable]]:
-    """Return what does the same for many keys at once, field by field: planning asks for those of all parts."""
+    """Return a function that does the same for many keys at once, field by field: planning asks for all parts' keys."""
     fields = [(written_type(t), _value_order(t)) for t in types]
 
     def orders(keys: Sequence[Bound]) -> list[Orderable]:
@@ -391,7 +391,7 @@ def _ordered(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any
 
 
 def _value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return what makes the written form of a value of a type comparable; None if it is."""
+    """Return a function that makes the written form of a value of a type comparable; None if it is."""
     if pat.is_floating(t):
         return float
     if pat.is_decimal(t):

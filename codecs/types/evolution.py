@@ -63,7 +63,7 @@ class Lift:
         return self.wanted.version > self.stored.version
 
     def source(self, name: str) -> str | None:
-        """Return what a column is called in the part; None if it is younger than the part.
+        """Return the name of a column in the part; None if it is younger than the part.
 
         Raises:
             SchemaMismatch: the part was written after the column had been dropped.

@@ -212,7 +212,7 @@ class CollectionSchema:
         return cls(*sides, timeline)
 
     def derived(self, make: Callable[["CollectionSchema"], T]) -> T:
-        """Return what a function makes of this schema, which is made once: a look-up by the schema hashes all of it."""
+        """Return a function's result for this schema, computed once: a look-up by the schema hashes all of it."""
         made = self._derived.get(make, _Derived)
         if made is _Derived:
             made = self._derived[make] = make(self)

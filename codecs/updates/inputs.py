@@ -202,7 +202,7 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
 
 
 def with_first(data: Any) -> tuple[Any, Any]:
-    """Return what tells the columns of data, and data to be read in its place: an iterator gives its first element."""
+    """Return something with the columns of data, and data to read in its place: an iterator gives its first element."""
     if not isinstance(data, Iterator) or _is_arrow(data):
         return data, data
     first = [*itertools.islice(data, 1)]

@@ -143,7 +143,7 @@ def _pass(checks: Sequence[Check], columns: Sequence[Column]) -> bool:
 
 
 def _checks(schema: CollectionSchema) -> tuple[Check, ...] | None:
-    """Return what is checked of each column, or None if there are columns of other types than these."""
+    """Return the checks of each column, or None if there are columns of other types than these."""
     fields = (*schema.key.fields, *schema.value.fields)
     codecs = (schema.key.codec_name, schema.value.codec_name)
     if codecs != (None, None) or not all(field.type in _CHECKS for field in fields):

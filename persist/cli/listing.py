@@ -87,7 +87,7 @@ class Listing:
 
 
 def column(name: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return what shows a column as it is, numbers with commas, and nothing as a dash."""
+    """Return a function that shows a column as it is, numbers with commas, and nothing as a dash."""
 
     def shown(row: Mapping[str, Any]) -> object:
         value = row[name]
@@ -97,7 +97,7 @@ def column(name: str) -> Callable[[Mapping[str, Any]], object]:
 
 
 def time_column(name: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return what shows a time: its moment, which the row has under a name of its own, or the number."""
+    """Return a function that shows a time: its moment, which the row has under a name of its own, or the number."""
 
     def shown(row: Mapping[str, Any]) -> object:
         return "-" if row[name] is None else (row[f"{name}_moment"] if row[name] else None) or row[name]

@@ -174,13 +174,13 @@ def _cut(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def _token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
-    """Return what names a load by what it does: the same file into the same collection in the same way."""
+    """Return a token that names a load by what it does: the same file into the same collection in the same way."""
     way = (plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late)
     return f"file {_digest(file, collection.id, file.format, *way)}"
 
 
 def overwrite_token(collection: "persist.Collection", file: RowFile, time: int | str, way: tuple[Any, ...]) -> str:
-    """Return what names an overwrite by what it does: the same file over the same collection in the same way."""
+    """Return a token for an overwrite: the same file over the same collection in the same way."""
     return f"file over {_digest(file, collection.id, file.format, time, *way)}"
 
 

@@ -115,7 +115,7 @@ class Told:
         self._times: dict[str, TimeText] = {}
 
     def sentences(self, record: Record) -> list[str]:
-        """Return what a record did, a sentence each."""
+        """Return sentences that say what a record did."""
         return [self._sentence(mutation) for mutation in record.mutations]
 
     def _sentence(self, mutation: Mutation) -> str:

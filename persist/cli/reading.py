@@ -196,7 +196,7 @@ def _tell_waiting(collection: "persist.Collection", what: str) -> None:
 
 
 def narrowed(columns: str | None, where: str | None) -> dict[str, Any]:
-    """Return what narrows a read, as the arguments of the library."""
+    """Return the arguments of the library that narrow a read."""
     return {"columns": None if columns is None else [name.strip() for name in columns.split(",")], "where": where}
 
 

@@ -188,7 +188,7 @@ def upsert(
 
 
 def _when(time: str | None, time_column: str | None, what: str) -> int | str | None:
-    """Return what says the times of rows: a time of all, a column, or None for those that updates have."""
+    """Return where rows have their times from: a time of all, a column, or None for those that updates have."""
     if time is not None and time_column is not None:
         raise persist.InvalidUsage(f"--time and --time-column exclude each other: {what} has one time")
     return time_column if time is None else written_time_of(time)

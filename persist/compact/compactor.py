@@ -354,7 +354,7 @@ class _Attempt:
         self._contents = contents
 
     def conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
-        """Return what must hold still for a step: nothing was erased, and what it removes has the parts that it had.
+        """Return the conditions of a step: nothing was erased, and what it removes has the parts that it had.
 
         Others may have put a run together with more, under the name of its first part.
         """

@@ -327,5 +327,5 @@ def events_of(contents: CollectionState) -> CollectionSchema:
 
 
 def _known(part: Part) -> _Known:
-    """Return what tells a part from others of its collection: the same bytes may stand under two schemas."""
+    """Return the identity of a part in its collection: the same bytes may stand under two schemas."""
     return part.blob, part.checksum, part.time_min, part.schema

@@ -87,7 +87,7 @@ class PartMaker(Protocol):
     """Where parts are made: in this process, or in the tasks of a cluster."""
 
     def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
-        """Return what tells of each of some regions whether its history changes anything in it."""
+        """Return a function that tells of each of some regions whether its history changes anything in it."""
         ...
 
     def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:

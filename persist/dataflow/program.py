@@ -281,7 +281,7 @@ class Scope:
         return self.program.scope(name, limit=limit, inside=self)
 
     def leave(self, stream: Stream) -> Stream:
-        """Return what a stream of this scope came to, in the enclosing scope."""
+        """Return the final contents of a stream of this scope, in the enclosing scope."""
         if stream.node.scope != self.number:
             raise InvalidUsage(f"leave: {stream.node.title} is not in this scope; its own scope must let it leave")
         parent = self.program.plan.scopes[self.number].parent

@@ -223,7 +223,7 @@ class Feed:
             )
 
     def begun(self, contents: CollectionState) -> Piece | None:
-        """Return what begins: it names the contents that are sent first. Return None if nothing can be read yet.
+        """Return the first piece, which names the contents that are sent first; None if nothing can be read yet.
 
         The target hears of it before the hold is made. So if there is a hold, the target has lost what it knew.
 
@@ -317,7 +317,7 @@ class Feed:
                 yield None if upper == HASHES else (upper,), shares.rows(share)
 
     def shown(self) -> Piece:
-        """Return what makes contents that were copied seen."""
+        """Return the piece that lets readers see the contents that were copied."""
         at = self.reached
         assert at is not None
         schema = self._handle.reading_schema(at.schema)

@@ -352,7 +352,7 @@ class RowWriter(Protocol):
 
 
 def row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "null") -> RowWriter:
-    """Return what writes rows in a format: parquet, arrow, csv, or else JSON lines.
+    """Return a writer of rows in a format: parquet, arrow, csv, or else JSON lines.
 
     Raises:
         InvalidUsage: the format cannot hold a column.
@@ -430,7 +430,7 @@ def _check_finite(column: pa.Array | pa.ChunkedArray, name: str) -> None:
 
 
 def _values(column: pa.Array) -> pa.Array:
-    """Return what is in lists, or the values of maps; what a NULL hides is not among it."""
+    """Return the elements of lists, or the values of maps; those that a NULL hides are not among them."""
     if pa.types.is_map(column.type):
         return column.drop_null().items
     return column.flatten()

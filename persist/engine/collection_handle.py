@@ -218,7 +218,7 @@ class CollectionHandle:
         return self.engine.folds.applied(contents, lambda: self.machine_in(contents), self.engine.reader, end)
 
     def machine_in(self, contents: CollectionState) -> Machine:
-        """Return what a keyed collection, in some state, resolves events with.
+        """Return the machine that a keyed collection, in some state, resolves events with.
 
         Raises:
             SchemaMismatch: it is not known here.
@@ -227,7 +227,7 @@ class CollectionHandle:
         return machine_needed(machine_of(contents.keyed, self.machine, self.name), contents.keyed, self.name)
 
     def pend_step(self, events: EventTable) -> Write:
-        """Return what adds events, of which there are some, to a commit; start their upload."""
+        """Return the step that adds events, of which there are some, to a commit; start their upload."""
         return self.engine.writer("upsert").committer.write_steps.of_events(self.id, events)
 
     def sealed_and_claimed(
@@ -293,7 +293,7 @@ class CollectionHandle:
         return Stamp(self.exact_time("time", time), diff)
 
     def write_steps(self, updates: Any, stamp: Stamp | None = None, *, token: str | None = None) -> list[Step]:
-        """Return what adds updates, or plain rows with a stamp, to a commit; start their upload.
+        """Return the steps that add updates, or plain rows with a stamp, to a commit; start their upload.
 
         They may be of any form that `Collection.write` takes. Plain rows without a time get that of the commit, which
         seals after it. With a token, their digest is told, too.
@@ -317,11 +317,11 @@ class CollectionHandle:
         return [step, *([self.at_commit()] if step.at_commit else []), *asked]
 
     def at_commit(self, time: int | None = None) -> AtCommit:
-        """Return what gives writes without a time that of their commit, or the one that their commit must have."""
+        """Return the step that gives writes without a time that of their commit, or the one that it must have."""
         return AtCommit(self.id, self.schema.timeline, time)
 
     def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
-        """Return what adds parts to a commit that were stored with `PartWriter`.
+        """Return the steps that add parts to a commit that were stored with `PartWriter`.
 
         Args:
             keep: do not delete them if the commit is rejected.
@@ -341,11 +341,11 @@ class CollectionHandle:
         return [Write(self.id, self.schema, min(part.time_min for part in parts), 0, uploaded, keep)]
 
     def expect_step(self, upper: int | Moment | Antichain) -> ExpectUpper:
-        """Return what rejects a commit unless the collection has this upper."""
+        """Return the step that rejects a commit unless the collection has this upper."""
         return ExpectUpper(self.id, self.frontier("expected upper", upper).elements)
 
     def seal_step(self, upper: int | Moment | Antichain) -> kinds.Seal:
-        """Return what seals the collection in a commit."""
+        """Return the step that seals the collection in a commit."""
         return kinds.Seal(self.id, self.frontier("upper", upper).elements)
 
     def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
@@ -487,7 +487,7 @@ class CollectionHandle:
             raise KeyedCollection(self.name, action)
 
     def _moment_map(self) -> MomentMap | None:
-        """Return what tells the moments of times that are positions of a source; None if nothing does.
+        """Return the map from times that are positions of a source to moments; None if there is none.
 
         Cost: one GET, and a few more when it is asked.
         """

@@ -135,7 +135,7 @@ class Engine:
             )
 
     def writer(self, action: str) -> Writer:
-        """Return what writes.
+        """Return the part of the engine that writes.
 
         Raises:
             ReadOnly: the mode is "read"; the message names the action.
@@ -147,7 +147,7 @@ class Engine:
         return self._writer
 
     def reader(self) -> PartReader:
-        """Return what reads parts, with the caches of this client. Ask again for each read: it may be closed by then.
+        """Return a reader of parts, with the caches of this client. Ask again for each read: it may be closed by then.
 
         Raises:
             ClientClosed, InvalidUsage: as `check_open`.

@@ -111,7 +111,7 @@ class KeyedChange:
     digest: int
 
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
-        """Yield what is to be added, given the contents after the events.
+        """Yield the updates to add, given the contents after the events.
 
         Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now; Unchanged.
         """
@@ -186,7 +186,7 @@ class AskedEvents:
         return replace(self, events=events, change=change, end=Antichain(time + 1))
 
     def against(self, contents: CollectionState) -> "AskedEvents":
-        """Return what is asked of contents as they are."""
+        """Return the request against contents as they are."""
         return replace(self, end=max(self.end, contents.upper)) if self.is_least and self.end is not None else self
 
 
@@ -459,7 +459,7 @@ def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEv
 
 
 def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
-    """Return what is asked with its events as the newest schema has them.
+    """Return the request with its events as the newest schema has them.
 
     Raises:
         SchemaMismatch: more than additions lies between that and the schema they were given in.
@@ -475,7 +475,7 @@ def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
 
 
 def _timely(contents: CollectionState, form: KeyedForm, asked: AskedEvents) -> tuple[AskedEvents, pa.Table | None]:
-    """Return what is asked without the events that are late, and these, each with its reason; late as contents are."""
+    """Return the request without the events that are late for these contents, and the late ones with reasons."""
     if asked.late is None or asked.events is None or asked.token in contents.tokens:
         return asked, None
     kept, late = split_late(asked.events, contents, form)
@@ -483,7 +483,7 @@ def _timely(contents: CollectionState, form: KeyedForm, asked: AskedEvents) -> t
 
 
 def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:
-    """Return what commits events with a seal, against contents as they are."""
+    """Return the steps that commit events with a seal, against contents as they are."""
     end = asked.end
     assert end is not None
     if asked.token in contents.tokens:

@@ -59,7 +59,7 @@ def read_engine(
 
 
 def engine_of(action: str, client: OnEngine | Engine) -> Engine:
-    """Return what a user's client stands on; an engine is given back as it is.
+    """Return the engine of a user's client; an engine is given back as it is.
 
     Args:
         action: what errors call the call that the client was given to.

@@ -172,7 +172,7 @@ def restore(
 
 
 def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
-    """Return what takes back all that has changed since a sealed time. Cost: what has changed.
+    """Return the steps that take back all that has changed since a sealed time. Cost: what has changed.
 
     Raises: as `overwrite_steps`; AsOfCompacted, if what it was cannot be told any more.
     """
@@ -256,7 +256,7 @@ def overwrite_steps(
     *,
     multiset: bool = False,
 ) -> list[Step]:
-    """Return what makes rows the contents from a time on, or that part of the contents for which where is true.
+    """Return the steps that make rows the contents from a time on, or that part of them for which where is true.
 
     With a token that was used before, only what was asked for is returned, for the commit to find out that it is done.
 
@@ -316,14 +316,14 @@ class NewContents:
             return [asked, *_alone(handle, contents, self._at, writes)]
 
     def change(self, where: pc.Expression | None) -> PlainChange:
-        """Return what makes them the contents when a commit is made; they are read now, and needed until then."""
+        """Return the change that makes them the contents in a commit; they are read now, and needed until then."""
         new, digest = self._new()
         if isinstance(new, pa.Table):
             self._held = copied(new), digest  # It is looked at later, when the caller may use the buffers again.
         return PlainChange(partial(self.steps, where), self._at is None)
 
     def asked(self, where: pc.Expression | None, notes: Sequence[Step] = ()) -> AskedEvents:
-        """Return what makes them the contents of a keyed collection; they are needed until that is committed."""
+        """Return the request that makes them a keyed collection's contents; they are needed until it is committed."""
         new, digest = self._new()
         if isinstance(new, pa.Table):
             new = copied(new)  # It is looked at later, when the caller may use the buffers again.
@@ -355,7 +355,7 @@ def delete_steps(
     time: int | Moment | None,
     token: str | None = None,
 ) -> list[Step]:
-    """Return what retracts all records with the keys wanted, or else those for which where is true.
+    """Return the steps that retract all records with the keys wanted, or else those for which where is true.
 
     They are retracted at a time, or at that of the commit.
 
@@ -385,7 +385,7 @@ def delete_steps(
 
 
 def deletion(handle: CollectionHandle, keys: Any, where: pc.Expression | None, token: str | None) -> PlainChange:
-    """Return what retracts records at the time of a commit, when that is made."""
+    """Return the change that retracts records at the time of a commit, when that is made."""
     check_either(keys, where)
     wanted = None if keys is None else wanted_keys(keys, handle.schema)
     return PlainChange(partial(delete_steps, handle, wanted, where, None, token), at_commit=True)
@@ -399,7 +399,7 @@ def asked_to_delete(
     token: str | None,
     notes: Sequence[Step] = (),
 ) -> AskedEvents:
-    """Return what deletes keys of a keyed collection, or what a condition is true for.
+    """Return the request that deletes keys of a keyed collection, or what a condition is true for.
 
     Keys are deleted by events, which wait for a seal. A condition is about what is there at a time, which it seals.
     """
@@ -438,7 +438,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> Ev
 def upsert_steps(
     handle: CollectionHandle, events: EventTable, end: Antichain | None, token: str | None = None
 ) -> list[Step]:
-    """Return what gives keys of a plain collection other rows, or none, in the place of all that they hold.
+    """Return the steps that give keys of a plain collection other rows, or none, in the place of what they hold.
 
     Raises: as `overwrite_steps`, for the first of their times.
     """

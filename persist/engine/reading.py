@@ -223,7 +223,7 @@ def listen_from(
     *,
     whole_times: bool = False,
 ) -> Listen:
-    """Return what yields first, if there is something, and then the updates at times >= lower, or columns of them.
+    """Return a listen that yields first, if that is something, and then the updates at times >= lower, or columns.
 
     Args:
         whole_times: never cut a time into several pieces, whatever memory it takes.
@@ -293,7 +293,7 @@ def begun_listen(
     consumer: str = "",
     columns: Sequence[str] | None = None,
 ) -> Listen:
-    """Return what yields the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
+    """Return a listen of the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
 
     With columns, only these are read, and whatever becomes of the others is not noticed.
     """
@@ -315,7 +315,7 @@ def begun_subscription(
     timeout_s: float | None,
     consumer: str = "",
 ) -> Listen:
-    """Return what yields the contents as of a time, then what follows; see `Collection.subscribe`."""
+    """Return a listen of the contents as of a time, then of what follows; see `Collection.subscribe`."""
     contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s, consumer)
     try:
         first = contents_as_of(handle, contents, time, reading, moments, whole_times=bool(consumer))

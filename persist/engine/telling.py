@@ -185,7 +185,7 @@ def describe_step(
     columns: Mapping[str, Any] | None,
     expected: About | None,
 ) -> kinds.Describe:
-    """Return what changes the description of a collection; arguments as of `Collection.describe`."""
+    """Return the step that changes the description of a collection; arguments as of `Collection.describe`."""
     if not isinstance(columns or {}, Mapping):
         raise InvalidUsage(f"columns={columns!r:.200} is no dict of what is to be said, by name of column")
     schema = handle.contents().schema if columns else handle.schema
@@ -257,7 +257,7 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
 
 
 def retention_step(handle: CollectionHandle, given: Retention | None) -> kinds.SetRetention:
-    """Return what makes a collection keep so much history; None for all that is not given up."""
+    """Return the step that makes a collection keep so much history; None for all that is not given up."""
     return kinds.SetRetention(handle.id, None if given is None else retention_times(given, handle.timeline))
 
 

@@ -65,7 +65,7 @@ class UnsealedUpdates:
         return pa.concat_tables([*come.values(), *gone]) if come or gone else None
 
     def pass_to(self, upper: int | None) -> pa.Table | None:
-        """Return what takes back all that was told of times before upper, and forget it; None is after all times."""
+        """Return the updates that take back all that was told of times before upper, None for all; forget it."""
         passed = []
         for key, table in self._told.items():
             is_passed = pc.less(table["_time"], TIME_MAX + 1 if upper is None else upper)

@@ -191,18 +191,18 @@ class Writer:
         self.upkeep.tick()
 
     def part_writer(self) -> PartWriter:
-        """Return what stores parts for a commit that is still to come."""
+        """Return a writer that stores parts for a commit that is still to come."""
         return PartWriter(self._blob, self._follower.next_seqno, self._settings.memory_budget)
 
     def local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
-        """Return what makes parts in this process, until stop is set."""
+        """Return a maker of parts in this process, until stop is set."""
         budget = self._settings.memory_budget
         # What is read here is about to be replaced: in the caches of readers, it would only be in the way.
         reader = PartReader(self._blob, self._pool, PartCaches.passing(), budget)
         return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.tuning.part_bytes, stop)
 
     def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:
-        """Return what compacts with the parts that a part maker makes, until stop is set."""
+        """Return a compactor that has its parts made by a part maker, until stop is set."""
         return Compactor(self._follower, self.committer.submit, self._settings.tuning, maker, stop)
 
     def close(self) -> None:

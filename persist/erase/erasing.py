@@ -113,7 +113,7 @@ class ErasureReport(Shown):
 
 
 def wanted_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
-    """Return what is to be erased of a collection, as users say it.
+    """Return the records to erase from a collection, as users say them.
 
     Raises:
         InvalidUsage: not exactly one of both is given, or it does not fit the columns.

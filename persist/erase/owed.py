@@ -55,7 +55,7 @@ class Owed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def steps_to_owe(owed: Owed) -> tuple[list[Step], dict[str, str]]:
-    """Return what keeps what is owed in the record of the erasure, and the names of what it creates, by id."""
+    """Return the steps that keep in the erasure's record what is owed, and the names of what they create, by id."""
     steps, names = list[Step](), dict[str, str]()
     ids = list(dict.fromkeys((*owed.indexes, *owed.tables)))
     for start in range(0, max(len(owed.views), len(ids)), AT_ONCE):

@@ -110,7 +110,7 @@ class Traces(Shown):
         return not self.found
 
     def receipt(self) -> dict[str, Any]:
-        """Return what says that nothing is left, to be kept as JSON; `check_receipt` tells whether it is unchanged.
+        """Return a receipt that nothing is left, to be kept as JSON; `check_receipt` tells whether it is unchanged.
 
         Raises:
             InvalidUsage: something is left.
@@ -283,7 +283,7 @@ class _Search:
         return Trace(entry.key, "it has such texts", None, rows) if rows else None
 
     def _waiting(self, entry: BlobEntry, rows: int | None) -> Trace:
-        """Return what keeps a blob that nothing names."""
+        """Return a trace that says why a blob is kept that nothing names."""
         settings, control = self._engine.settings, self._state.control
         dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
         if dropped is None:
@@ -339,7 +339,7 @@ def _place(key: str) -> tuple[int | None, str | None]:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """Return what is in the blocks of an Avro file, which are deflated; other bytes as they are.
+    """Return the contents of the blocks of an Avro file, which are deflated; other bytes as they are.
 
     Such a file ends with the sixteen bytes that stand between its blocks. A block begins with two numbers, each as long
     as its bytes have the highest bit.

@@ -140,7 +140,7 @@ class Server:
             ) from None
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """Return what connects to it."""
+        """Return the arguments that connect to it."""
         return {**self._settings, **more}
 
     def connected(self, **more: Any) -> Any:

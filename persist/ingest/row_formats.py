@@ -104,7 +104,7 @@ def _arrow(stream: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _arrow_reader(stream: Any) -> Any:
-    """Return what reads a file of Arrow IPC, or else a stream."""
+    """Return a reader of a file of Arrow IPC, or else of a stream."""
     try:
         return pa.ipc.open_file(stream)
     except pa.ArrowInvalid:

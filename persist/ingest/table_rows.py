@@ -124,7 +124,7 @@ class TableRows:
         return self.piece
 
     def removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
-        """Yield what removes all that a collection holds, and has of a time before that is sealed. Memory: a slice."""
+        """Yield rows that remove all that a collection holds, and has of a time not sealed yet. Memory: a slice."""
         tables: list[pa.Table] = []
         for rows in self._removals(collection, upper, time):
             tables.append(rows)

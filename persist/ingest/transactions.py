@@ -80,7 +80,7 @@ class Transactions:
         return not self._count
 
     def rows_of(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
-        """Return what takes the changes of a table that has these columns from here on.
+        """Return the rows that take the changes of a table that has these columns from here on.
 
         Raises:
             InvalidUsage: the transaction that comes has changed rows of the table when it had others.
@@ -100,7 +100,7 @@ class Transactions:
         return rows
 
     def known_rows(self, name: str) -> TableRows | None:
-        """Return what takes the changes of a collection; None if nothing does yet."""
+        """Return the rows that take the changes of a collection; None if there are none yet."""
         return self._rows.get(name)
 
     def begin(self, time: int, moment_us: int) -> Iterator[Batch]:

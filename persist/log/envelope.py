@@ -150,7 +150,7 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
 
 
 def fetched(blob: Blob, refs: Sequence[BlobRef], kind: type[F]) -> list[tuple[BlobRef, F]]:
-    """Return what several pointers lead to, fetched at once where requests take long; raises as `get_framed`."""
+    """Return the objects of several pointers, fetched at once where requests take long; raises as `get_framed`."""
     if len(refs) < 2 or not is_remote(blob):
         return [(ref, get_framed(blob, ref, kind)) for ref in refs]
     threads = Pool(min(len(refs), FETCHED_AT_ONCE_MAX), "persist-objects")

@@ -200,12 +200,12 @@ def table_root(collection: str) -> str:
 
 
 def list_prefix(collection: str, seqno: int) -> str:
-    """Return what comes before the checksum in the key of a part list, made when seqno was next."""
+    """Return the key of a part list, made when seqno was next, up to the checksum."""
     return f"{LISTS}{collection}/{seqno:020d}-"
 
 
 def directory_prefix(seqno: int) -> str:
-    """Return what comes before the checksum in the key of a directory object, made for the checkpoint at seqno."""
+    """Return the key of a directory object, made for the checkpoint at seqno, up to the checksum."""
     return f"{DIRECTORIES}{seqno:020d}-"
 
 
@@ -227,7 +227,7 @@ def pages_seqno(key: str) -> int | None:
 
 
 def state_prefix(collection: str, seqno: int) -> str:
-    """Return what comes before the checksum in the key of a state object, made for the checkpoint at seqno."""
+    """Return the key of a state object, made for the checkpoint at seqno, up to the checksum."""
     return f"{STATES}{collection}/{seqno:020d}-"
 
 
@@ -244,5 +244,5 @@ def state_seqno(key: str) -> int | None:
 
 
 def collection_part(key: str) -> str:
-    """Return what a key of parts has in the place of a collection; of a key that others made it may be anything."""
+    """Return the collection in a key of parts; in a key that others made, it may be anything."""
     return key.split("/")[1]

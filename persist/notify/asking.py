@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 def connected(server: Notify) -> flight.FlightClient:
-    """Return what calls a server; nothing is sent yet."""
+    """Return a client that calls a server; nothing is sent yet."""
     return wire.connected(parsed_address(server.url).url, server.certificate)
 
 

@@ -243,7 +243,7 @@ def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes
 
 
 def _told(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
-    """Return what a client is told of an error."""
+    """Return the status and the message by which a client is told of an error."""
     code = grpc.StatusCode.UNAVAILABLE
     if isinstance(error, CollectionNotFound):
         code = grpc.StatusCode.NOT_FOUND

@@ -452,7 +452,7 @@ def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
 
 
 def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
-    """Return what read returns, once what it reads is sealed, unless nobody waits for it any more.
+    """Return the result of read, once what it reads is sealed, unless nobody waits for it any more.
 
     Raises:
         AsOfNotSealed: it was not within `SEALED_S`.

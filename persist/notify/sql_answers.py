@@ -235,7 +235,7 @@ def _asked_catalogs(facts: Facts, asked: Asked) -> list[str]:
 
 
 def _like(pattern: str | None) -> Callable[[str], bool]:
-    """Return what tells whether a name is like a pattern of SQL; all are like none."""
+    """Return a function that tells whether a name is like a pattern of SQL. Without a pattern, all are."""
     if pattern is None:
         return lambda name: True
     pieces = re.findall(r"\\.|.", pattern, re.DOTALL)

@@ -263,7 +263,7 @@ def unpublish(handle: CollectionHandle, table: str) -> bool:
 
 
 def _held(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
-    """Return what keeps the changes that the feed of a table tells with its next version, or lets go of them."""
+    """Return the steps that hold the changes for the feed of a table until its next version, or let go of them."""
     name = published_hold(step.table)
     held = contents.holds.get(name)
     if isinstance(step, kinds.Publish) and step.options.get("feed") == "true":
@@ -289,7 +289,7 @@ def _catalog_of(known: Publication | None) -> dict[str, str]:
 def format_of(
     handle: CollectionHandle, table: str, options: Mapping[str, str] | None = None, catalog: Any = None
 ) -> TableFormat:
-    """Return what makes tables of a format.
+    """Return the maker of tables of a format.
 
     Args:
         options: what the table is published with; None where it is not to be published.

@@ -136,7 +136,7 @@ class Directory:
         return Directory(self.entries.with_changes(entries), self.ids.with_changes(ids))
 
     def changes_since(self, before: "Directory") -> "Changes":
-        """Return what makes this directory of another one."""
+        """Return the changes that turn another directory into this one."""
         return Changes(self.entries.changes_since(before.entries), self.ids.changes_since(before.ids))
 
 

@@ -53,7 +53,7 @@ class Mark:
     first: int = 0
 
     def of(self, collection: str, *, again: bool = False) -> kinds.Batch:
-        """Return what makes a commit this batch; again: it was committed before, and this run goes on from there."""
+        """Return the step that makes a commit this batch. With again, this run goes on from one committed before."""
         return kinds.Batch(collection, self.query, self.batch, self.run, again)
 
     def is_done(self, contents: Sequence[CollectionState]) -> bool:

@@ -94,7 +94,7 @@ class BatchTimes:
         )
 
     def end_after(self, latest: int | None) -> Antichain | None:
-        """Return what is sealed to after a batch whose largest time that is; None if nothing is."""
+        """Return the upper to seal to after a batch whose largest time that is; None if nothing is sealed."""
         if latest is None or self.seal == "none":
             return None
         is_beyond = self.is_plain or self.seal == "max"
@@ -166,7 +166,7 @@ LateSteps = Callable[[pa.Table], tuple[list[Step], dict[str, str]]]
 
 
 def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
-    """Return what makes, of late events, the steps that add them to the collection of that name, and its name by id.
+    """Return a function of late events: the steps that add them to the collection of that name, and its name by id.
 
     Raises, when it is called:
         SchemaMismatch: there is a collection of that name with other columns.

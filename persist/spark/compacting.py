@@ -189,7 +189,7 @@ class SparkPartMaker:
 def _in_tasks(
     jobs: Sequence[Job | Look], place: TaskStore
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what does the jobs whose numbers it is given, for `DataFrame.mapInArrow`."""
+    """Return a function that does the jobs whose numbers it is given, for `DataFrame.mapInArrow`."""
 
     def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with surfaced_errors():

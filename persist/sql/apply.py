@@ -82,7 +82,7 @@ class ViewsPlan:
 
 
 def plan_views(client: OnEngine | Engine, wanted: Mapping[str, Wanted], *, prune: bool = False) -> ViewsPlan:
-    """Return what brings the views of a location to their definitions. It writes nothing.
+    """Return a plan that brings the views of a location to their definitions. Nothing is written.
 
     Args:
         wanted: definitions by name; they may read each other.

@@ -73,7 +73,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is stored."""
+        """Return the form that is stored."""
         plain = msgspec.structs.replace(self, plan=None)
         return {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
 

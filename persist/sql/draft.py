@@ -81,7 +81,7 @@ class Catalog:
         return self._by_id.get(id_) or self._stored(id_, id_)
 
     def groups_of(self, definition: Definition) -> list[Groups]:
-        """Return what holds the groups of a view, as it is now."""
+        """Return the views that hold the groups of a view, as it is now."""
         every_groups = []
         for name, id_ in definition.reads.items():
             held = definition_of(loaded_by_id(self._engine, id_, name)) if name.startswith(GROUPS_PREFIX) else None
@@ -129,7 +129,7 @@ def drafted(
     keeps_groups: bool = False,
     replaces: Definition | None = None,
 ) -> Draft:
-    """Return what makes a view.
+    """Return the draft of a view.
 
     It begins with the commit that makes it: before its start, it cannot be read from then on.
 
@@ -181,7 +181,7 @@ def _made(
     begin: int,
     unit: str | None,
 ) -> Draft:
-    """Return what makes one collection that a plan is the definition of.
+    """Return the draft of one collection that a plan is the definition of.
 
     Args:
         reads: what it may scan, by name.
@@ -258,13 +258,13 @@ def _holds(
 
 
 def steps_to_drop(view: CollectionHandle, definition: Definition) -> list[Step]:
-    """Return what drops a view, with what it holds, and with its groups."""
+    """Return the steps that drop a view, with what it holds, and with its groups."""
     held = [record_kinds.ReleaseHold(id_, view_hold(view.id)) for id_ in definition.inputs]
     return [record_kinds.Destroy(view.id), *held, *steps_to_drop_groups(view, definition)]
 
 
 def steps_to_drop_groups(view: CollectionHandle, definition: Definition, kept: Iterable[str] = ()) -> list[Step]:
-    """Return what drops the views that hold the groups of a view, which reads none of them but those of some names."""
+    """Return the steps that drop the views with the groups of a view, except those with the names kept."""
     steps: list[Step] = []
     for name, id_ in reversed(definition.reads.items()):
         if name.startswith(groups_prefix(view.id)) and name not in kept:

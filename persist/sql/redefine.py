@@ -89,7 +89,7 @@ def dependents_of(engine: Engine, view: CollectionHandle) -> list[CollectionHand
 
 
 def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefinition | None:
-    """Return what gives a view another query; None if it means what the view's own means already.
+    """Return the steps that give a view another query; None if it means what the view's own means already.
 
     Raises:
         InvalidUsage: the query is none that can be in the place of the view's own; the message says why.
@@ -240,7 +240,7 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
 def _hold_steps(
     engine: Engine, dependent: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
 ) -> list[kinds.SetHold | kinds.ReleaseHold]:
-    """Return what moves the holds of a view to what it depends on from now on.
+    """Return the steps that move the holds of a view to what it depends on from now on.
 
     Args:
         renews: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
@@ -316,7 +316,7 @@ class ViewsAnew:
 
 
 def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> ViewsAnew:
-    """Return what lets all views that depend on some collections begin anew.
+    """Return the steps that let all views that depend on some collections begin anew.
 
     Raises:
         InvalidUsage: a view has a tag or a named hold, or its query means nothing any more; the message names it.
@@ -368,7 +368,7 @@ def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int 
 
 
 def _also(view: Dependent, draft: Draft) -> Sequence[Step]:
-    """Return what gives a new view what was said of the old one, and its retention."""
+    """Return the steps that give a new view the description of the old one, and its retention."""
     about, id_, steps = view.contents.about, draft.made.id, list[Step]()
     old = dict(zip(map(str, view.contents.schema.ids), view.contents.schema.names, strict=True))
     new = dict(zip(draft.made.schema.names, map(str, draft.made.schema.ids), strict=True))

@@ -487,7 +487,7 @@ def given_options(memory_budget: int | None, spill_folder: str | PathLike[str] |
 
 
 def live_of(view: OnView) -> LiveView:
-    """Return what a user's view stands on.
+    """Return the live view that a user's view stands on.
 
     Raises:
         InvalidUsage: it is no view.

@@ -417,7 +417,7 @@ def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
 
 
 def _hold_of(contents: CollectionState, before: Held | None, step: kinds.SetHold) -> Held:
-    """Return what a step sets in the place of a hold, after checking that it may."""
+    """Return the hold that a step sets in the place of one, after checking that it may."""
     _check_hold(contents, before, step)
     if step.schema is not None and not 1 <= step.schema <= len(contents.earlier) + 1:
         raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")

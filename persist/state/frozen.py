@@ -84,7 +84,7 @@ class FrozenMap(Mapping[str, V]):
         return after
 
     def changes_since(self, before: "FrozenMap[V]") -> dict[str, V | None]:
-        """Return what makes this map of another one. A value counts as changed unless it is the same object.
+        """Return the changes that make this map of another. A value counts as changed unless it is the same object.
 
         Cost: O(changes) shards, if the same lies below both; otherwise all that is in either is read.
         """

@@ -111,7 +111,7 @@ class Explorer:
         return {**answer, "who": who, "more": len(rows) > ROWS_MAX}
 
     def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
-        """Return what turns the contents of one time into those of another, which columns differ, and by whom."""
+        """Return the changes from the contents of one time to those of another, which columns differ, and by whom."""
         collection = self._client.load(name)
         one, two = _required(first), _required(second)
         ends = sorted((collection.handle.as_time("first", one), collection.handle.as_time("second", two)))

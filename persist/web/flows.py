@@ -32,7 +32,7 @@ class Flows:
         self._lock = threading.Lock()
 
     def lineage(self) -> dict[str, Any]:
-        """Return what feeds what: sources, collections, views and sinks, with how far each has come.
+        """Return a graph of sources, collections, views and sinks: which feeds which, and how far each has come.
 
         Cost: a GET for each collection that has changed since the last call, at most.
         """
@@ -124,7 +124,7 @@ def _node(facts: Facts) -> dict[str, Any]:
 
 
 def kind_of(facts: Facts) -> str:
-    """Return what a collection is: what a query gives, the values of keys, what a source fills, or what is written."""
+    """Return the kind of a collection: of a query, of values by key, filled by a source, or written to."""
     if _is_view(facts):
         return "view"
     return "keyed" if facts.contents.keyed is not None else "filled" if _feeders(facts) else "written"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def picture(contents: CollectionState) -> dict[str, Any]:
-    """Return what is drawn: parts of history and of keyframes, and lines."""
+    """Return a picture as JSON: parts of history and of keyframes, and lines."""
     schema = contents.schema
     drawn = [(None, part) for run in contents.history for part in contents.parts_of(run)]
     frames = [(frame.as_of, part) for frame in contents.keyframes for part in contents.parts_of(frame.parts)]
@@ -131,7 +131,7 @@ def _bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
 
 
 def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what sorts keys as collections do: NULL last, and NaN just before it."""
+    """Return a key for sorting as collections do: NULL last, and NaN just before it."""
     return tuple(
         (2, 0) if value is None else (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
         for value in key

@@ -206,7 +206,7 @@ class Operation:
                 yield step
 
     def seal_of(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
-        """Return what seals a collection after the time it was given, or farther if a step before seals it farther."""
+        """Return the seal of a collection after the time it was given, or farther if a step before seals it farther."""
         after = Antichain(times[asked.collection] + 1)
         return kinds.Seal(asked.collection, max(self.sealed_before(asked), after).elements)
 
@@ -289,7 +289,7 @@ class Change:
     def mutations(
         self, contents: CollectionState | None, encoded: Sequence[kinds.Append | kinds.Pend]
     ) -> list[Mutation]:
-        """Return what must be written, given the contents before (None if it is new) and the encoded writes."""
+        """Return the mutations to write, given the contents before (None if it is new) and the encoded writes."""
         tokens = kinds.Tokens(self.id, tuple(self.tokens)) if self.tokens else None
         wanted = [
             self.create,
@@ -331,7 +331,7 @@ def check_token(token: str | None) -> None:
 
 
 def filter_text(where: pc.Expression) -> str:
-    """Return what stands for a filter in a digest: equal for equal ones, in all processes, and another for others.
+    """Return the text of a filter for a digest: equal for equal filters, in all processes, and another for others.
 
     Arrow's own text leaves out what is in the middle of a long list of values.
     """
@@ -370,7 +370,7 @@ def with_token(token: str | None, collections: Iterable[str], steps: Sequence[St
 
 
 def note_steps(message: str | None, metadata: Mapping[str, str] | None, collections: Iterable[str]) -> list[kinds.Note]:
-    """Return what makes the log remember a message and metadata of a commit, with each of the collections.
+    """Return the steps that let the log remember a message and metadata of a commit, with each of the collections.
 
     Raises:
         InvalidUsage: they are not text, or too large.
@@ -391,7 +391,7 @@ def note_steps(message: str | None, metadata: Mapping[str, str] | None, collecti
 
 
 def remembered_at(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:
-    """Return what remembers writes, with the time that their collection was given, if it was."""
+    """Return the step that remembers writes, with the time that their collection was given, if it was."""
     time = times.get(step.collection)
     if time is None:
         return step

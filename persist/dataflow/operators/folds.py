@@ -98,7 +98,7 @@ def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) ->
 def folded(
     call: WindowFunction, rows: Rows, values: Ints, schema: pa.Schema, at: Ints, *, is_ordered: bool = False
 ) -> Ints:
-    """Return what a call makes of each frame.
+    """Return the result of a call for each frame.
 
     Args:
         values: the words of all columns of records.

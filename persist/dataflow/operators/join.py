@@ -217,7 +217,7 @@ class JoinPaths:
         return route
 
     def _cost(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
-        """Return what is the less the sooner an input is to be looked up."""
+        """Return a rank: the input of the least one is to be looked up first."""
         partners = self._partners(number, keys)
         return not keys, float("inf") if partners is None else partners, -len(keys)
 

@@ -229,7 +229,7 @@ def ranking_of_top(
     domain: Domain,
     counted: Counted = "row_number",
 ) -> Ranking | None:
-    """Return what makes a group of `logic.top_k`; None if its records cannot be ranked."""
+    """Return a function that ranks a group of `logic.top_k`; None if its records cannot be ranked."""
     if not all(map(has_rank, kinds)) or not kinds:
         return None
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
@@ -238,14 +238,14 @@ def ranking_of_top(
 
 
 def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Ranking | None:
-    """Return what makes a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
+    """Return a function that ranks a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
     if not all(wanted.kind in ACCUMULABLE or has_rank(wanted.of) for wanted in aggregates):
         return None
     return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs)
 
 
 def ranking_of_folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Ranking | None:
-    """Return what makes a group of `folds.folds`; None if it looks at groups as a whole."""
+    """Return a function that ranks a group of `folds.folds`; None if it looks at groups as a whole."""
     is_single = len(schema) == 1 and has_rank(schema.field(0).type)
     if not is_single or any(call.function != "quantile" or call.is_distinct or call.constants[1] for call in calls):
         return None

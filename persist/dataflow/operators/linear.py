@@ -458,7 +458,7 @@ def _is_kept(operator: str, function: Callable[..., Any], record: Any) -> bool:
 def _columns(
     made: list[Any], records: list[Any], schema: pa.Schema, domain: Domain, operator: str
 ) -> dict[str, Column]:
-    """Return what a function made as columns; records are what it made them from, for errors."""
+    """Return the results of a function as columns; records are its arguments, for errors."""
     rows = [_as_row(result, record, schema, operator) for result, record in zip(made, records, strict=True)]
     columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in schema]
     by_name = {}

@@ -195,7 +195,7 @@ class StashingOperator(Operator):
         return np.concatenate(pieces, axis=1)
 
     def taken(self) -> Ints | None:
-        """Return what is ready by now as a consolidated batch, or None."""
+        """Return the updates that are ready by now as a consolidated batch, or None."""
         updates = self.shaped()
         parts = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
         if updates is not None and updates.shape[1]:

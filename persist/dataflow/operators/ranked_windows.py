@@ -99,7 +99,7 @@ def _reach(call: WindowFunction, number: int) -> _Reach | None:
 
 
 def ranking_of_windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Ranking | None:
-    """Return what makes a partition of `windows.windows`; None if its functions look at all of it."""
+    """Return a function that ranks a partition of `windows.windows`; None if its functions look at all of it."""
     if len({call.by for call in calls}) != 1 or not all(map(has_rank, schema.types)) or not len(schema):
         return None
     if not all(is_ordered(schema.field(call.arguments[0]).type) for call in calls if call.function in EXTREMES):

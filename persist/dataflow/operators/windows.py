@@ -111,7 +111,7 @@ def _column(
 
 
 def column_of(call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain) -> Ints:
-    """Return what a function says of rows in order, given their words."""
+    """Return the results of a function for rows in order, given their words."""
     arguments = [values[schema.get_field_index(name)] for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)

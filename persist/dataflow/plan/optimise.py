@@ -269,7 +269,7 @@ def simplified(stages: Sequence[Stage]) -> Stages:
 
 
 def _before(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
-    """Return what stands before a map for a condition or bounds behind it; None if these read what it computes."""
+    """Return the filter before a map that does what one behind it does; None if that reads what the map computes."""
     by = dict(made.outputs)
     if not isinstance(stage, Filter | TemporalFilter) or TIME in by:
         return None

@@ -59,7 +59,7 @@ def fingerprint(plan: Plan, output: str) -> str:
 
 
 def _words(value: Any, depth: int) -> Iterator[str]:
-    """Yield what tells a value from others, whatever process it is in."""
+    """Yield words that tell a value from others, whatever process it is in."""
     yield type(value).__name__
     if depth > DEPTH_MAX:
         return

@@ -325,7 +325,7 @@ class _Itself:
 
 
 def ident(stage: Stage) -> Hashable:
-    """Return what is equal for two stages that do the same, as far as can be told: functions are told apart."""
+    """Return a key that is equal for two stages that do the same, as far as can be told: functions are told apart."""
     if isinstance(stage, Map | Filter | Negate | Explode | Unnest | Delay):
         with suppress(TypeError):  # A constant of an option may be one that has no hash.
             hash(stage)

@@ -53,7 +53,7 @@ def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:
 
 
 def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
-    """Return what a join is on as pairs of column names, of equal types.
+    """Return the keys of a join as pairs of column names, of equal types.
 
     Raises:
         SchemaMismatch: a column is not there, or types differ.

@@ -221,7 +221,7 @@ class Output:
         self.begin(end_of(self.handle.contents().upper))
 
     def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
-        """Return what a commit that seals up to a time gives up of the past, if the output keeps none."""
+        """Return the steps by which a commit that seals up to a time gives up the past, if the output keeps none."""
         if self.definition is None or self.definition.has_past:
             return []
         return [kinds.AllowCompaction(self.handle.id, (min(until, TIME_MAX + 1) - 1,))]

@@ -76,7 +76,7 @@ class Order:
         return self._parts[0]
 
     def key(self, record: Record) -> SortKey:
-        """Return what compares as the record does; equal for equal records only."""
+        """Return a key that compares as the record does; equal for equal records only."""
         return tuple(part(record[at]) for at, part in self._parts)
 
     def sorted(self, records: Ints) -> Ints:

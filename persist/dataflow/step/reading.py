@@ -139,7 +139,7 @@ class Reading:
         return max(fits, key=lambda path: len(path.columns), default=None)
 
     def _by_indexes(self, need: Need, known: Known) -> tuple[int, list[Slice]] | None:
-        """Return what finds the records that are needed by indexes, and about how many bytes that reads.
+        """Return about how many bytes it takes to find the needed records by indexes, and the slices that find them.
 
         None if an index is missing. A record that is found in several ways is given by the first of them.
         """

@@ -340,7 +340,7 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
 
 
 def _records(standing: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
-    """Return what makes of a record of the output the ones that stand for its group."""
+    """Return the stages that make of a record of the output the ones that stand for its group."""
     if standing.is_complete:
         return _records_of_complete(standing, schema)
     chains: list[tuple[Stage, ...]] = []

@@ -93,7 +93,7 @@ class Stash:
             self._chunks[-1] = self._sorted(np.concatenate((self._chunks[-1], last), axis=1))
 
     def take(self, ready: Ready, bound: int | None) -> list[Ints]:
-        """Return what is ready by now, and let the rest wait.
+        """Return the updates that are ready by now, and let the rest wait.
 
         Args:
             ready: which of times, `int64[dimensions, n]`, are ready.

@@ -251,7 +251,7 @@ class Transitions:
 
     @classmethod
     def of_columns(cls, schema: CollectionSchema, columns: Sequence[str] | None) -> "Transitions":
-        """Return what makes transitions of updates with these columns, None for all.
+        """Return a maker of transitions from updates with these columns, None for all.
 
         Raises:
             InvalidUsage: a key column is not among them, or the name of one is that of a column of transitions.

@@ -50,7 +50,7 @@ class KeyReplacement:
     where: pc.Expression | None
 
     def replaced(self, new: pa.Table, present: pa.Table) -> pa.Table:
-        """Return what is to be added, consolidated by the columns of key and value.
+        """Return the updates to add, consolidated by the columns of key and value.
 
         Raises:
             InvalidUsage: a key that goes cannot be kept as a tombstone, and a late event could bring it back.

@@ -49,7 +49,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         filter: pc.Expression | None = None,
         **options: Any,
     ) -> ds.Scanner:
-        """Return what reads some columns of the rows that pass a filter, once; options are those of PyArrow's.
+        """Return a scanner of some columns of the rows that pass a filter, for one scan; options are PyArrow's.
 
         Raises:
             SchemaMismatch: a column is none of the result's, or is asked for twice.

@@ -338,7 +338,7 @@ def differences(
     check: Callable[[pa.Table], object] = lambda rows: None,
     replaced: Replaced | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield what is to be added to the present contents so that they become new rows.
+    """Yield the updates that turn the present contents into new rows.
 
     Columns: those of the collection and `_diff`, consolidated, in key order.
 

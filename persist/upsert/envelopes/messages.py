@@ -259,7 +259,7 @@ def values_at(samples: Iterable[Any], *path: str) -> list[Any]:
 
 
 def row_reader(readers: Mapping[str, Reader]) -> Reader:
-    """Return what reads objects with certain members; a missing one is NULL, others are passed over."""
+    """Return a reader of objects with certain members; a missing one is NULL, others are passed over."""
     names = list(readers)
     wire = pa.struct([(name, reader.wire) for name, reader in readers.items()])
     target = pa.struct([(name, reader.target) for name, reader in readers.items()])
@@ -280,7 +280,7 @@ def _named(name: str, convert: Callable[[pa.Array], pa.Array], column: pa.Array)
 
 
 def list_reader(element: Reader) -> Reader:
-    """Return what reads arrays of what `element` reads."""
+    """Return a reader of arrays of what `element` reads."""
 
     def convert(lists: pa.Array) -> pa.Array:
         values = element.convert(lists.values)
@@ -390,7 +390,7 @@ def _from_text(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
 
 
 def _moments(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """Return what reads ISO 8601; text without a zone stands for UTC in a column with one."""
+    """Return a function that reads ISO 8601; text without a zone stands for UTC in a column with one."""
 
     def convert(texts: pa.Array) -> pa.Array:
         if target.tz is None:
