@@ -359,6 +359,7 @@ def top_k(
             return groups[order], values[:, order], diffs[order]
         groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count + skip)
         firsts = starts_of(groups)
+        # How many records of the group stand before each one, and how many copies of it lie between skip and the end.
         running = diffs.cumsum()
         before = running - diffs
         sizes = np.diff(np.append(firsts, len(groups)))
@@ -396,6 +397,7 @@ def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
     groups, places = groups.take(order), places.take(order)
     firsts = starts_of(groups)
     sizes = np.diff(np.append(firsts, len(groups)))
+    # The place up to which records of each group may count: that of its count-th record, or of its last one.
     lasts = places.take(firsts + np.minimum(sizes, count) - 1)
     foremost: Ints = order[places <= lasts.repeat(sizes)]
     return foremost

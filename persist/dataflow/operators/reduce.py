@@ -501,11 +501,13 @@ class PartialReduce(ReduceOperator):
         given: tuple[Ints, Ints, Ints, Ints],
     ) -> Ints:
         """Return how the output changes at items, one time for each key: [item, values …, diff]."""
+        # Which item each key has; -1 for none.
         place = np.full(keys.shape[1], -1)
         place[items[0]] = np.arange(items.shape[1])
         acc = _accumulated(records, place, items)
         made, columns, diffs = self.made(acc[0], acc[1:-1], acc[-1], lambda at: keys.take(items[0].take(at), axis=1))
         wanted = np.concatenate((made[None], columns, diffs[None]))
+        # What the output should be, less what it is.
         is_ = _accumulated(given, place, items)
         is_[-1] *= -1
         return _consolidated(np.concatenate((wanted, is_), axis=1))
@@ -536,6 +538,7 @@ def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
 def _without(rows: Ints, known: Ints, dimensions: int) -> Ints:
     """Return those of rows that are not known: both are [key number, times …, 1], each distinct."""
     both = np.concatenate((rows, known), axis=1)
+    # Equal rows are summed: a row of sum 1 is new, of 2 known, of 3 both.
     both[-1, : rows.shape[1]], both[-1, rows.shape[1] :] = 1, 2
     batch = to_batch(both, Layout(1, 0, dimensions))
     return batch[1:, batch[-1] == 1]
@@ -545,6 +548,7 @@ def _accumulated(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) 
     """Return the records of each item up to its time: [item, values …, diff], sorted by item."""
     numbers, values, times, diffs = rows
     at = place.take(numbers)
+    # A record counts if its key has an item, and at each time from its own on.
     keep = np.flatnonzero((at >= 0) & (times <= items[1:-1].take(at, axis=1, mode="wrap")).all(axis=0))
     records = np.empty((len(values) + 2, len(keep)), np.int64)
     records[0], records[1:-1], records[-1] = at.take(keep), values.take(keep, axis=1), diffs.take(keep)

@@ -197,6 +197,8 @@ class _Bounds:
         words = np.concatenate((self._values[row], self._values[bound]))
         keys = directed(self._domain, words, self._schema.field(row).type, down, first)
         count = len(self._groups)
+        # Bounds are sorted among the rows: before the rows that agree, or behind them. Then rows before each are
+        # counted.
         kinds = np.repeat([1, 2 if is_end else 0], count)
         order = np.lexsort((kinds, keys, np.concatenate((self._groups, self._groups))))
         places = np.empty(2 * count, np.int64)
@@ -458,6 +460,7 @@ def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: 
     flags = (np.isnan(floats), floats == np.inf, floats == -np.inf)
     for others, before, whole in zip(flags, p.before.others, p.whole.others, strict=True):
         has.append(p.framed(others.astype(np.int64), before, whole) > 0)
+    # NaN wins, as do infinities of both signs; else the sum is the infinity that there is.
     special = np.where(has[0] | (has[1] & has[2]), np.nan, np.where(has[1], np.inf, -np.inf))
     return np.where(np.logical_or.reduce(has), domain.encode(pa.array(special)), sums)
 

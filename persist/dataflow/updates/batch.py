@@ -199,6 +199,7 @@ def _is_in_order(batch: Ints, layout: Layout, tied: Ints) -> bool:
 
 def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:
     """Return which of tied belong to a run of equal hashes in which not all rows are equal."""
+    # A row is tied with the one behind it, so rows of a run follow each other without gaps.
     starts = np.ones(len(tied), np.bool_)
     starts[1:] = tied[1:] != tied[:-1] + 1
     firsts = starts.nonzero()[0]
@@ -316,6 +317,7 @@ def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
     keys = layout.key_rows(batch)
     if rows <= 1:
         return keys, hashes, np.zeros(rows, np.int64)
+    # Rows of one key mostly follow each other: a key begins where it differs from the row before.
     starts = np.ones(rows, np.bool_)
     starts[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
     firsts = starts.nonzero()[0]

@@ -89,6 +89,7 @@ def before(groups: Ints, values: npt.NDArray[np.generic], initial: npt.NDArray[n
 
 def last_at(groups: Ints, where: Flags) -> Ints:
     """Return for each row the last one of its group strictly before it where something is so; -1 if there is none."""
+    # The last such row before each one; where that is of an earlier group, there is none.
     last = np.full(len(groups), -1)
     last[1:] = np.maximum.accumulate(np.where(where, np.arange(len(groups)), -1))[:-1]
     return np.where(last >= starts_of(groups), last, -1)
@@ -100,6 +101,7 @@ def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
     if not names:
         return [np.zeros(length, np.int64) for length in lengths]
     both = canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
+    # Sorted together, equal rows follow each other and get one number.
     order, first = row_sorter(both, names).sort()
     numbers = np.empty(len(order), np.int64)
     numbers[order] = np.cumsum(first)
@@ -113,6 +115,7 @@ def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
     """
     if not len(groups):
         return
+    # The number of each event's time among the times of its group.
     number = np.cumsum(firsts(groups, times)) - 1
     number -= number[starts_of(groups)]
     order = np.argsort(number, kind="stable")
@@ -198,6 +201,7 @@ def _ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, count: int) ->
     """Return the time at which each row's epoch ends; -1 if it does not. Deletions are in order of their groups."""
     counts = np.bincount(deleted, minlength=count)
     bases = np.cumsum(counts) - counts
+    # Each deletion of an owner ends one epoch: the n-th is at bases[owner] + n.
     is_ended = epochs < counts[owners]
     return np.where(is_ended, np.append(times, -1)[np.where(is_ended, bases[owners] + epochs, -1)], -1)
 
