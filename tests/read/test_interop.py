@@ -345,3 +345,21 @@ def test_updates_of_a_dataset_are_filtered_before_they_are_read_and_transitions_
     named = next(name for name in moves.schema.names if moves.schema.field(name).type == pa.int64() and name == "v")
     assert moves.to_table(filter=pc.field(named) < 2).num_rows == 1
     assert moves.to_table().num_rows == 2
+
+
+def test_columns_that_a_result_has_not_are_refused_before_anything_is_read(client: persist.Client) -> None:
+    t = client.create_or_load("columns", key={"k": int}, value={"v": int})
+    t.write([((1, 2), 0, 1)], seal=1).result()
+    dataset = t.snapshot().dataset()
+    assert dataset.to_table().column_names == ["k", "v"]
+    assert dataset.to_table(columns=["v"]).to_pydict() == {"v": [2]}
+    assert dataset.to_table(columns={"w": pc.field("v") + 1}).to_pydict() == {"w": [3]}
+    for columns, said in (
+        (["w"], "no column 'w'"),
+        (["v", "k", "v"], "'v' is asked for twice"),
+        ("v", "neither a list"),
+    ):
+        with pytest.raises(persist.InvalidUsage, match=said):
+            dataset.to_table(columns=columns)
+    with pytest.raises(persist.InvalidUsage):
+        dataset.to_table(columns={"w": pc.field("nowhere")})

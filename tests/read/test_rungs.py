@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ import persist.read.lookups.rungs
 from persist.codecs import SortedKeys
 from persist.read import Lookup, Wanted, snapshot_scan
 from persist.read.lookups.lookup import without_diffs
-from persist.read.lookups.rungs import Rung, by_age
+from persist.read.lookups.rungs import Aged, Rung, _last, by_age
 from tests.tiers import examples
 
 QUIET = persist.Settings(background=False)
@@ -150,3 +151,28 @@ def test_a_client_with_little_room_finds_the_same(tmp_path: Path) -> None:
         found = users.snapshot().to_arrow()
         assert len(found) == 7 * 500 + 20_000
         assert sum(value.startswith("7 ") for value in found["v"].to_pylist()) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("diffs", "times", "left", "kept"),
+    [
+        (1, 5, [0, 1, 2], [0, 1, 2]),
+        (-1, 5, [0, 1, 2], []),
+        (1, 5, [0, -1, 2], [0, 2]),
+        ([1, -1, 2], 5, [0, 1, 2], [0, 2]),
+        (1, [4, 5, 5], [0, 0, 1], [1, 2]),  # Of a key, what was inserted last.
+        ([1, -1, 1], [4, 5, 5], [0, 0, 1], [2]),
+        ([-1, 1, 1], [4, 5, 5], [0, 0, -1], [1]),
+        (1, [5, 4, 4], [0, 1, 1], [0, 1, 2]),
+    ],
+)
+def test_the_rows_of_keys_that_are_left_are_those_inserted_last(
+    diffs: Any, times: Any, left: list[int], kept: list[int]
+) -> None:
+    table = pa.table({"k": [0, 1, 2]})
+    if isinstance(times, list):
+        table = table.append_column("_time", pa.array(times, pa.int64()))
+    if isinstance(diffs, list):
+        table = table.append_column("_diff", pa.array(diffs, pa.int64()))
+    aged = Aged(table, times if isinstance(times, int) else None, diffs if isinstance(diffs, int) else None)
+    assert _last(aged, np.array(left))["k"].to_pylist() == kept

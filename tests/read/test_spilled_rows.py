@@ -20,7 +20,7 @@ import persist
 import persist.read.lookups.part_rows
 import persist.read.scanning.caches
 from persist.blob import MemoryBlob, SystemClock
-from persist.codecs import MappedRows, mapped_file
+from persist.codecs import MappedRows, SortedKeys, mapped_file
 from persist.codecs.part.mapped import CHUNK_BYTES
 from persist.read import SpilledRows
 from tests.codecs.strategies import python_values
@@ -350,3 +350,26 @@ def test_files_that_were_used_lately_are_not_the_first_to_go(tmp_path: Path) -> 
     assert not found.column(0).buffers()[1].is_mutable, "to write there would end the process"
     assert spilled.get("two", batch.schema, 1000, None) is None
     assert spilled.get("one", batch.schema, 999, None) is not None, "it is mapped already, and that is what it holds"
+
+
+def test_keys_to_search_in_are_made_once_as_long_as_rows_are_mapped(tmp_path: Path) -> None:
+    spilled = SpilledRows(tmp_path, 1 << 20, "memory://x", SystemClock())
+    batch, other = (pa.record_batch({"v": np.arange(first, first + 10_000)}) for first in (0, 50_000))
+    assert spilled.put("one", batch)
+    assert spilled.put("two", other)
+    keys = spilled.keys("one", batch.schema, 10_000)
+    assert keys is not None
+    assert spilled.keys("one", batch.schema, 10_000) is keys
+    assert keys.find(SortedKeys(pa.table({"v": [7, 50_001]}))).tolist() == [7]
+    others = spilled.keys("two", batch.schema, 10_000)
+    assert others is not None
+    assert others.find(SortedKeys(pa.table({"v": [7, 50_001]}))).tolist() == [1]
+    assert spilled.keys("three", batch.schema, 10_000) is None
+
+
+def test_rows_that_are_few_or_too_many_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist.read.scanning.caches, "SPILL_BYTES_MIN", 64 << 10)
+    spilled = SpilledRows(tmp_path, 1 << 20, "memory://x", SystemClock())
+    sizes = {rows: spilled.put(f"{rows}", pa.record_batch({"v": np.arange(rows)})) for rows in (1, 10_000, 1 << 18)}
+    assert sizes == {1: False, 10_000: True, 1 << 18: False}
+    assert len([*tmp_path.glob("*.rows")]) == 1

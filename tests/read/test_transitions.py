@@ -139,3 +139,16 @@ def test_transitions_pair_what_updates_say_in_the_order_of_values(batches: list[
             ] += 1
         assert found == paired([update for batch in batches for update in batch])
         assert [row["_time"] for row in rows] == sorted(row["_time"] for row in rows)
+
+
+def test_what_a_transition_says_is_never_null_and_an_old_value_may_be(client: persist.Client) -> None:
+    users = orders(client, keyed=persist.Keyed())
+    users.upsert([(1, ("new", 5.0), 0)], seal=1).result()
+    for table in (
+        users.changes(0, 1, form="transitions").to_arrow(),
+        users.changes(0, 0, form="transitions").to_arrow(),
+    ):
+        nullable = {field.name: field.nullable for field in table.schema}
+        assert nullable.pop("_change") is False
+        assert nullable.pop("_time") is False
+        assert all(null for name, null in nullable.items() if name.startswith("_old"))

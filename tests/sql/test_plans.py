@@ -141,7 +141,7 @@ def test_no_query_with_an_equality_is_a_cross_product() -> None:
             assert not isinstance(node, Join) or node.equal or node.same, sql
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=12)
 @pytest.mark.parametrize("sql", KEYED)
 def test_an_equality_is_a_key_whatever_may_raise_beside_it(sql: str) -> None:
     for seed in range(3):

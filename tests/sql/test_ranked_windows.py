@@ -88,7 +88,7 @@ def test_functions_of_a_place_have_no_frame(frame: str, always_ranked: Counter[s
     assert always_ranked["changed"]
 
 
-@pytest.mark.thorough(except_every=8)
+@pytest.mark.thorough(except_every=16)
 @pytest.mark.parametrize("sql", WINDOWS)
 def test_windows_over_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
     for seed in range(4):

@@ -171,3 +171,11 @@ def test_events_that_are_more_than_the_budget_come_to_the_same_as_at_once(
         made.append(updates(users))
     assert made[0] == made[1]
     assert len(made[0]) > 100
+
+
+def test_keys_that_are_deleted_have_no_value_whatever_the_codec(client: persist.Client) -> None:
+    docs = client.create_or_load("docs", key={"k": int}, value=persist.Json(), keyed=persist.Keyed())
+    docs.upsert([(1, {"a": 1}, 0), (2, [2], 0)], seal=1).result()
+    docs.upsert([(1, None, 1), (2, [3], 1), (3, {"b": None}, 1)], seal=2).result()
+    assert sorted(docs.upserts(0, 1)) == [(1, {"a": 1}, 0), (2, [2], 0)]
+    assert sorted(docs.upserts(1, 2)) == [(1, None, 1), (2, [3], 1), (3, {"b": None}, 1)]

@@ -264,8 +264,7 @@ class Listen(ShownByRepr, Steps[Progress]):
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
         """Return the updates of some pieces, one at least. Memory: theirs."""
         with self._reading.explained():
-            tables = [piece.read(self._reading) for piece in pieces]
-        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+            return pa.concat_tables([piece.read(self._reading) for piece in pieces])
 
     def move_to(self, upper: Antichain) -> None:
         """Go on behind what was given out up to a frontier."""
