@@ -129,6 +129,33 @@ def test_keys_are_looked_for_in_what_is_read_in_any_case_however_much_that_is(cl
         )
 
 
+def test_of_what_changed_a_correlated_average_asks_only_for_what_a_filter_of_the_other_table_passes(
+    client: persist.Client,
+) -> None:
+    ids = range(60_000)
+    lines = pa.table({"n": ids, "p": [n % 20_000 for n in ids], "q": [n % 7 for n in ids]})
+    client.write("lines", lines, key=["n"], timeline=None, time=0, seal=1).result()
+    parts = pa.table({"p": ids[:20_000], "brand": [n % 1000 for n in ids[:20_000]]})
+    client.write("parts", parts, key=["p"], timeline=None, time=0, seal=1).result()
+    mean = "(SELECT avg(q) FROM lines AS l WHERE l.p = parts.p)"
+    query = f"SELECT sum(q) AS s FROM lines JOIN parts USING (p) WHERE brand = 5 AND q < {mean}"
+    view = client.create_view("v", query, indexes="auto")
+    view.refresh()
+    view.close()
+    with client.multi_write() as multi:
+        for n in range(5, 60_000, 1501):
+            multi.write(client.load("lines"), [((n, (n % 20_000, n % 7)), 1, -1), ((n, (n % 20_000, 9)), 1, 1)])
+        for name in ("lines", "parts"):
+            multi.seal(client.load(name), 2)
+    with steps_that_always_pay():
+        [told] = [line for line in view.explain_refresh().splitlines() if line.startswith("read lines")]
+        view.refresh()
+    read, held = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) of ([\d,]+) bytes", told)[0])
+    assert 4 * read < held
+    with client.sql(query) as wanted:
+        assert wanted.to_arrow().to_pylist() == view.snapshot().to_arrow().to_pylist()
+
+
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::persist.sql.UnboundedState")
 @pytest.mark.parametrize("block", range(10))

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs import TIME, TIME_MAX, Part
-from persist.dataflow.plan.plan import Concat, Linear, Node, Persist, Plan, Source, described
+from persist.dataflow.plan.plan import Concat, Join, Linear, Node, Persist, Plan, Source, described
 from persist.dataflow.plan.stages import Delay, Filter, Negate
 from persist.dataflow.ports.output import NEVER, Output, end_of
 from persist.dataflow.ports.ports import Ports
@@ -32,6 +32,7 @@ from persist.dataflow.step.touched import (
     Need,
     asked_of,
     before,
+    brought_to,
     demands_of,
     known_only,
     needs_of,
@@ -128,10 +129,13 @@ class StepPlan:
             for exchange in stage.gives
         }
         for stage in self.stages:
-            for (number, place), exchange in stage.feeds.items():
-                other = stage.feeds.get((number, 1 - place))
-                if other and other.number in filtered and sizes[exchange.number] > TELLS * sizes[other.number]:
-                    stage.told.add((number, place))
+            joins = {node.number: node for node in stage.nodes if isinstance(node.operator, Join)}
+            for number, node in joins.items():
+                for place in (0, 1):
+                    own = max((sizes[one] for one in brought_to(stage, node, place)), default=0)
+                    others = brought_to(stage, node, 1 - place) & filtered
+                    if any(own > TELLS * sizes[other] for other in others):
+                        stage.told.add((number, place))
 
     def __exit__(self, *_: object) -> None:
         self._open.close()

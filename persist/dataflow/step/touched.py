@@ -249,6 +249,8 @@ def _asked(stage: StagePlan, node: Node, place: int, after: Need, quiet: Set[int
             return after
         case Join((pairs,), ((), ()), ()):
             own = _touched(stage, node, place, brought_to(stage, node, 1 - place) - quiet)
+            if own and (node.number, place) in stage.told and (node.number, 1 - place) not in stage.feeds:
+                own = _among_few(own, stage, node, place)
             names = dict(pairs)
             return _both(own, None if after is None else _through_join(after, node, stage, place, names))
         case Reduce(keys, before=(), after=()):
@@ -262,6 +264,19 @@ def _touched(stage: StagePlan, node: Node, place: int, exchanges: Set[int]) -> N
     """Return the term for an input of a node: that its keys are touched by what some exchanges bring."""
     keys = _keys_of(stage, node, place)
     return None if keys is None else frozenset(Term(keys, Brought(number)) for number in exchanges)
+
+
+def _among_few(own: frozenset[Term], stage: StagePlan, node: Node, place: int) -> frozenset[Term]:
+    """Return what an input of a join needs for what is new in the other one, which is made within the stage.
+
+    Of the keys that are touched there, those are enough that a filtered input of it has, too.
+    """
+    columns, own_columns = _keys_of(stage, node, 1 - place), _keys_of(stage, node, place)
+    if columns is None or own_columns is None:
+        return own
+    few = _passed_on(stage, node, 1 - place, frozenset(replace(term, columns=columns) for term in own))
+    is_other = few is not None and all(term.keys.exchange != few.exchange for term in own)
+    return frozenset({Term(own_columns, few)}) if few is not None and is_other else own
 
 
 def _keys_of(stage: StagePlan, node: Node, place: int) -> Keys | None:
@@ -376,7 +391,7 @@ def _passed_on(stage: StagePlan, node: Node, place: int, need: frozenset[Term]) 
         case Reduce(keys, before=(), after=()) if all({*term.columns} <= {*keys} for term in need):
             return _passed_on(stage, giver, 0, need)
         case Join((pairs,), ((), ()), ()):
-            for side in (0, 1):
+            for side in (0, 1) if (giver.number, 0) not in stage.told else (1, 0):
                 own = {_of_side(term, giver, stage, side, dict(pairs)) for term in need}
                 if None not in own:
                     return _passed_on(stage, giver, side, frozenset(term for term in own if term is not None))
