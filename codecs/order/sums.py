@@ -4,8 +4,8 @@ Promise: the result of `consolidate` depends only on the multiset of the rows gi
 raises `DiffOverflow`.
 
 Rows are sorted (see `ordering`), so equal rows are neighbours and one pass of segmented sums remains.
-Measured on 1M updates of 4 columns in 10 sorted runs, sorting takes a third of the time of Acero's hash
-aggregation, because timsort finds the runs; and the result comes out in order.
+Measured on 1M updates of 4 columns in 40 sorted runs, this takes half of the time of Acero's hash aggregation;
+and the result comes out in order.
 
 Integers, decimals and durations (by their unscaled values) are added up in columns of int64, as *limbs*:
 
