@@ -110,10 +110,11 @@ class Claim:
         if self._leases is not None and self._lease is not None:
             self._leases._check(self._lease)
 
-    def move(self, time: int) -> None:
-        """Let since advance up to a later time, soon."""
+    def move(self, time: int, *, has_planned: bool = False) -> None:
+        """Let since advance up to a later time, soon; with has_planned, what is read next was planned before."""
         if self._leases is not None:
-            seqno = self._leases._follower.state.seqno  # What is read from now on is of this state or a later one.
+            # What is read from now on is of this state or a later one.
+            seqno = 0 if has_planned else self._leases._follower.state.seqno
             self._leases._changes.append((self._collection, self._number, (time, seqno)))
 
     def release(self) -> None:

@@ -9,9 +9,10 @@ import pytest
 import persist
 from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
 from persist.codecs import TIME_MAX
+from persist.read import PartReader
 from persist.settings import Tuning
 from persist.write import PartWriter
-from tests.clocks import ImpatientClock
+from tests.clocks import DatedBlob, ImpatientClock
 from tests.parts import commit_parts
 from tests.stepped import wait_until
 from tests.tuned import tuned
@@ -98,6 +99,32 @@ def test_a_listen_takes_since_along_as_it_advances(blob: MemoryBlob) -> None:
             assert since(theirs) == 39
         reader.maintain()
         assert since(theirs) == 50
+
+
+def test_what_a_listen_has_planned_stays_though_it_advances_and_compaction_replaces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blob = DatedBlob(ImpatientClock())
+    cleaning = {"grace_s": 0, "orphan_grace_s": 0, "merge_runs": 2}
+    with opened(blob, blob.clock) as reader, opened(blob, blob.clock, **cleaning) as writer:
+        c = writer.create_or_load("c", key=KEY)
+        parts = PartWriter(blob, writer.engine.follower.next_seqno)
+        for time in range(4):
+            table = pa.table({"k": [time], "_time": [time], "_diff": [1]})
+            commit_parts(c, parts.upload(c.id, c.schema, table), seal=persist.Antichain(time + 1)).result()
+        monkeypatch.setattr(PartReader, "slice_bytes", 1)
+        with reader.load("c").listen() as listen:
+            rows = 0
+            for step in range(4):
+                progress = listen.poll()
+                assert progress is not None
+                rows += len(progress.updates)
+                if step == 0:
+                    c.compact()
+                blob.clock.sleep(400)  # Long enough to renew the lease.
+                reader.maintain()
+                writer.gc()
+        assert rows == 4
 
 
 def test_subscribe_takes_snapshot_and_listen_at_one_point_whatever_comes_in_between(blob: MemoryBlob) -> None:

@@ -182,13 +182,13 @@ class Run(Acting):
             slot.store.cut_at(step["crash"]["calls"], step["crash"]["how"])
 
     def _down(self, step: Step) -> None:
-        for number, slot in self.slots.items():
+        for number, slot in [*self.slots.items()]:
             if step["slot"] in (None, number):
                 slot.is_down = True
                 slot.unreliable.go_down()
 
     def _up(self, step: Step) -> None:
-        for slot in self.slots.values():
+        for slot in [*self.slots.values()]:
             slot.is_down = False
             slot.unreliable.clear_faults()
 

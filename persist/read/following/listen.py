@@ -273,7 +273,7 @@ class Listen(ShownByRepr, Steps[Progress]):
             self._reading.close()
         elif upper.time > self.reached:
             self._lower = upper.time
-            self._reading.move(upper.time - 1)
+            self._reading.move(upper.time - 1, has_planned=bool(self._left))
 
 
 K = TypeVar("K")

@@ -470,9 +470,9 @@ class ClaimedRead:
         self()
         return reader
 
-    def move(self, time: int) -> None:
-        """Claim from a later time on only."""
-        self._claim.move(time)
+    def move(self, time: int, *, has_planned: bool = False) -> None:
+        """Claim from a later time on only; with has_planned, keep the parts of what was planned before, too."""
+        self._claim.move(time, has_planned=has_planned)
 
     def close(self) -> None:
         """Give up the claim; idempotent."""
