@@ -1,6 +1,6 @@
-"""Which rows are tombstones, what tells them apart, and what marks one; and types that messages have together."""
+"""What tells tombstones apart and marks them, distances of watermarks, and what messages are taken for together."""
 
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -9,8 +9,11 @@ import pytest
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
 from persist.log import KeyedForm, MachineForm
+from persist.upsert.envelopes.json_rows import _check_ends
+from persist.upsert.envelopes.messages import SAMPLES, Unreadable, samples_of
 from persist.upsert.envelopes.rows import as_sent, merged
 from persist.upsert.events import dead_filter, is_tombstone, live_filter, marked
+from persist.upsert.keyed import _distance
 
 # The type of the column, the value that says it, values, and which of them do.
 KINDS: list[tuple[pa.DataType, str | None, list[Any], list[bool]]] = [
@@ -90,3 +93,54 @@ def test_moments_that_were_inferred_are_texts_at_whatever_depth() -> None:
         [("a", pa.list_(pa.string())), ("b", pa.int8())]
     )
     assert as_sent(moment) == pa.string()
+
+
+@pytest.mark.parametrize(
+    ("distance", "kind", "number"),
+    [
+        (5, pa.int64(), 5), (0, pa.int64(), 0), (7, pa.timestamp("ns"), 7), (timedelta(days=2), pa.date32(), 2),
+        (timedelta(days=2, hours=5), pa.date32(), 2), (timedelta(days=2), pa.date64(), 172_800_000),
+        (timedelta(seconds=3), pa.timestamp("s"), 3), (timedelta(milliseconds=1500), pa.timestamp("s"), 1),
+        (timedelta(milliseconds=1500), pa.timestamp("ms"), 1500),
+        (timedelta(microseconds=7), pa.timestamp("us"), 7), (timedelta(microseconds=7), pa.timestamp("ns"), 7000),
+        (timedelta(days=400_000), pa.timestamp("us", "UTC"), 400_000 * 86_400 * 10**6),
+    ],
+)  # fmt: skip
+def test_a_distance_is_counted_in_the_unit_of_watermarks(distance: Any, kind: pa.DataType, number: int) -> None:
+    assert _distance(distance, kind) == number
+
+
+@pytest.mark.parametrize(
+    ("distance", "kind"),
+    [
+        (-1, pa.int64()), (timedelta(days=-1), pa.date32()), (timedelta(seconds=-1), pa.timestamp("s")),
+        (True, pa.int64()), (1.5, pa.int64()), (timedelta(days=1), pa.int64()), (timedelta(days=1), pa.time64("us")),
+    ],
+)  # fmt: skip
+def test_what_is_no_distance_is_refused(distance: Any, kind: pa.DataType) -> None:
+    with pytest.raises(InvalidUsage):
+        _distance(distance, kind)
+
+
+@pytest.mark.parametrize("count", [0, 1, 11, 12, 13, 24, 100, 1000])
+def test_samples_are_the_first_messages_and_some_from_all_over(count: int) -> None:
+    texts = pa.array([f'{{"n": {n}}}'.encode() for n in range(count)], pa.large_binary())
+    places = {*range(min(count, SAMPLES // 2)), *(count * n // SAMPLES for n in range(SAMPLES) if count)}
+    assert [sample["n"] for sample in samples_of(texts)] == sorted(places)
+    odd = pa.array([b"[1]", b"{", b'{"n": 1}', b"null"], pa.large_binary())
+    assert samples_of(odd) == [{"n": 1}]
+
+
+def test_a_message_that_is_no_object_is_shown_and_space_around_one_is_not_looked_at() -> None:
+    good = [b'{"a": 1}', b' {"a": 1}\n', b"\t{}"]
+    _check_ends(pa.array([], pa.large_binary()))
+    _check_ends(pa.array(good, pa.large_binary()))
+    for bad, said in (
+        (b"[1]", r"it is not a JSON object: '\[1\]'"),
+        (b"{", "not a JSON object: '{'"),
+        (b" ", "it is empty"),
+    ):
+        for others in ([], good):
+            for texts in ([*others, bad], [*others, bad, b"]"]):
+                with pytest.raises(Unreadable, match=said):
+                    _check_ends(pa.array(texts, pa.large_binary()))

@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.errors import BadMessage
+from persist.errors import BadMessage, InvalidUsage
+from persist.upsert.envelopes.json_rows import pieces
 from persist.upsert.envelopes.plain import plain
 
 SCHEMA = {"a": pa.int64(), "b": pa.string(), "v": pa.int64()}
@@ -62,6 +63,36 @@ def test_the_key_of_one_column_may_be_bare() -> None:
     made = plain(table(("7", None), ({"a": 8}, None)), key="a", schema=schema).table
     assert made["a"].to_pylist() == [7, 8]
     assert made["_deleted"].to_pylist() == [True, True]
+
+
+def test_a_key_that_is_bare_text_is_taken_as_it_is() -> None:
+    schema = {"a": pa.string(), "v": pa.int64()}
+    keys = ["x", 'say "no"', "back\\slash", "", json.dumps({"a": "y"}), json.dumps("quoted")]
+    made = plain(table(*((key, None) for key in keys)), key="a", schema=schema).table
+    assert made["a"].to_pylist() == ["x", 'say "no"', "back\\slash", "", "y", "quoted"]
+    two = plain(
+        table((json.dumps({"a": "x", "b": "y"}), None)), key=["a", "b"], schema={"a": pa.string(), "b": pa.string()}
+    )
+    assert two.table.select(["a", "b"]).to_pylist() == [{"a": "x", "b": "y"}]
+
+
+def test_numbers_that_nothing_tells_the_unit_of_are_refused_before_anything_is_read() -> None:
+    schema = {"a": pa.int64(), "t": pa.timestamp("us")}
+    numbers = [(None, {"a": n, "t": 1_700_000_000 + n}) for n in range(3)]
+    for messages in (numbers[:1], numbers, [*numbers, (None, {"a": 9, "t": None})]):
+        with pytest.raises(InvalidUsage, match="'t'"):
+            plain(table(*messages), key="a", schema=schema)
+    told = [(None, {"a": 1, "t": "2026-01-01T00:00:00"})]
+    assert plain(table(*told), key="a", schema=schema).table["a"].to_pylist() == [1]
+    made = plain(table(*told, numbers[2]), key="a", schema=schema, on_error="collect")
+    assert (made.table["a"].to_pylist(), len(made.rejected)) == ([1], 1)
+
+
+def test_messages_are_read_in_pieces_of_a_bounded_size_and_a_larger_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.upsert.envelopes.json_rows.PIECE_BYTES", 10)
+    texts = pa.array([b"x" * size for size in (4, 4, 4, 20, 1, 9, 10, 1)], pa.large_binary())
+    assert [*pieces(texts)] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7), (7, 8)]
+    assert [*pieces(texts[:0])] == []
 
 
 def test_rows_without_a_key_are_rows_and_nothing_deletes_them() -> None:
