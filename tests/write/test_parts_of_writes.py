@@ -65,6 +65,15 @@ def test_an_upload_is_named_by_the_seqno_that_was_known_and_cut_into_pieces_that
     assert stored(blob) == [made[2].blob]
 
 
+def test_a_part_that_cannot_be_deleted_keeps_no_other_one(blob: MemoryBlob) -> None:
+    store = UnreliableBlob(blob)
+    writer = PartWriter(store, lambda: 7)
+    made = writer.upload(A, SCHEMA, table(100_000))
+    store.next_faults("delete", Fault.UNAVAILABLE, Fault.NONE)
+    writer.discard(made[:2])
+    assert sorted(stored(blob)) == sorted(each.blob for each in (made[0], *made[2:]))
+
+
 def test_of_an_upload_that_fails_nothing_stays_and_nothing_is_in_doubt(blob: MemoryBlob) -> None:
     for fault in (Fault.UNAVAILABLE, Fault.HAPPENED_BUT_FAILED):
         store = UnreliableBlob(blob)

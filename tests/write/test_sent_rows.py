@@ -31,6 +31,17 @@ def test_rows_come_out_as_they_were_sent() -> None:
         assert rows_from(sent_rows(table), schema) == table
 
 
+def test_a_text_that_is_no_utf8_is_refused_wherever_it_comes_from() -> None:
+    schema = schema_of(v=str)
+    [whole] = pa.Table.from_batches([batch_of(schema, 2)]).to_batches()
+    offsets, texts = pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"a\xff\xfe")
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, texts])
+    columns = [broken if name == "v" else whole.column(name) for name in schema.arrow.names]
+    data = sent_rows(pa.Table.from_arrays(columns, schema=schema.arrow))
+    with pytest.raises(ValueError, match=r"no batch of the collection's schema.*UTF8"):
+        rows_from(data, schema)
+
+
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_compressed_rows_are_refused_before_they_are_unpacked(codec: str) -> None:
     batch = batch_of(schema_of(v=str), 100_000)
