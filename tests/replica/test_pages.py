@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from persist.blob import MemoryBlob
+from persist.blob import CorruptBlob, MemoryBlob
 from persist.replica import pages
 from persist.replica.pages import Item, Pages, Table, Writing, rewritten
 from persist.state import FrozenMap, merged
@@ -86,3 +86,19 @@ def test_small_objects_are_joined_with_their_neighbours() -> None:
     made = rewritten(Writing(9, blob.set), iter([]), table(blob, tuple(small), FrozenMap()), keeps_gone=False)
     assert len(made) == 1
     assert [key for key, _ in table(blob, made, FrozenMap()).raw()] == [f"{n}" for n in range(8)]
+
+
+def test_a_value_that_no_writer_would_make_is_damage_of_the_object_that_holds_it() -> None:
+    blob = MemoryBlob()
+
+    def decoded(key: str, data: bytes) -> str:
+        if key == "b":
+            raise ValueError("no value")
+        return str(json.loads(data))
+
+    made = rewritten(Writing(1, blob.set), iter(encoded({"a": "x", "b": "y", "c": "z"})), None, keeps_gone=False)
+    now: FrozenMap[str] = FrozenMap(below=Table(blob, made, decoded, FrozenMap()))
+    assert (now.get("a"), now.get("c")) == ("x", "z")
+    with pytest.raises(CorruptBlob, match="it is not one that a writer would make: no value") as caught:
+        now.get("b")
+    assert caught.value.key == made[0].blob

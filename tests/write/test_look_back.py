@@ -192,6 +192,8 @@ def test_nothing_is_acknowledged_below_the_floor_of_a_newer_backup(
         newer = copied(blob)
         floor = client.engine.follower.state.control.log_floor
         assert min(log(blob)) == floor > max(record_seqno(key) or 0 for key in old) + 2
+        truncated = [client.engine.follower.is_truncated(seqno) for seqno in (floor - 1, floor, floor + 1)]
+        assert truncated == [True, False, False]
     restore(blob, old)
     with opened(blob, clock, settings=settings) as client:
         write(made(client), range(3, 4))
