@@ -106,7 +106,8 @@ def trimmed(plan: Plan) -> Plan:
         inputs = list(node.inputs)
         for at, names in enumerate(_reads_of(smaller_plan.nodes[node.number])):
             source = smaller_plan.nodes[inputs[at]]
-            if names is None or isinstance(source.operator, Arrange):
+            assert names is not None  # Joins have no stages yet that could read all.
+            if isinstance(source.operator, Arrange):
                 continue
             schema = _kept(source.schema, names)
             stages = (*before.get(at, ()), *([] if schema is source.schema else [_all_of(schema)]))
