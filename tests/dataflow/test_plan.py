@@ -41,6 +41,24 @@ def test_linear_operators_become_one() -> None:
     assert str([str(stage) for stage in linear.stages]).count("map(") == 2
 
 
+def test_what_is_used_twice_is_computed_once() -> None:
+    program, [a] = inputs("a")
+    a.map(x=col("a") + 1).map(y=col("x") * col("x")).map(z=col("y") + 1).capture()
+    [linear] = of_kind(optimised(program.plan), Linear)
+    assert [str(stage) for stage in linear.stages] == ["map(x=(a + 1))", "map(z=((x * x) + 1))"]
+
+
+def test_a_column_that_only_a_filter_before_a_join_reads_is_not_arranged() -> None:
+    program = Program("p")
+    facts = program.input("facts", key={"id": pa.int64()}, value={"k": pa.int64(), "x": pa.int64()})
+    groups = program.input("groups", key={"k": pa.int64()}, value={"g": pa.int64()})
+    facts.filter(col("x") > 1).named("large").join(groups, "k").named("pairs").project("g").named("shown").capture()
+    [join] = of_kind(optimised(program.plan), Join)
+    assert [str(stage) for stage in join.before[0]] == ["filter((x > 1))", "map(k)"]
+    # A stack of an input is not what its join is called; what is done to the pairs is.
+    assert [node.name for node in optimised(program.plan).nodes.values() if node.name] == ["pairs . shown"]
+
+
 def test_linear_operators_move_into_joins_and_reductions() -> None:
     program, [a, b] = inputs("a", "b")
     joined = a.extend(a=col("a") * 2).join(b.filter(col("b") > 0), "k").map(k=col("k"), s=col("a") + col("b"))
