@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
@@ -26,6 +27,7 @@ SMALL = History(
 KINDS = {
     "uniform": replace(SMALL, late=0.0),
     "zipf": replace(SMALL, skew="zipf"),
+    "newest": replace(SMALL, skew="newest"),
     "late": replace(SMALL, late=0.5, late_batches=3),
     "few keys, many deletes": replace(SMALL, keys=3, deletes=0.7),
     "loaded first": replace(SMALL, loaded=300, inserts=0.0, deletes=0.0),
@@ -129,6 +131,9 @@ def test_shares_and_skew_are_about_what_was_asked_for() -> None:
         return max(int(count["counts"]) for count in ids.value_counts().to_pylist())
 
     assert most_changed("zipf") > 20 * most_changed("uniform")
+    loaded = History(keys=5000, rows=15_000, batch_count=3, loaded=5000, skew="newest")
+    changed = updates_of(loaded).filter(pc.field("_diff") < 0)["id"]
+    assert pc.min_max(changed).as_py() == {"min": 4950, "max": 4999}
 
 
 def test_blocks_leave_no_trace_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +152,7 @@ def test_standard_sets_have_the_sizes_their_names_say() -> None:
         "cdc-5m": 5_000_000,
         "cdc-5m-texts": 5_000_000,
         "history-50m": 50_000_000,
+        "newest-8m": 8_000_000,
         "log-20m": 20_000_000,
         "micro": 1_000_000,
         "flights": None,
