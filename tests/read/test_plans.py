@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
+from persist.blob import MemoryBlob
 from persist.codecs import DiffOverflow, SortedKeys
 from persist.read import Scan, keys_with_less_than_none, keys_with_null, keys_with_several
 from persist.read.lookups.part_rows import KeySamples
@@ -296,3 +297,26 @@ def test_rows_that_take_the_place_of_others_are_taken_slice_by_slice(
     t.overwrite(pa.table({"k": keys, "v": [7 * key for key in keys]}), time=1).result()
     assert sorted(t.snapshot(1).rows()) == [(key, 7 * key) for key in range(100, 500)]
     assert sorted(t.snapshot(0).rows()) == [(key, key % 200) for key in range(400)]
+
+
+# ---- Memory
+
+
+@pytest.mark.parametrize(("budget", "shares"), [(4000, (800, 400, 500)), (9, (1, 1, 1)), (39, (7, 3, 4))])
+def test_slices_take_their_shares_of_the_budget(budget: int, shares: tuple[int, int, int]) -> None:
+    reader = PartReader(MemoryBlob(), memory_budget=budget)
+    assert (reader.slice_bytes, reader.changes_slice_bytes, reader.rewrite_slice_bytes) == shares
+
+
+def test_a_row_group_beyond_the_budget_says_which_budget_would_hold_it(client: persist.Client) -> None:
+    t = client.create_or_load("t", key={"k": int}, value={"v": str})
+    columns = {"k": range(20_000), "v": [f"{n:032}" for n in range(20_000)]}
+    t.write(pa.table({**columns, "_time": [0] * 20_000, "_diff": [1] * 20_000}), seal=1).result()
+    [part] = t.snapshot().scan.parts
+    reader = PartReader(t.handle.engine.blob, memory_budget=part.memory)
+    table, _ = reader.fetched_groups(part, t.schema, [0], ["k"])
+    size = len(table) * part.memory // part.rows
+    PartReader(t.handle.engine.blob, memory_budget=size).fetched_groups(part, t.schema, [0], ["k"])
+    with pytest.raises(persist.InvalidUsage, match=rf"which takes {size} bytes decoded: .*memory_budget={4 * size}\)"):
+        PartReader(t.handle.engine.blob, memory_budget=size - 1).fetched_groups(part, t.schema, [0], ["k"])
+    assert len(reader.fetched_groups(part, t.schema, [], ["k"])[0]) == 0

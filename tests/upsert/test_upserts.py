@@ -10,6 +10,7 @@ import pytest
 
 import persist
 from persist.read.keyed import resolving
+from persist.upsert import AppendDistinct
 from tests.reads import rows_with
 from tests.resolving import resolve_events
 
@@ -179,3 +180,12 @@ def test_keys_that_are_deleted_have_no_value_whatever_the_codec(client: persist.
     docs.upsert([(1, None, 1), (2, [3], 1), (3, {"b": None}, 1)], seal=2).result()
     assert sorted(docs.upserts(0, 1)) == [(1, {"a": 1}, 0), (2, [2], 0)]
     assert sorted(docs.upserts(1, 2)) == [(1, None, 1), (2, [3], 1), (3, {"b": None}, 1)]
+
+
+def test_a_key_that_holds_several_values_is_resolved_with_all_of_them(client: persist.Client) -> None:
+    form = persist.Keyed(machine=AppendDistinct())
+    tags = client.create_or_load("tags", key={"k": int}, value={"tag": str}, keyed=form)
+    tags.transition([(1, "a", 0), (1, "b", 0), (2, "a", 0)], seal=1).result()
+    tags.transition([(1, "b", 1), (1, "c", 1), (2, None, 1)], seal=2).result()
+    assert sorted(tags.snapshot(0).rows()) == [(1, "a"), (1, "b"), (2, "a")]
+    assert sorted(tags.snapshot(1).rows()) == [(1, "a"), (1, "b"), (1, "c")]
