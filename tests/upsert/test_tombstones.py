@@ -3,17 +3,19 @@
 from datetime import date, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
 from persist.log import KeyedForm, MachineForm
-from persist.upsert.envelopes.json_rows import _check_ends
+from persist.upsert.envelopes.json_rows import _check_ends, suspects
 from persist.upsert.envelopes.messages import SAMPLES, Unreadable, samples_of
 from persist.upsert.envelopes.rows import as_sent, merged
 from persist.upsert.events import dead_filter, is_tombstone, live_filter, marked
 from persist.upsert.keyed import _distance
+from persist.upsert.machine import _stands
 
 # The type of the column, the value that says it, values, and which of them do.
 KINDS: list[tuple[pa.DataType, str | None, list[Any], list[bool]]] = [
@@ -144,3 +146,30 @@ def test_a_message_that_is_no_object_is_shown_and_space_around_one_is_not_looked
             for texts in ([*others, bad], [*others, bad, b"]"]):
                 with pytest.raises(Unreadable, match=said):
                     _check_ends(pa.array(texts, pa.large_binary()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (pa.bool_(), ["true", "false", "null"], ["1", '"true"', "[]"]),
+        (pa.int64(), ["1", "-5", "null"], ["1.5", '"1"', "true"]),
+        (pa.float64(), ["1", "1.5", "-2e9", "null"], ['"1"', "{}"]),
+        (pa.decimal128(9, 2), ['"1.5"', "1", "1.5", "null"], ["[1]", "true"]),
+        (pa.string(), ['"x"', '""', "null"], ["1", "{}"]),
+        (pa.timestamp("us"), ['"2026-01-01"', "null"], ["1", "{}"]),
+        (pa.list_(pa.int64()), ["[]", "[1, null]", "null"], ["1", '["x"]']),
+        (pa.struct([("x", pa.float64())]), ["{}", '{"x": 2}', '{"y": "z"}', "null"], ["1", '{"x": "2"}']),
+    ],
+)
+def test_messages_whose_members_are_of_other_kinds_are_suspects(
+    kind: pa.DataType, good: list[str], bad: list[str]
+) -> None:
+    texts = [f'{{"a": {value}}}'.encode() for value in [*good, *bad]]
+    found = suspects(pa.array([*texts, b"{}", b"nothing"], pa.large_binary()), pa.schema([("a", kind)]))
+    assert found.tolist() == [False] * len(good) + [True] * len(bad) + [False, True]
+
+
+def test_rows_stand_that_are_not_below_one_before_them() -> None:
+    ranks, groups = np.array([1, 1, 0, 2, 0, 1, 0]), np.array([0, 0, 0, 0, 1, 1, 1])
+    assert _stands(ranks, groups).tolist() == [True, True, False, True, True, True, False]
+    assert _stands(ranks[:0], groups[:0]).tolist() == []

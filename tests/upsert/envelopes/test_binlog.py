@@ -91,10 +91,21 @@ def test_a_message_that_names_no_table_is_of_none() -> None:
     assert maxwell(texts(nowhere, later), key="id", schema=TYPES, table="e").table["id"].to_pylist() == [2]
 
 
+class _Array:
+    """What another library may give: nothing of PyArrow's."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> Any:
+        return self._batch.__arrow_c_array__()
+
+
 def test_messages_may_come_as_tables_and_batches_one_after_the_other() -> None:
     some = [pa.table({"value": texts({**INSERT, "data": {**ROW, "id": at}})}) for at in range(3)]
     [batch] = some[1].to_batches()
-    for given in ([some[0], batch, some[2]], [batch], [some[2]], batch):
+    reader = pa.RecordBatchReader.from_batches(batch.schema, [batch])
+    for given in ([some[0], batch, some[2]], [batch], [some[2]], batch, reader, _Array(batch)):
         wanted = [0, 1, 2] if isinstance(given, list) and len(given) == 3 else [2 if given == [some[2]] else 1]
         assert maxwell(given, key="id", schema=TYPES).table["id"].to_pylist() == wanted
 
