@@ -122,12 +122,13 @@ class StepPlan:
             number: sum(self._readings[source].contents_bytes for source in sources or ())
             for number, sources in self._sources.items()
         }
-        filtered = {
-            exchange.number
-            for stage in self.stages
-            if any(isinstance(one, Filter) for node in stage.nodes for one in getattr(node.operator, "stages", ()))
-            for exchange in stage.gives
-        }
+        filtered = set[int]()
+        for stage in self.stages:  # Each after those that it reads from.
+            of_filtered = any(exchange.number in filtered for exchange in stage.reads)
+            if of_filtered or any(
+                isinstance(one, Filter) for node in stage.nodes for one in getattr(node.operator, "stages", ())
+            ):
+                filtered |= {exchange.number for exchange in stage.gives}
         for stage in self.stages:
             joins = {node.number: node for node in stage.nodes if isinstance(node.operator, Join)}
             for number, node in joins.items():
