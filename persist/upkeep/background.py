@@ -57,7 +57,7 @@ class CompactionSchedule:
         # Clients that were opened together should not compact together.
         self._sweep_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.25, 0.75)
         self._undestroyed: dict[str, float] = {}  # Since when, by the clock.
-        self._swept: FrozenMap[CollectionEntry] | None = None  # What was there when the last sweep began,
+        self._swept: FrozenMap[CollectionEntry] | None = None  # What was there when the last whole sweep began,
         self._left: set[str] = set()  # and where something was left.
         self._relieved_at: dict[str, int] = {}
         self._commits: Counter[str] = Counter()
@@ -79,7 +79,9 @@ class CompactionSchedule:
             self._sweep(self._is_overdue)
         else:
             known = [(id_, entry.name) for id_, entry in state.entries.in_memory() if entry.contents is not None]
-            self._look_after(known, self._is_overdue)
+            _, failed = self._look_after(known, self._is_overdue)
+            if failed is not None:
+                raise failed
 
     def sweep(self, *, destroys: bool) -> int:
         """Do what is due now in all collections; return in how many something was.
@@ -102,42 +104,43 @@ class CompactionSchedule:
     def _sweep(self, is_overdue: Callable[[CollectionState], bool]) -> int:
         """Look after all collections in which something may be due; return in how many something was done."""
         entries, before = self._follower.state.entries, self._swept
-        self._swept = entries
         if before is None or not entries.is_over_the_same_as(before):
             # Most of them are idle, so nothing of them is kept in memory.
-            return self._look_after(self._follower.over_all(_all_in), is_overdue, self._follower.glanced)
-        changed = {id_: entry.name for id_, entry in entries.changes_since(before).items() if entry is not None}
-        left = [(id_, id_) for id_ in self._left - changed.keys()]
-        return self._look_after([*changed.items(), *left], is_overdue)
+            worked, failed = self._look_after(self._follower.over_all(_all_in), is_overdue, self._follower.glanced)
+        else:
+            changed = {id_: entry.name for id_, entry in entries.changes_since(before).items() if entry is not None}
+            left = [(id_, id_) for id_ in self._left - changed.keys()]
+            worked, failed = self._look_after([*changed.items(), *left], is_overdue)
+        self._swept = entries  # Only now: what has not had its turn, as others were interrupted, has it the next time.
+        if failed is not None:
+            raise failed
+        return worked
 
     def _look_after(
         self,
         collections: Iterable[tuple[str, str]],
         is_overdue: Callable[[CollectionState], bool],
         look: Callable[[str, str], CollectionState] | None = None,
-    ) -> int:
-        """Look after collections, by (id, name); return in how many something was done."""
+    ) -> tuple[int, PersistError | None]:
+        """Look after collections, by (id, name); return in how many something was done, and what failed first."""
         look = look or self._follower.known
         worked = 0
         failed: PersistError | None = None
         for id_, name in collections:
-            self._left.discard(id_)
             try:
                 has_worked, is_left = self._looked_after(id_, name, is_overdue, look)
                 worked += has_worked
-                if is_left:
-                    self._left.add(id_)
+                (self._left.add if is_left else self._left.discard)(id_)
             except CollectionNotFound:
                 self._undestroyed.pop(id_, None)
+                self._left.discard(id_)
             except ClientClosed:
                 raise
             except PersistError as error:
                 logger.warning("upkeep of %r failed and will be tried again: %s", name, error)
                 failed = failed or error
                 self._left.add(id_)
-        if failed is not None:
-            raise failed
-        return worked
+        return worked, failed
 
     def _looked_after(
         self,

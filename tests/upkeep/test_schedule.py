@@ -281,3 +281,20 @@ def test_a_collection_that_failed_is_looked_at_by_the_next_sweep_though_it_is_as
         assert seen == ["b"]
         schedule.sweep(destroys=False)
         assert seen == ["b"]
+
+
+def test_what_an_interrupted_sweep_has_not_looked_at_has_its_turn_in_the_next_one() -> None:
+    seen, interrupts = list[str](), [True]
+
+    def resolve(contents: CollectionState) -> None:
+        seen.append(contents.name)
+        if interrupts:
+            raise KeyboardInterrupt
+
+    with scheduled(ImpatientClock(), resolve) as (_, schedule):
+        with pytest.raises(KeyboardInterrupt):
+            schedule.sweep(destroys=True)
+        interrupts.clear()
+        seen.clear()
+        schedule.sweep(destroys=True)
+        assert sorted(seen) == ["a", "b"]
