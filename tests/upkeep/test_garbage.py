@@ -20,6 +20,7 @@ from persist.replica import INTERVAL, checkpoint, directory, stored_checkpoints
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.upkeep import names
 from persist.write import PartWriter
+from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.parts import commit_parts
 from tests.rollback import Copy, copied, restore
@@ -701,6 +702,7 @@ def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
         for hour in range(1, 5):
             for n in range(2 * INTERVAL):
                 made[n % 10].seal(100 * hour + n).result()
+                wait_for_checkpoint(client)
             blob.clock.sleep(HOUR)
         newest, *others = stored_checkpoints(blob)
         known, present = names.KnownNames(), {entry.key for entry in blob.list("") if "/" in entry.key}
