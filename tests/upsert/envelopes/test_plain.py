@@ -95,6 +95,15 @@ def test_messages_are_read_in_pieces_of_a_bounded_size_and_a_larger_one_alone(mo
     assert [*pieces(texts[:0])] == []
 
 
+def test_the_first_of_several_bad_messages_is_named_with_how_many_there_are() -> None:
+    messages = [(None, {"a": 1}), (None, "{"), (None, {"a": 2}), (None, "[")]
+    with pytest.raises(BadMessage) as caught:
+        plain(table(*messages), key="a", schema={"a": pa.int64()})
+    collected = plain(table(*messages), key="a", schema={"a": pa.int64()}, on_error="collect")
+    assert collected.rejected["message"].to_pylist() == [1, 3]
+    assert str(BadMessage(1, collected.rejected["reason"][0].as_py(), 2)) == str(caught.value)
+
+
 def test_rows_without_a_key_are_rows_and_nothing_deletes_them() -> None:
     made = plain(table((None, {"a": 1}), ({"a": 1}, None)), schema={"a": pa.int64()}, on_error="collect")
     assert made.table["a"].to_pylist() == [1]
