@@ -135,6 +135,7 @@ def _opening(latency_s: float) -> Iterator[Operation]:
     with _opened(store) as client:
         for number in range(1000):
             client.create_or_load(f"rows{number:04}", key={"k": pa.int64()}, value={"v": pa.int64()})
+        _settle(client)
         write_checkpoint(store, *client.engine.follower.recent())  # Those of the background are late on a busy machine.
     store.latency_s = latency_s
     clients: list[persist.Client] = []
@@ -211,8 +212,7 @@ def _views(latency_s: float) -> Iterator[Operation]:
         views[0].refresh()
         client["rows"].compact()
         client["sums"].compact()
-        while client.seqno % 16:  # So that a checkpoint is there, and none is due.
-            client.describe(f"at {client.seqno}").result()
+        _settle(client)
 
     def cold() -> None:
         with _opened(store) as fresh:
@@ -225,6 +225,12 @@ def _views(latency_s: float) -> Iterator[Operation]:
         store.latency_s = latency_s
         yield Operation(f"open, refresh a view, end: {name}", store.of(cold), (14, 9))
         store.latency_s = 0.0
+
+
+def _settle(client: persist.Client) -> None:
+    """Commit until a checkpoint is there, and none is due: a busy machine makes more records before, or fewer."""
+    while client.seqno % 16:
+        client.describe(f"at {client.seqno}").result()
 
 
 def _insert(client: persist.Client, time_: int) -> None:
