@@ -184,8 +184,9 @@ def test_a_changed_object_is_understood_or_refused(kind: str, caplog: pytest.Log
         except Exception as error:
             raise AssertionError(f"the change of {seed!r} lets {type(error).__name__} escape") from error
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
-    assert outcomes.get("CorruptBlob", 0) > wanted // 20  # Much of a descriptor is only looked at when it is needed.
-    assert len(outcomes) > 1
+    if wanted > 20:  # Fewer may all hit what is only looked at when it is needed, as much of a descriptor is.
+        assert outcomes.get("CorruptBlob", 0) > wanted // 20
+        assert len(outcomes) > 1
 
 
 N = 400_000
