@@ -5,6 +5,7 @@ from importlib import import_module
 
 from tests.draw_rooms import FOLDER, page, picture
 from tests.rooms import (
+    FOLDERS,
     LADDER,
     ROOT,
     all_imports,
@@ -135,3 +136,8 @@ def test_the_rooms_of_the_house_stand_in_their_order() -> None:
 def test_the_drawing_of_imports_is_current() -> None:
     for name, made in (("imports.svg", picture()), ("imports.md", page())):
         assert (FOLDER / name).read_text(encoding="utf-8") == made, f"docs/internals/{name} is old: run scripts/rooms"
+
+
+def test_no_module_is_longer_than_a_reader_can_hold() -> None:
+    lines = {path: path.read_text().count("\n") for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    assert [f"{path}: {count}" for path, count in lines.items() if count > 600] == []

@@ -14,17 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs import TIME, TIME_MAX, Part
-from persist.dataflow.plan.plan import Concat, Join, Linear, Node, Persist, Plan, Source, described
-from persist.dataflow.plan.stages import Delay, Filter, Negate
+from persist.codecs import TIME_MAX, Part
+from persist.dataflow.plan.plan import Join, Node, Source, described
+from persist.dataflow.plan.stages import Filter
 from persist.dataflow.ports.output import NEVER, Output, end_of
 from persist.dataflow.ports.ports import Ports
 from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.program import Program
+from persist.dataflow.step.held import corrected, stood_in
 from persist.dataflow.step.keys import Condition, Known, TouchedKeys
 from persist.dataflow.step.reading import Past, Reading
-from persist.dataflow.step.stages import Exchange, StagePlan, cut, outputs_after, set_apart
-from persist.dataflow.step.standing import Doubts, Standing, is_of_groups, sources_before, stand_in, standing_in
+from persist.dataflow.step.stages import Exchange, StagePlan, cut, fed_by, outputs_after, set_apart
+from persist.dataflow.step.standing import Doubts
 from persist.dataflow.step.tasks import KEPT_BYTES_MAX, Asked, SourceSlices, StageTask, Stored, Written
 from persist.dataflow.step.touched import (
     NOTHING,
@@ -39,7 +40,6 @@ from persist.dataflow.step.touched import (
     sources_of,
 )
 from persist.engine import changes, snapshot
-from persist.expression import col
 from persist.index import paths_of
 from persist.names import owner_of_groups
 from persist.sink import Target
@@ -83,11 +83,16 @@ class StepPlan:
         self._readers = {reader.operator.collection: reader for reader in ports.sources}
         self.until = min((end_of(reader.handle.contents().upper) for reader in ports.sources), default=NEVER)
         self.as_of = min((reader.as_of for reader in ports.sources), default=-1)
-        self._own: dict[int, tuple[Output, int]] = {}  # Sources that are what an output held before.
-        self._standing = 0
-        plan = self._corrected(program.plan.without_unused())
-        doubts = self._stood_in(plan) if stands else {}
-        self.stands = stands and bool(self._standing)
+        plan = program.plan.without_unused()
+        self._own = corrected(plan, self._outputs)  # Sources that are what an output held before.
+        doubts: dict[int, Doubts] = {}
+        if stands and all(reader.as_of == self.as_of for reader in ports.sources):
+            pasts = {name: Past(reader.handle, self.as_of, self.until) for name, reader in self._readers.items()}
+            held, doubts = stood_in(plan, self._outputs, pasts, self.as_of)
+            self._own |= held
+            self.stands = bool(held)
+        else:
+            self.stands = False
         if ports.is_brief:  # Tasks elsewhere read a source once for all that need it.
             set_apart(plan)
             plan = plan.without_unused()
@@ -201,23 +206,12 @@ class StepPlan:
                 return f"{_named(demanding[stage.source.number])} needs all of {stage.source.title}"
             for term in need:
                 if not term.columns and term.keys not in unchanged:
-                    return f"{_named(self._fed_by(term.keys.exchange))} needs all of {stage.source.title}"
+                    return f"{_named(fed_by(self.stages, term.keys.exchange))} needs all of {stage.source.title}"
         return None
 
     def _is_own(self, stage: StagePlan) -> bool:
         """Whether a stage reads what an output holds, which is no input."""
         return stage.source is not None and stage.source.number in self._own
-
-    def _fed_by(self, exchange: int) -> Node:
-        """Return the node that reads an exchange."""
-        [node] = {
-            node.number: node
-            for stage in self.stages
-            for node in stage.nodes
-            for (number, _), fed in stage.feeds.items()
-            if (number, fed.number) == (node.number, exchange)
-        }.values()
-        return node
 
     def reads(self, known: Known | None) -> list[str]:
         """Return what is read of each source, as text, if these touched keys are known; None for everything."""
@@ -558,64 +552,6 @@ class StepPlan:
 
     def _target(self, output: Output) -> Target:
         return Target.of(output.handle, self._location, self._storage)
-
-    def _corrected(self, plan: Plan) -> Plan:
-        """Return a plan in which an output that switches takes away what it held before, at the time of the switch."""
-        for output in self._outputs.every:
-            if not output.corrects:
-                continue
-            [sink] = [
-                node
-                for node in plan.nodes.values()
-                if isinstance(node.operator, Persist) and node.operator.collection == output.sink.collection
-            ]
-            at = Delay(col(TIME).max_with(output.upper).term)
-            old = plan.add(Source(output.handle.name), (), sink.schema)
-            self._own[old.number] = (output, output.upper - 1)
-            gone = plan.add(Linear((Negate(), at)), (old.number,), sink.schema)
-            come = plan.add(Linear((at,)), sink.inputs, sink.schema)
-            both = plan.add(Concat(), (come.number, gone.number), sink.schema)
-            plan.change(sink.number, inputs=(both.number,))
-        return plan
-
-    def _stood_in(self, plan: Plan) -> dict[int, Doubts]:
-        """Let records stand for groups in a plan; return the reductions, with what these do not tell."""
-        if any(reader.as_of != self.as_of for reader in self._readers.values()):
-            return {}
-        outputs = {
-            output.sink.collection: output
-            for output in self._outputs.every
-            if output.upper - 1 == self.as_of >= 0
-            and not (output.corrects or output.compares)
-            and (output.handle.contents().since.time or 0) <= self.as_of
-        }
-        pasts = {name: Past(reader.handle, self.as_of, self.until) for name, reader in self._readers.items()}
-        doubts = {}
-        for standing in standing_in(plan, [*outputs], lambda source, column: pasts[source].may_be_null(column)):
-            if standing.is_complete:
-                self._stand_in(plan, standing, outputs)
-                continue
-            sources = sources_before(plan, standing.reduce)
-            was_positive = sources is not None and all(pasts[name].was_positive for name in sources)
-            stays_positive = was_positive and all(pasts[name].stays_positive for name in sources or ())
-            of_groups = is_of_groups(plan, standing.reduce)
-            if (standing.unsure and not stays_positive) or (not was_positive and of_groups):
-                continue
-            if standing.ends and not (
-                was_positive and not of_groups and all(pasts[name].only_grows for name in sources or ())
-            ):
-                continue
-            self._stand_in(plan, standing, outputs)
-            doubts[standing.reduce.number] = Doubts(
-                standing.keys, standing.unsure, None if was_positive else standing.sums
-            )
-        return doubts
-
-    def _stand_in(self, plan: Plan, standing: Standing, outputs: Mapping[str, Output]) -> None:
-        assert isinstance(standing.sink.operator, Persist)
-        held = stand_in(plan, standing, self.as_of)
-        self._own[held.number] = (outputs[standing.sink.operator.collection], self.as_of)
-        self._standing += 1
 
     def _reading(self, stages: Sequence[StagePlan]) -> Reading:
         sources = [stage.source for stage in stages if stage.source is not None]

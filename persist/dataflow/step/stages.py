@@ -338,3 +338,15 @@ def _held(holds: tuple[frozenset[str], ...], stages: Sequence[LinearStage]) -> t
         elif not isinstance(stage, Filter | Negate | Explode | Unnest | Delay):
             return (frozenset[str](),) * len(holds)
     return holds
+
+
+def fed_by(stages: Sequence[StagePlan], exchange: int) -> Node:
+    """Return the node that reads an exchange."""
+    [node] = {
+        node.number: node
+        for stage in stages
+        for node in stage.nodes
+        for (number, _), fed in stage.feeds.items()
+        if (number, fed.number) == (node.number, exchange)
+    }.values()
+    return node
