@@ -1,6 +1,7 @@
 """Files of every released format stay readable, and read as they did. If not: docs/internals/golden.md."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ from persist.blob import FileBlob
 from persist.codecs import Part
 from persist.codecs.types import arrow_types
 from persist.codecs.types.codec import BUILT_IN
-from persist.log import FORMAT, KINDS, BlobRef, Framed, KeyedForm, Keyframe, MachineForm, Record, commits
+from persist.log import FORMAT, KINDS, Archiving, BlobRef, Framed, KeyedForm, Keyframe, MachineForm, Record, commits
+from persist.log.token_archives import ArchiveObject
 from persist.replica import StateObject, checkpoint, directory, pages
 from persist.state import CollectionState, Dropped, LocationState, Publication, TakenOver
 from persist.state.contents import Held
 from persist.state.location import Lease
-from persist.state.remembered import LastBatch
+from persist.state.remembered import Archives, LastBatch
 from tests.golden.make import HERE, digest, stored_members
 
 FORMATS = sorted(path.name for path in HERE.glob("format-*"))
 PRESENT = HERE / f"format-{FORMAT}" / "location"
+ARCHIVE = re.compile("part/[0-9a-f]{32}/[0-9]{20}-[0-9a-f]{32}[.]json")
 PROCEDURE = "see docs/internals/golden.md"
 
 
@@ -46,7 +49,7 @@ def objects(location: Path) -> Iterator[dict[str, Any]]:
     """Yield every JSON object within every stored object of a location, and these themselves."""
     blob = FileBlob(location)
     for entry in blob.list(""):
-        if not entry.key.startswith(("part/", "gc/")):
+        if not entry.key.startswith(("part/", "gc/")) or ARCHIVE.fullmatch(entry.key):
             for line in (blob.get(entry.key) or b"").splitlines():  # Only pages of a directory have several.
                 yield from _within(json.loads(line))
 
@@ -65,7 +68,8 @@ def members(kind: type[msgspec.Struct]) -> set[str]:
 
 def test_golden_files_hold_every_kind_of_object() -> None:
     kinds = {each["persist"] for each in objects(PRESENT) if "persist" in each}
-    known = (Record, checkpoint.Checkpoint, StateObject, directory.DirectoryObject, commits.PartList)
+    of_the_log = (Record, commits.PartList, ArchiveObject)
+    known = (*of_the_log, checkpoint.Checkpoint, StateObject, directory.DirectoryObject)
     assert kinds == {kind.__struct_config__.tag for kind in known}, PROCEDURE
     assert kinds == {kind.__struct_config__.tag for kind in Framed.__subclasses__()}, PROCEDURE
     assert {entry.key.split("/")[0] for entry in FileBlob(PRESENT).list("")} >= {"part", "list", "state", "directory"}
@@ -82,6 +86,8 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
     """Return what stands for a member's default in JSON; for one without, what no member is."""
     if isinstance(field.default, msgspec.Raw):
         return msgspec.json.decode(field.default)
+    if field.default is msgspec.UNSET:
+        return None
     if field.default is not msgspec.NODEFAULT:
         return msgspec.to_builtins(field.default)
     return None if field.default_factory is msgspec.NODEFAULT else msgspec.to_builtins(field.default_factory())
@@ -91,6 +97,8 @@ STORED = (
     Part,
     BlobRef,
     CollectionState,
+    Archives,
+    Archiving,
     Publication,
     Keyframe,
     Held,

@@ -470,8 +470,10 @@ def _lists(blob: Blob, first: int, last: int) -> set[str]:
 def _checks(contents: CollectionState) -> dict[str, Check]:
     """Return all blobs that a collection names, and what each is compared with."""
     checks: dict[str, Check] = dict.fromkeys(contents.named_blobs, _check_nothing)
-    stored = (part for part in contents.stored_parts if part.blob)
-    return checks | {part.blob: partial(_check_part, part.blob, part.checksum) for part in stored}
+    stored = [(part.blob, part.checksum) for part in contents.stored_parts if part.blob]
+    archives = () if contents.archives is None else contents.archives.stored
+    stored += [(archive.stored.blob, archive.stored.checksum) for archive in archives]
+    return checks | {key: partial(_check_part, key, checksum) for key, checksum in stored}
 
 
 def _check_nothing(data: bytes) -> None:

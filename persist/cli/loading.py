@@ -118,23 +118,23 @@ def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]
 def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: Plan) -> Loaded:
     """Write a file; see the module's docstring. Memory: a piece."""
     token = plan.token or _token(collection, file, plan)
-    known = collection.handle.contents().tokens
+    handle, contents = collection.handle, collection.handle.contents()
     rows, skipped = checked(file, caster, skip_bad=plan.skip_bad)
     if plan.late is None and caster.time_column is None and plan.time is None:
-        done_before = f"{token}/0" in known
+        done_before = handle.remembers(contents, f"{token}/0")
         future = collection.write(rows_of(file, caster), diff=plan.diff, token=f"{token}/0")
         return Loaded(
             rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
         )
     pieces = max(1, -(-rows // plan.piece_rows))
     is_ours = plan.token is None  # It says what was written. For other tokens, the library compares that.
-    if is_ours and f"{token}/{pieces - 1}" in known:
+    if is_ours and handle.remembers(contents, f"{token}/{pieces - 1}"):
         return Loaded(rows, skipped, 0, pieces, None)
-    before, seqno = sum(f"{token}/{n}" in known for n in range(pieces)), None
+    before, seqno = sum(handle.remembers(contents, f"{token}/{n}") for n in range(pieces)), None
     with task("write", file.name, total=rows) as done:
         for n, piece in enumerate(_cut(file.pieces(caster, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
-            if not is_ours or f"{token}/{n}" not in known:
+            if not is_ours or not handle.remembers(contents, f"{token}/{n}"):
                 seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
             done(len(piece))
     if not rows and plan.seal is not None:
@@ -155,7 +155,8 @@ def _write(collection: "persist.Collection", piece: pa.Table, plan: Plan, token:
 
 def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan) -> bool:
     """Return whether some of the same load has been written before, so that its times may be sealed by now."""
-    return f"{plan.token or _token(collection, file, plan)}/0" in collection.handle.contents().tokens
+    token = f"{plan.token or _token(collection, file, plan)}/0"
+    return collection.handle.remembers(collection.handle.contents(), token)
 
 
 def _cut(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:

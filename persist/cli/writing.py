@@ -270,7 +270,7 @@ def overwrite(
         when = _named(time)
         # Without a time, the same file may be wanted again after another one: only a token says that it is the same.
         mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
-        is_done = mark in loaded.handle.contents().tokens
+        is_done = loaded.handle.remembers(loaded.handle.contents(), mark)
         future = loaded.overwrite(
             rows_of(rows, caster), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
         )

@@ -231,9 +231,8 @@ class WritingCalls(KeyedCalls):
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
-                matter, and neither do seal and expected_upper. Remembered while the updates' times are not sealed, and
-                of the last `persist.state.remembered.TOKENS_KEPT` writes after that; a repetition of an older one
-                is refused, because its times are sealed.
+                matter, and neither do seal and expected_upper. A collection remembers its newest four million tokens.
+                Once it has forgotten some, a token that it does not know is refused (`TokenForgotten`).
             expected_upper: the upper that the collection must have (compare-and-append).
             allow_future: on a timeline, take times that are more than a day ahead of the clock, which are mostly a
                 mistake: once one is sealed, nothing can be written before it.

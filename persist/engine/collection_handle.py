@@ -75,6 +75,10 @@ class CollectionHandle:
         """
         return self.engine.follower.known(self.id, self.loaded_as)
 
+    def remembers(self, contents: CollectionState, token: str | None) -> bool:
+        """Return whether contents remember a write with a token; cost and errors as of `TokenMemory.find`."""
+        return self.engine.follower.remembered(contents, token) is not None
+
     def reading_schema(self, version: int | None = None) -> CollectionSchema:
         """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user.
 

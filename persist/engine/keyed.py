@@ -447,7 +447,7 @@ def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEv
         return _Planned(contents, with_token(asked.token, [handle.id], asked.plain.steps()), {}, None)
     if time is not None:
         asked = asked.at(time)
-    timely, late = _timely(contents, keyed_form(handle), _lifted(contents, asked.against(contents)))
+    timely, late = _timely(handle, contents, _lifted(contents, asked.against(contents)))
     resolves = _resolves(handle, asked)
     steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
     if time is not None:
@@ -474,11 +474,13 @@ def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
     return replace(asked, events=lifted)
 
 
-def _timely(contents: CollectionState, form: KeyedForm, asked: AskedEvents) -> tuple[AskedEvents, pa.Table | None]:
+def _timely(
+    handle: CollectionHandle, contents: CollectionState, asked: AskedEvents
+) -> tuple[AskedEvents, pa.Table | None]:
     """Return the request without the events that are late for these contents, and the late ones with reasons."""
-    if asked.late is None or asked.events is None or asked.token in contents.tokens:
+    if asked.late is None or asked.events is None or handle.remembers(contents, asked.token):
         return asked, None
-    kept, late = split_late(asked.events, contents, form)
+    kept, late = split_late(asked.events, contents, keyed_form(handle))
     return replace(asked, events=kept if len(kept.table) else None), late
 
 
@@ -486,7 +488,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     """Return the steps that commit events with a seal, against contents as they are."""
     end = asked.end
     assert end is not None
-    if asked.token in contents.tokens:
+    if handle.remembers(contents, asked.token):
         return [*asked.marks]  # It was done before, which the committer will find.
     sealing = kinds.Seal(handle.id, end.elements)
     before, after = _cut(asked.events, end)

@@ -247,6 +247,7 @@ CAME_WITH = {
     7: "checkpoints store what changed in a collection with many parts, and no longer all of it",
     8: "the record of an upgrade itself",
     9: "the directory of very many collections is in pages, which are read when they are needed",
+    10: "older tokens of a collection are in archives, and none is forgotten",
 }
 
 

@@ -178,7 +178,7 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
     """
     contents, at = _settled(handle), None if time is None else handle.exact_time("time", time)
     asked = Asked(handle.id, overwrite_digest(then, at, "what was there"))
-    if token in contents.tokens:
+    if handle.remembers(contents, token):
         return [asked, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
     writer = handle.engine.writer("restore").part_writer()
@@ -304,7 +304,7 @@ class NewContents:
         """Return the difference to what is there now; see `overwrite_steps`."""
         handle, contents = self._handle, _settled(self._handle)
         text = None if where is None else filter_text(where)
-        if self._token in contents.tokens:
+        if handle.remembers(contents, self._token):
             return [Asked(handle.id, overwrite_digest(self._new()[1], self._at, text)), *_stamping(handle, self._at)]
         _check_beginning(handle, contents, self._at)
         with ExitStack() as stack:
@@ -371,7 +371,7 @@ def delete_steps(
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
         digest = digest_of(once, handle.schema.key_names)
     asked = Asked(handle.id, delete_digest(digest, at, None if where is None else filter_text(where)))
-    if token in contents.tokens:
+    if handle.remembers(contents, token):
         return [asked, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
     with ExitStack() as stack:
@@ -448,7 +448,7 @@ def upsert_steps(
     asked = Asked(handle.id, digest)
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
-    if token in contents.tokens:
+    if handle.remembers(contents, token):
         return [asked, *([handle.at_commit()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):

@@ -278,6 +278,21 @@ class TokenReused(InvalidUsage):
 
 
 @dataclass(eq=False, repr=False)
+class TokenForgotten(InvalidUsage):
+    """The token of a write may name one that was done so long ago that it is forgotten (rule 7)."""
+
+    token: str
+    collection: str
+    forgotten: int
+
+    template = (
+        "the token {token!r} may have been used before: the collection {collection!r} has forgotten {forgotten} of its "
+        "tokens, the oldest ones, and whether this was among them is unknown. Nothing was written. Look whether the "
+        "write is there; if not, repeat it without a token, and with time= and seal=, which refuse a repetition."
+    )
+
+
+@dataclass(eq=False, repr=False)
 class HoldNotFound(InvalidUsage):
     """The collection has no hold of that name."""
 

@@ -248,14 +248,15 @@ class _Examination:
         return (*steps, *(Repair("delete", key, "nothing refers to it") for key in doomed))
 
     def _examine_parts(self, sizes: Mapping[str, int] | None) -> PartExamination:
-        parts = PartExamination(self._blob, self.findings, sizes)
         state = self.log.state
+        parts = PartExamination(self._blob, self.findings, sizes, None if state is None else state.location)
         entries = tuple(state.entries.values()) if state is not None else ()
         with task("check", self._url, total=len(entries), unit="collections") as done:
             for entry in entries:
                 if entry.contents is not None:
                     parts.examine(entry.contents)
                     parts.examine_tables(entry.contents)
+                    parts.examine_archives(entry.contents)
                     if sizes is None:
                         examine_keyframes(self._blob, entry.contents, self.findings)
                         examine_values(self._blob, entry.contents, self.findings)

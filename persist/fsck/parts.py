@@ -31,10 +31,12 @@ from persist.codecs import (
 )
 from persist.fsck.log import Loose
 from persist.fsck.report import Findings
-from persist.log import PARTS, KeyedForm, Keyframe, kinds
+from persist.log import PARTS, KeyedForm, Keyframe, kinds, read_archive
 from persist.read import PartReader, Scan, keys_with_several, negated
 from persist.state import CollectionState, State
 from persist.upsert import event_fields, events_schema, machine_of
+
+_REFUSED = "until it is back, a write with a token that is not among the newest is refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,16 @@ class PartExamination:
 
     Args:
         sizes: the bytes of every blob, by key, in place of reading them; None to read them.
+        location: the id of the location.
     """
 
-    def __init__(self, blob: Blob, findings: Findings, sizes: Mapping[str, int] | None) -> None:
+    def __init__(self, blob: Blob, findings: Findings, sizes: Mapping[str, int] | None, location: str | None) -> None:
         self._blob = blob
+        self._location = location
         self._findings = findings
         self._sizes = sizes
         self._missing: list[tuple[str, str, Part]] = []
-        self._gone: list[tuple[str, str, str]] = []
+        self._gone: list[tuple[str, str, str, str]] = []
         self._mismatched: list[tuple[str, Part, int, str]] = []
 
     def examine(self, contents: CollectionState) -> None:
@@ -79,7 +83,23 @@ class PartExamination:
         """Examine whether the blobs are there that published tables need besides parts."""
         for key in sorted({key for known in contents.published.values() for key in known.blobs}):
             if not self._has(key):
-                self._gone.append((contents.id, contents.name, key))
+                why = "a published table needs it: unpublish it, and publish again"
+                self._gone.append((contents.id, contents.name, key, why))
+
+    def examine_archives(self, contents: CollectionState) -> None:
+        """Examine whether the archives of older tokens are there, and hold what they should."""
+        for archive in () if contents.archives is None else contents.archives.stored:
+            key = archive.stored.blob
+            if not self._has(key):
+                self._gone.append((contents.id, contents.name, key, f"older tokens are in it: {_REFUSED}"))
+            elif self._sizes is None:
+                try:
+                    read_archive(self._blob, self._location, contents.id, archive)
+                except CorruptBlob as error:
+                    self._findings.add("damaged", key, f"{error.reason}: {_REFUSED}", collection=contents.name)
+            elif self._sizes[key] != archive.stored.bytes:
+                what = f"it has {self._sizes[key]} bytes, and {archive.stored.bytes} belong there: {_REFUSED}"
+                self._findings.add("damaged", key, what, collection=contents.name)
 
     def _has(self, key: str) -> bool:
         return self._blob.get(key, (0, 0)) is not None if self._sizes is None else key in self._sizes
@@ -112,12 +132,11 @@ class PartExamination:
             if is_needed and self._blob.get(part.blob, (0, 1)) is None:
                 what = f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
                 self._findings.add("missing", part.blob, what, collection=name)
-        for id_, name, key in self._gone:
+        for id_, name, key, why in self._gone:
             entry = state.entries.get(id_) if state is not None else None
             is_needed = entry is None or entry.contents is None or key in entry.contents.named_blobs
             if is_needed and self._blob.get(key, (0, 0)) is None:
-                what = "it is missing, and a published table needs it: unpublish it, and publish again"
-                self._findings.add("missing", key, what, collection=name)
+                self._findings.add("missing", key, f"it is missing, and {why}", collection=name)
         for name, part, size, checksum in self._mismatched:
             what = (
                 f"it has {size} bytes with checksum {checksum}, and its descriptor says {part.bytes} bytes with "

@@ -37,6 +37,7 @@ from persist.log.envelope import (
     pointer_to,
 )
 from persist.log.fields import (
+    Archiving,
     CollectionMutation,
     Deletes,
     Digest,
@@ -50,6 +51,7 @@ from persist.log.fields import (
     Table,
     TableFile,
     TimeText,
+    TokenArchive,
     TokenMark,
     Watermarks,
     Words,
@@ -97,3 +99,4 @@ from persist.log.kinds import (
     LeavesUnused,
     Mutation,
 )
+from persist.log.token_archives import ArchivedTokens, read_archive, store_archive

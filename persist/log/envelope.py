@@ -25,7 +25,7 @@ import xxhash
 
 from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob, Pool, get_checked, is_remote
 
-FORMAT = 9
+FORMAT = 10
 FORMAT_MIN = 6  # Of what is written: a location of a lower number has this one from its next record on.
 FETCHED_AT_ONCE_MAX = 8
 MADE_AGAIN = (

@@ -5,15 +5,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from persist.log.envelope import FORMAT_MIN
+from persist.log.envelope import FORMAT_MIN, BlobRef
 
 Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
 # Of the data of a write (`persist.codecs.order.digest`), 16 hex digits; null where nobody can use the token again.
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Seqno = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 TimeText = Callable[[int], str]  # How a time of a collection reads.
+
 Numbers = tuple[int, ...]
 Watermarks = tuple[int, int]  # The least and the greatest of some events, where a NULL counts as -2**63.
+
+
+def frontier_text(times: Frontier, time: TimeText) -> str:
+    """Return how a frontier of a collection reads."""
+    return time(times[0]) if times else "for ever"
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
@@ -98,6 +104,29 @@ class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     token: str
     time_min: int
     digest: Digest | None = None
+
+
+class TokenArchive(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where older tokens of a collection are stored (`persist.log.token_archives`), and how many."""
+
+    stored: BlobRef
+    count: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Archiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Move the oldest tokens of a collection from its state into an archive, together with its newest archives.
+
+    Attributes:
+        moved: how many tokens of the state before the record go into the archive.
+        merged: how many of the newest archives it replaces.
+        dropped: how many of the oldest archives are forgotten, because there are too many tokens.
+    """
+
+    came_with: ClassVar[int] = 10  # The number of a location's format from which on no token is forgotten unnoticed.
+    archive: TokenArchive
+    moved: Annotated[int, msgspec.Meta(ge=1)]
+    merged: Seqno = 0
+    dropped: Seqno = 0
 
 
 class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

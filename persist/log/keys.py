@@ -6,6 +6,7 @@
     directory/<seqno>-<checksum>.pages                   the same of very many, in pages that such an object lists
     state/<collection>/<seqno>-<checksum>.json           the contents of a collection, made for a checkpoint
     part/<collection>/<seqno>-<uuid>.parquet             updates; an upload
+    part/<collection>/<seqno>-<checksum>.json            older tokens; an upload
     list/<collection>/<seqno>-<checksum>.json            descriptors of parts, too many for a record; an upload
     part/<collection>/<seqno>/deletion_vector_<uuid>.bin rows that a Delta table leaves out; an upload
     part/<collection>/metadata/<seqno>-<uuid>.avro       which files an Iceberg table has; an upload
@@ -202,6 +203,11 @@ def table_root(collection: str) -> str:
 def list_prefix(collection: str, seqno: int) -> str:
     """Return the key of a part list, made when seqno was next, up to the checksum."""
     return f"{LISTS}{collection}/{seqno:020d}-"
+
+
+def archive_prefix(collection: str, seqno: int) -> str:
+    """Return the key of an archive of tokens, made when seqno was next, up to the checksum."""
+    return f"{PARTS}{collection}/{seqno:020d}-"
 
 
 def directory_prefix(seqno: int) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from persist.codecs import Part
 from persist.log.envelope import BlobRef
 from persist.log.fields import (
+    Archiving,
     CollectionMutation,
     Frontier,
     KeyedForm,
@@ -30,6 +31,7 @@ from persist.log.fields import (
     TokenMark,
     Watermarks,
     Words,
+    frontier_text,
 )
 
 Mutation = CollectionMutation | LocationMutation
@@ -172,9 +174,15 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
-    """Remember writes, so that none of them is done again."""
+    """Remember writes, so that none is done again; `archiving` moves older ones out of the state into archives."""
 
     tokens: tuple[TokenMark, ...]
+    archiving: Archiving | None = None
+    unused: tuple[str, ...] = ()
+
+    @property
+    def format_needed(self) -> int:
+        return self.came_with if self.archiving is None else self.archiving.came_with
 
     def sentence(self, name: str, time: TimeText) -> str:
         return f"remembered {', '.join(repr(mark.token) for mark in self.tokens)} as written to {name}"
@@ -199,7 +207,7 @@ class Seal(CollectionMutation, frozen=True, tag="seal"):
     upper: Frontier
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"sealed {name} {'to ' if self.upper else ''}{_frontier(self.upper, time)}"
+        return f"sealed {name} {'to ' if self.upper else ''}{frontier_text(self.upper, time)}"
 
 
 class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
@@ -208,7 +216,7 @@ class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
     since: Frontier
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"allowed compaction of {name} up to {_frontier(self.since, time)}"
+        return f"allowed compaction of {name} up to {frontier_text(self.since, time)}"
 
 
 class Destroy(CollectionMutation, frozen=True, tag="destroy"):
@@ -292,7 +300,7 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     unused: tuple[str, ...] = ()
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"turned the events of {name} before {_frontier(self.end, time)} into {_rows(self, 'update')}"
+        return f"turned the events of {name} before {frontier_text(self.end, time)} into {_rows(self, 'update')}"
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):
@@ -570,7 +578,7 @@ class Upgrade(LocationMutation, frozen=True, tag="upgrade"):
 
 Makes = Create | Clone
 BringsParts = Clone | Append | Replace | Erase | Pend | Resolve | Publish
-LeavesUnused = Replace | Erase | Resolve | Publish | Unpublish
+LeavesUnused = Replace | Erase | Resolve | Publish | Unpublish | Tokens
 # The table of all kinds, by their tags. What each does is among the rules of `persist.state`, under its class.
 KINDS: dict[str, type[Kind]] = {
     str(kind.__struct_config__.tag): kind
@@ -590,7 +598,3 @@ def _many(number: int, noun: str) -> str:
 
 def _rows(mutation: BringsParts, noun: str) -> str:
     return _many(sum(part.rows for part in mutation.parts), noun)
-
-
-def _frontier(times: Frontier, time: TimeText) -> str:
-    return time(times[0]) if times else "for ever"

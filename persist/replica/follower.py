@@ -31,6 +31,7 @@ from persist.log import (
     read_record,
     record_key,
 )
+from persist.replica.archived_tokens import TokenMemory
 from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
 from persist.replica.log_queries import Submissions
@@ -46,7 +47,7 @@ from persist.replica.past import (
     record_of,
 )
 from persist.replica.waiting import POLL_FIRST_S, POLL_MAX_S, AwaitedLog
-from persist.state import PENDING_MAX, CollectionEntry, CollectionState, DoesNotFollow, State, apply
+from persist.state import PENDING_MAX, CollectionEntry, CollectionState, DoesNotFollow, Remembered, State, apply
 
 T = TypeVar("T")
 
@@ -78,6 +79,7 @@ class Follower(AwaitedLog):
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._levels = KnownLevels()
+        self.tokens = TokenMemory(blob)
         self._records = RecordReader(blob)
         self._seen_end = self.now()
         self._is_opening = True
@@ -297,6 +299,10 @@ class Follower(AwaitedLog):
     def knows_end(self) -> bool:
         """Whether this client has seen the end of the log lately, `FRESH_S` ago at most."""
         return self._clock.monotonic_s() - self._seen_end[0] < FRESH_S
+
+    def remembered(self, contents: CollectionState, token: str | None) -> Remembered | None:
+        """Return what contents remember of a token; see `TokenMemory.find`."""
+        return self.tokens.find(self._state.location, contents, token)
 
     def next_seqno(self) -> int:
         """Return the next seqno of the log, as of `FRESH_S` ago at most. Cost: mostly nothing, or a GET."""

@@ -45,6 +45,7 @@ class KeyedWork:
         end: what is sealed to in the same commit; None for nothing.
         token: names the batch; None for no name.
         collects: late events are left out and given back, instead of refused with all others.
+        is_done: the collection remembers the token: the batch was committed before.
     """
 
     target: Target
@@ -54,6 +55,7 @@ class KeyedWork:
     end: Antichain | None
     token: str | None = None
     collects: bool = False
+    is_done: bool = False
 
     @property
     def form(self) -> KeyedForm:
@@ -67,11 +69,6 @@ class KeyedWork:
         """Whether tasks can work out the updates: events are resolved by whoever seals, and none are waiting."""
         form = self.form
         return self.end is not None and form.resolve == "seal" and not due(self.contents, self.end.elements)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the token says that it was done before."""
-        return self.token in self.contents.tokens
 
     @property
     def needs_order(self) -> bool:

@@ -280,7 +280,7 @@ class PlannedWrite:
             asked = None if has_own else handle.exact_time("time", cast(Moment, options.time))
             seal = None if options.seal is None else handle.frontier("seal", options.seal)
             contents = handle.contents()
-            is_done = options.token in contents.tokens
+            is_done = handle.remembers(contents, options.token)
             refused = refused_beside(handle, contents) if replaces and not is_done else None
             target = Target.of(handle, options.location, options.storage)
         if at_commit and contents.upper.is_empty and not is_done:
@@ -353,7 +353,7 @@ class PlannedWrite:
         with read_engine(self.target.location, self.target.storage) as engine:
             handle = self.target.at(engine)
             contents = handle.contents()
-            is_done = self.token in contents.tokens
+            is_done = handle.remembers(contents, self.token)
             refused = None if is_done else refused_beside(handle, contents)
         if contents.upper.is_empty and not is_done:
             raise UpdateNotBeyondUpper(0, contents.upper)

@@ -316,12 +316,13 @@ def planned(
         target = replace(target, schema=contents.schema, keyed=contents.keyed)
         stamp = Stamp(contents.upper.time or 0) if is_plain else handle.stamp(options.time, None)
         end = None if options.seal is None else handle.frontier("upper", options.seal)
+        is_done = handle.remembers(contents, options.token)
     if contents.keyed is None:
         raise NotKeyed(name)
     needed = machine_needed(machine_of(contents.keyed, machine, name), contents.keyed, name)
     rows = EventRows(target.schema, contents.keyed, stamp, machine)
     rows.check(schema)
-    work = KeyedWork(target, contents, needed, rows, end, options.token, collects)
+    work = KeyedWork(target, contents, needed, rows, end, options.token, collects, is_done)
     if not work.is_done:
         _check_times(contents, None if stamp is None or collects else stamp.time, end)
     return work

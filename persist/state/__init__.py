@@ -49,7 +49,7 @@ from persist.state.keyed_rules import (
 )
 from persist.state.location import Dropped, LocationState, TakenOver, check_uploaded, is_waited_for
 from persist.state.publications import left_unused, resolved_numbers
-from persist.state.remembered import About, check_note, is_repeated
+from persist.state.remembered import About, Remembered, archiving_step, check_note, is_repeated, plan_archiving
 from persist.state.schemas import (
     among_versions,
     check_follows,

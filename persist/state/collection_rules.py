@@ -60,7 +60,7 @@ from persist.state.keyed_rules import (
     with_late_bound,
 )
 from persist.state.publications import check_published, published, unpublished
-from persist.state.remembered import check_note, described, with_batch, with_tokens
+from persist.state.remembered import check_archives, check_note, described, with_archive, with_batch, with_tokens
 from persist.state.schemas import check_columns_there, check_versions, check_written, evolved, redefined
 
 TAGS_MAX = 1024
@@ -271,6 +271,12 @@ def _allowed(contents: CollectionState, step: kinds.AllowCompaction) -> Collecti
     return _with_since(_change(contents, allowed_times=allowed.elements))
 
 
+def _remembered(contents: CollectionState, step: kinds.Tokens) -> CollectionState:
+    tokens = with_tokens(contents.tokens, step, contents.upper.time, contents.archives)
+    archives = with_archive(contents.archives, step)
+    return _change(contents, tokens=tokens, archived=msgspec.UNSET if archives is None else archives)
+
+
 def _noted(contents: CollectionState, step: kinds.Note) -> CollectionState:
     check_note(step)
     return contents
@@ -473,7 +479,7 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     kinds.AdvanceLateBound: with_late_bound,
     kinds.Replace: _replaced,
     kinds.Erase: _erased,
-    kinds.Tokens: lambda before, step: _change(before, tokens=with_tokens(before.tokens, step, before.upper.time)),
+    kinds.Tokens: _remembered,
     kinds.Batch: lambda before, step: _change(before, queries=with_batch(before.queries, step)),
     kinds.Seal: _sealed,
     kinds.AllowCompaction: _allowed,
@@ -499,3 +505,4 @@ def check_contents(contents: CollectionState) -> None:
     check_versions(contents)
     check_pending(contents)
     check_published(contents)
+    check_archives(contents.id, contents.archives)

@@ -45,7 +45,7 @@ from persist.errors import (
     with_timeline,
 )
 from persist.log import Deletes, Frontier, KeyedForm, Keyframe, Numbers, kinds
-from persist.state.remembered import About, LastBatch, Remembered
+from persist.state.remembered import About, Archives, LastBatch, Remembered
 from persist.timeline import Timeline
 
 
@@ -151,6 +151,14 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     published: dict[str, Publication] = {}  # By the format of the table.
     kept: dict[int, Part] = {}
     erasures: tuple[Erasure, ...] = ()  # The newest; see `persist.state.erasures`.
+    archived: Archives | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # Older tokens; never set in a location of a format before 10.
+
+    @property
+    def archives(self) -> Archives | None:
+        """The archives of older tokens; None if there never was one."""
+        return None if isinstance(self.archived, msgspec.UnsetType) else self.archived
 
     @property
     def since(self) -> Antichain:
@@ -189,10 +197,12 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def named_blobs(self) -> set[str]:
-        """The keys of all blobs that it refers to, those of published tables, too."""
+        """The keys of all blobs that it refers to, those of published tables and archives, too."""
         named = {part.blob for part in self.stored_parts if part.blob}
         for publication in self.published.values():
             named.update(publication.blobs)
+        if self.archives is not None:
+            named.update(archive.stored.blob for archive in self.archives.stored)
         return named
 
     @property

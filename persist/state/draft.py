@@ -1,6 +1,6 @@
 """A state with operations that are not in the log yet: which of them would be valid, in the order they came in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from persist.antichain import Antichain
@@ -37,10 +37,18 @@ class Draft:
     Args:
         state: what is known.
         epoch: that of the writer, if it opened the location exclusively.
+        find_token: returns what a collection remembers of a token, if that is not among the newest ones.
     """
 
-    def __init__(self, state: State, epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        state: State,
+        epoch: int | None = None,
+        find_token: Callable[[CollectionState, str], Remembered | None] = lambda contents, token: None,
+    ) -> None:
         self._seqno = state.seqno + 1
+        self._before = state.entries
+        self._find_token = find_token
         self._epoch = epoch
         self._new_tokens: dict[Used, str | None] = {}  # With the digests of what they name.
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
@@ -121,9 +129,15 @@ class Draft:
         return None if entry is None else entry.contents
 
     def _done(self, tokens: dict[Used, str | None]) -> bool:
-        def remembered(collection: str) -> tuple[str, Mapping[str, Remembered]]:
-            contents = self._contents_of(collection)
-            return (collection, {}) if contents is None else (contents.name, contents.tokens)
+        def remembered(used: Used) -> tuple[str, Remembered | None, int]:
+            # As the log has them: what operations before this one have added is in `_new_tokens`.
+            collection, token = used
+            entry = self._before.get(collection)
+            contents = None if entry is None else entry.contents
+            if contents is None:
+                return collection, None, 0
+            write = contents.tokens.get(token) or self._find_token(contents, token)
+            return contents.name, write, 0 if contents.archives is None else contents.archives.forgotten
 
         return were_used(tokens, self._new_tokens, remembered)
 

@@ -10,9 +10,11 @@ so every client sees the tokens of all others.
 - The same data under a known token is done already, in whatever order, form and batches it comes. Other data is refused
   (`TokenReused`). Seals and expected uppers are not compared. Data whose digest is unknown counts as the same.
 - A commit to several collections of which only some know the token is refused: it is no repetition.
-- A token is remembered while the times that its write wrote are not sealed, and after that among the newest
-  `TOKENS_KEPT` of the collection. A retry that comes later is refused because its times are sealed, so it cannot happen
-  twice.
+- The contents hold the newest `TOKENS_KEPT` at most. The record that would exceed this moves the older half into an
+  archive (`persist.log.token_archives`), so whoever validates a commit looks up there what the contents do not hold.
+- A collection remembers `ARCHIVED_MAX` tokens. Beyond that, its oldest archives are forgotten. A token says nothing of
+  its age, so each one that is unknown may be forgotten from then on, and is refused (`TokenForgotten`).
+- Before format 10 there were no archives: the oldest tokens of sealed writes were dropped, and nothing tells of them.
 
 *Batches* of streaming queries: a query numbers its batches, and runs the last one again if it does not know whether it
 was committed. The record that adds a batch therefore says so, under the query's id, and:
@@ -26,16 +28,18 @@ Unlike tokens, these are kept however much others write: `QUERIES_KEPT` queries 
 committed last.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
-from persist.errors import DescriptionMoved, InvalidUsage, QueryMismatch, TokenReused
-from persist.log import Digest, Words, kinds
+from persist.errors import DescriptionMoved, InvalidUsage, QueryMismatch, TokenForgotten, TokenReused
+from persist.log import Archiving, Digest, TokenArchive, TokenMark, Words, is_upload, kinds
 
 ABOUT_BYTES_MAX = 64 << 10  # As JSON, columns included: it is read with every opening, or with the contents.
 NOTE_BYTES_MAX = 64 << 10
-TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
+TOKENS_KEPT = 4096
+ARCHIVE_MAX = 1 << 16  # Tokens of one archive, of 25 bytes each.
+ARCHIVED_MAX = 1 << 22  # Tokens of all archives of a collection, which a client keeps in memory: 100 MB.
 Used = tuple[str, str]  # A collection and a token.
 QUERIES_KEPT = 1024
 RUNS_KEPT = 4
@@ -120,43 +124,126 @@ class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     digest: Digest | None = None
 
 
-def with_tokens(before: Mapping[str, Remembered], step: kinds.Tokens, upper: int | None) -> dict[str, Remembered]:
-    """Return what a collection remembers of writes after those of a commit; its times before upper are sealed."""
+class Archives(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The archives of a collection's older tokens, the newest last, and how many tokens are forgotten."""
+
+    stored: tuple[TokenArchive, ...] = ()
+    forgotten: int = 0
+
+
+def with_tokens(
+    before: Mapping[str, Remembered], step: kinds.Tokens, upper: int | None, archives: Archives | None
+) -> dict[str, Remembered]:
+    """Return the tokens in the contents after those of a commit.
+
+    Args:
+        upper: times before it are sealed.
+        archives: those before the commit, None if there never was one.
+    """
     tokens = {**before, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
-    if len(tokens) > TOKENS_KEPT:
+    if step.archiving is not None:
+        if step.archiving.moved > len(tokens):
+            raise ValueError(f"it archives {step.archiving.moved} tokens, and there are {len(tokens)}")
+        return dict([*tokens.items()][step.archiving.moved :])
+    if archives is None and len(tokens) > TOKENS_KEPT:  # A client of a format before 10 wrote this.
         sealed = [token for token, write in tokens.items() if upper is None or write.time_min < upper]
         for token in sealed[: max(0, len(sealed) - TOKENS_KEPT)]:
             del tokens[token]
     return tokens
 
 
+def with_archive(archives: Archives | None, step: kinds.Tokens) -> Archives | None:
+    """Return the archives of a collection after a commit.
+
+    Raises:
+        ValueError: the step is not one that `plan_archiving` makes.
+    """
+    archiving, stored = step.archiving, () if archives is None else archives.stored
+    if archiving is None:
+        if step.unused:
+            raise ValueError("it drops archives, and brings none")
+        return archives
+    if not is_upload(archiving.archive.stored.blob, step.collection):
+        raise ValueError(f"{archiving.archive.stored.blob!r:.200} does not name an archive of {step.collection}")
+    if archiving.merged + archiving.dropped > len(stored):
+        raise ValueError(f"it replaces more archives than the {len(stored)} that there are")
+    kept = stored[archiving.dropped : len(stored) - archiving.merged]
+    gone = {archive.stored.blob for archive in stored if archive not in kept}
+    if gone - {archiving.archive.stored.blob} != set(step.unused):
+        raise ValueError("other archives fall out of use than it says")
+    forgotten = sum(archive.count for archive in stored[: archiving.dropped])
+    return Archives((*kept, archiving.archive), (0 if archives is None else archives.forgotten) + forgotten)
+
+
+def check_archives(collection: str, archives: Archives | None) -> None:
+    """Raise ValueError if archives that were read are not those of a collection."""
+    for archive in () if archives is None else archives.stored:
+        if not is_upload(archive.stored.blob, collection):
+            raise ValueError(f"{archive.stored.blob!r:.200} does not name an archive of collection {collection}")
+
+
+def plan_archiving(
+    tokens: Mapping[str, Remembered], archives: Archives | None, step: kinds.Tokens
+) -> tuple[list[TokenMark], int, int] | None:
+    """Return the tokens to archive with a commit, how many archives to merge them with, and how many to forget.
+
+    None if the contents have room for its tokens.
+    """
+    after = {**tokens, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
+    if len(after) <= TOKENS_KEPT:
+        return None
+    stored: Sequence[TokenArchive] = () if archives is None else archives.stored
+    oldest = [*after.items()][: len(after) - TOKENS_KEPT // 2]
+    marks = [TokenMark(token, write.time_min, write.digest) for token, write in oldest]
+    merged, size = 0, len(marks)
+    # Each is at least as large as all newer ones: so they are few, and a token is written again a few times.
+    while merged < len(stored) and stored[-1 - merged].count <= size <= ARCHIVE_MAX - stored[-1 - merged].count:
+        merged, size = merged + 1, size + stored[-1 - merged].count
+    dropped, total = 0, sum(archive.count for archive in stored) + len(marks)
+    while dropped < len(stored) - merged and total > ARCHIVED_MAX:
+        dropped, total = dropped + 1, total - stored[dropped].count
+    return marks, merged, dropped
+
+
+def archiving_step(
+    step: kinds.Tokens, archives: Archives | None, archive: TokenArchive, moved: int, merged: int, dropped: int
+) -> kinds.Tokens:
+    """Return the step that moves tokens into an archive that is stored; see `plan_archiving`."""
+    stored = () if archives is None else archives.stored
+    gone = (*stored[:dropped], *stored[len(stored) - merged :])
+    unused = tuple(sorted({a.stored.blob for a in gone} - {archive.stored.blob}))
+    return msgspec.structs.replace(step, archiving=Archiving(archive, moved, merged, dropped), unused=unused)
+
+
 def were_used(
     tokens: Mapping[Used, str | None],
     before: Mapping[Used, str | None],
-    remembered: Callable[[str], tuple[str, Mapping[str, Remembered]]],
+    remembered: Callable[[Used], tuple[str, Remembered | None, int]],
 ) -> bool:
     """Tell whether a commit was done, by the digests of its tokens.
 
     Args:
         before: tokens of commits that are not in the log yet.
-        remembered: returns the name of a collection, and what it remembers.
+        remembered: returns the name of a collection, what it remembers of a token, and how many it has forgotten.
 
     Raises:
         TokenReused: a token names other data.
+        TokenForgotten: a token is unknown, and the collection has forgotten some.
         InvalidUsage: some of the collections know the token, and others do not.
     """
 
     def was_used(used: Used, digest: str | None) -> bool:
-        collection, token = used
-        name, kept = remembered(collection)
-        if token not in kept and used not in before:
+        name, write, forgotten = (used[0], None, 0) if used in before else remembered(used)
+        if write is None and used not in before:
+            if forgotten:
+                raise TokenForgotten(used[1], name, forgotten)
             return False
-        known = kept[token].digest if token in kept else before[used]
+        known = before[used] if write is None else write.digest
         if digest != known and digest is not None and known is not None:
-            raise TokenReused(token, name)
+            raise TokenReused(used[1], remembered(used)[0])
         return True
 
-    known = [token for (collection, token), digest in tokens.items() if was_used((collection, token), digest)]
+    known = [used[1] for used, digest in tokens.items() if was_used(used, digest)]
     if known and len(known) < len(tokens):
         raise InvalidUsage(
             f"the token {known[0]!r} was used before for some of these collections and not for the others, so "

@@ -50,6 +50,7 @@ from persist.errors import (
 )
 from persist.log import (
     FORMAT,
+    PARTS,
     BringsParts,
     Mutation,
     Record,
@@ -64,6 +65,7 @@ from persist.log import (
 )
 from persist.replica import Follower, checkpoint_due, say_whose, write_checkpoint
 from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded, format_after
+from persist.write.archiving import with_archiving
 from persist.write.future import Committed
 from persist.write.operations import Operation, Step, Submission, Write, assigned_times, in_records, merge
 from persist.write.part_writer import PartWriter
@@ -250,10 +252,11 @@ class GroupCommit:
         times: dict[str, int] = {}
         for marked in marks:
             entry = self._follower.entry(marked.collection)
-            known = {} if entry is None or entry.contents is None else entry.contents.tokens
-            for mark in marked.tokens:
-                if mark.token in known:
-                    times[marked.collection] = known[mark.token].time_min
+            contents = None if entry is None else entry.contents
+            for mark in marked.tokens if contents is not None else ():
+                known = None if contents is None else self._follower.remembered(contents, mark.token)
+                if known is not None:
+                    times[marked.collection] = known.time_min
         return _own(times, operation)
 
     def _in_record(self, seqno: int, operation: Operation) -> dict[str, int]:
@@ -449,7 +452,8 @@ class GroupCommit:
                 change.alone = [step for moved in alone for step in moved]
                 if isinstance(change.create, kinds.Clone):
                     (change.create,) = move([change.create])
-            mutations += change.mutations(contents, encoded)
+            named = change.mutations(contents, encoded)
+            mutations += (with_archiving(self._blob, self._follower, state, contents, step) for step in named)
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
@@ -474,7 +478,7 @@ class GroupCommit:
         Last come the times for those who named none. An operation that repeats another of the same group counts as
         done, too: it is once the group is.
         """
-        draft = Draft(state, self.epoch)
+        draft = Draft(state, self.epoch, self._follower.remembered)
         times = assigned_times(operations, partial(_upper_in, state), self._clock.wall_ms())
         accepted: list[Operation] = []
         done: list[Operation] = []
@@ -490,8 +494,12 @@ class GroupCommit:
                     if isinstance(step, Write) and isinstance(step.data, Future):
                         check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
                 (accepted if draft.extend(operation.plan(times)) else done).append(operation)
-            except MissingBlob:
-                raise
+            except MissingBlob as error:
+                if not error.key.startswith(PARTS):
+                    raise
+                rejected.append(
+                    (operation, error)
+                )  # An archive of tokens; if it was merged meanwhile, all begins again.
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
         return accepted, done, rejected, times

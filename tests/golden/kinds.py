@@ -6,6 +6,7 @@
 
 import uuid
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from persist.blob import Blob
 from persist.client import Client
 from persist.codecs import CollectionSchema, Part, to_updates
 from persist.engine import Commit
+from persist.errors import TokenForgotten
 from persist.log import Deletes, KeyedForm, LocationMutation, MachineForm, TableFile, manifest_key
 from persist.log import kinds as record_kinds
 from persist.log.kinds import Batch
 from persist.multi_write import MultiWrite
 from persist.replica import stored_checkpoints
 from persist.settings import Tuning
-from persist.state import PlannedPend, left_unused
+from persist.state import PlannedPend, left_unused, remembered
 from persist.upsert import event_fields, events_schema
 from persist.write import Submission, Write
 
@@ -260,6 +262,17 @@ def write_erased(client: Client) -> None:
     client.clone("erased", "clone of what is erased")
     keyed.erase([1], reason="request 17")
     keyed.erase([5], reason="request 18")
+
+
+def write_remembered(client: Client) -> None:
+    """Write so many times with a token that older ones are archived, archives are merged, and some are forgotten."""
+    before = {name: vars(remembered)[name] for name in ("TOKENS_KEPT", "ARCHIVE_MAX", "ARCHIVED_MAX")}
+    vars(remembered).update(TOKENS_KEPT=4, ARCHIVE_MAX=6, ARCHIVED_MAX=8)
+    c = client.create_or_load("remembered", key={"k": pa.int64()})
+    with suppress(TokenForgotten):
+        for n in range(100):
+            c.write([((n, None), n, 1)], seal=n + 1, token=f"t{n}").result()
+    vars(remembered).update(before)
 
 
 def commit(client: Client, *mutations: LocationMutation) -> None:

@@ -19,7 +19,7 @@ import xxhash
 import persist
 from persist.blob import FileBlob
 from persist.codecs import TIME_MAX, to_updates
-from persist.log import FORMAT, Record, commits, kinds
+from persist.log import FORMAT, Record, commits, kinds, token_archives
 from persist.replica import Checkpoint, StateObject, checkpoint, directory, pages, state_objects, write_checkpoint
 from persist.write import PartWriter, group_commit
 from tests.golden.kinds import (
@@ -32,6 +32,7 @@ from tests.golden.kinds import (
     write_evolved_keyed,
     write_keyed,
     write_published,
+    write_remembered,
 )
 from tests.parts import commit_parts
 
@@ -119,6 +120,7 @@ def main() -> None:
             write_published(client)
             write_cloned(client)
             write_erased(client)
+            write_remembered(client)
             commit(client, kinds.TruncateLog(1))
             commit(client, kinds.Upgrade(FORMAT))
             large.tag("beginning", 0)
@@ -154,6 +156,7 @@ def stored_members() -> dict[str, dict[str, str]]:
     """Return the members of everything that is stored in frames, and their types: what a format number stands for."""
     found: dict[str, dict[str, str]] = {}
     waiting: list[Any] = [Record, Checkpoint, StateObject, directory.DirectoryObject, commits.PartList]
+    waiting.append(token_archives.ArchiveObject)
     while waiting:
         kind = waiting.pop()
         waiting += get_args(kind)

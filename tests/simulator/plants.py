@@ -79,9 +79,9 @@ def of_one_alone(related: Callable[..., Any]) -> Callable[..., Any]:
 def tokens_forgotten(remember: Callable[..., Any]) -> Callable[..., Any]:
     """Every other token is not remembered."""
 
-    def planted(before: Any, step: kinds.Tokens, upper: int | None) -> Any:
+    def planted(before: Any, step: kinds.Tokens, upper: int | None, archives: Any) -> Any:
         kept = [mark for mark in step.tokens if int(mark.token[1:]) % 2]
-        return remember(before, msgspec.structs.replace(step, tokens=tuple(kept)), upper)
+        return remember(before, msgspec.structs.replace(step, tokens=tuple(kept)), upper, archives)
 
     return planted
 

@@ -95,27 +95,6 @@ def test_a_bad_token_is_refused(blob: MemoryBlob, token: str) -> None:
             client.multi_write(token=token)
 
 
-def test_tokens_of_sealed_writes_are_forgotten_one_day_and_those_of_others_never(
-    blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = 64
-    monkeypatch.setattr("persist.state.remembered.TOKENS_KEPT", kept)
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY)
-        c.write(ROW, token="sealed", seal=10).result()
-        c.write([((1, None), 1000, 1)], token="open").result()
-        futures = [c.write([((2, None), 10, 1)], token=f"t{n}") for n in range(kept)]
-        c.seal(20)
-        for future in futures:
-            future.result()
-        c.write([], token="last").result()
-        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
-            c.write(ROW, token="sealed").result()
-        c.write([((1, None), 1000, 1)], token="open").result()
-        c.seal(1001).result()
-        assert rows(c) == 1 + kept + 1
-
-
 def test_compare_and_append_loses_to_another_seal_and_changes_nothing(blob: MemoryBlob) -> None:
     with opened(blob) as one, opened(blob) as two:
         a = one.create_or_load("c", key=KEY)
