@@ -256,7 +256,7 @@ def submit_all(
     is_decided = not any(asked.late is not None or asked.is_least for _, asked in asks)
     if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
         return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
-    future = writer.committer.new_future()
+    future = writer.new_future()
     size = sum(asked.events.table.nbytes for _, asked in asks if asked.events is not None)
     try:
         return writer.keyed.submit(ids, future, lambda: commit.made(future), size)

@@ -7,11 +7,12 @@ maintenance does where resolve="background".
 """
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -63,34 +64,40 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     return replace(events, table=kept, watermarks=marks), late
 
 
-THREAD = "persist-resolver"
-
-
 class KeyedQueue:
     """Does what one client asks of keyed collections, in call order for each of them.
 
+    Its thread plans and commits, and then runs the callbacks of futures. A callback that reads, or waits for a future,
+    needs what was asked for before: the thread then does that first, inside the callback.
+
     Args:
         bytes_max: of the events that are queued and under way; beyond it, callers wait.
+        may_wait: whether the calling thread may wait for a commit.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, may_wait: Callable[[], bool]) -> None:
         self._lock = threading.Condition()
         self._queued: Counter[str] = Counter()
         self._bytes_max = bytes_max
+        self._may_wait = may_wait
         self._bytes = 0
         self._submitted = self._done = 0
-        self._thread: ThreadPoolExecutor | None = None
+        self._pool: ThreadPoolExecutor | None = None
         self._is_closed = False
+        self._jobs: deque[Callable[[], Callable[[], object]]] = deque()
+        # Only the thread looks at these: itself, whether it is in a job, and what resolves the futures of jobs done.
+        self._thread: threading.Thread | None = None
+        self._is_in_job = False
+        self._resolutions: deque[Callable[[], object]] = deque()
 
     def is_busy(self, collection: str) -> bool:
         """Whether something of a collection is queued or under way."""
         with self._lock:
             return self._queued[collection] > 0
 
-    @staticmethod
-    def is_own_thread() -> bool:
-        """Whether the caller is what was submitted here."""
-        return threading.current_thread().name.startswith(THREAD)
+    def is_in_job(self) -> bool:
+        """Whether the caller is what was submitted here, and not a future's callback."""
+        return self._is_own_thread() and self._is_in_job
 
     def submit(
         self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
@@ -98,48 +105,79 @@ class KeyedQueue:
         """Have future become what do returns, after what was submitted before; size is of its events, in bytes."""
         with self._lock:
             # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
-            if not threading.current_thread().name.startswith((THREAD, "persist-committer")):
+            if self._may_wait() and not self._is_own_thread():
                 self._lock.wait_for(lambda: not self._bytes or self._bytes + size <= self._bytes_max)
             if self._is_closed:
                 raise ClientClosed("a write")
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, THREAD)
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, "persist-resolver")
             self._queued.update(collections)
             self._bytes += size
             self._submitted += 1
-            self._thread.submit(self._run, collections, future, do, size)
+            self._jobs.append(partial(self._run, collections, future, do, size))
+            self._pool.submit(self._run_one)
         return future
 
     def settle(self) -> None:
         """Wait until all that was submitted by now is done."""
         with self._lock:
-            wanted = self._submitted
-            self._lock.wait_for(lambda: self._done >= wanted)
+            last = self._submitted
+            if not self._is_own_thread():
+                self._lock.wait_for(lambda: self._done >= last)
+        while not self._is_in_job and self._done < last:
+            self._run_next()
+
+    def prepare_wait(self) -> None:
+        """Resolve, in a callback that is about to wait for a future, all that was submitted by now."""
+        if self._is_own_thread() and not self._is_in_job:
+            self.settle()
+            self._resolve()
 
     def close(self) -> None:
         """Finish what was submitted, and end the thread; idempotent."""
         with self._lock:
             self._is_closed = True
-            thread = self._thread
-        if thread is not None:
-            thread.shutdown(wait=True)
+            pool = self._pool
+        self.prepare_wait()  # A future's callback may close its client.
+        if pool is not None:
+            pool.shutdown(wait=self._may_wait() and not self._is_own_thread())
 
-    def _run(self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int) -> None:
-        error: BaseException | None = None
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _run_one(self) -> None:
+        self._thread = threading.current_thread()
+        self._run_next()
+        self._resolve()
+
+    def _run_next(self) -> None:
+        if self._jobs:  # A callback may have been faster.
+            self._is_in_job = True
+            try:
+                self._resolutions.append(self._jobs.popleft()())
+            finally:
+                self._is_in_job = False
+
+    def _resolve(self) -> None:
+        while self._resolutions:
+            self._resolutions.popleft()()
+
+    def _run(
+        self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
+    ) -> Callable[[], object]:
+        """Do a job, and return what resolves its future."""
+        resolution: Callable[[], object]
         try:
-            committed = do()
-        except BaseException as raised:  # Whatever it is, the caller must hear of it and the thread live on.
-            error = raised
+            resolution = partial(future.succeed, *do())
+        except BaseException as error:  # Whatever it is, the caller must hear of it and the thread live on.
+            resolution = partial(future.fail, error)
         # Before the future resolves: who has waited for it finds nothing under way.
         with self._lock:
             self._queued -= Counter(collections)  # This drops collections of which none is left.
             self._bytes -= size
             self._done += 1
             self._lock.notify_all()
-        if error is None:
-            future.succeed(*committed)
-        else:
-            future.fail(error)
+        return resolution
 
 
 Submit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]

@@ -127,7 +127,7 @@ class Writer:
             reader,
         )
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
-        self.keyed = KeyedQueue(settings.memory_budget)
+        self.keyed = KeyedQueue(settings.memory_budget, committer.may_wait)
         collect, shorten_log = self.garbage.collect, self.garbage.shorten_log
         self._teller = RequestTeller(counts, follower, committer.submit, clock) if is_remote(blob) else None
         tell = int if self._teller is None else self._teller.tick
@@ -160,15 +160,19 @@ class Writer:
 
     def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue steps as one commit, after what was asked of the same collections before, seals that resolve, too."""
-        busy = None if self.keyed.is_own_thread() else next((id_ for id_ in names if self.keyed.is_busy(id_)), None)
+        busy = None if self.keyed.is_in_job() else next((id_ for id_ in names if self.keyed.is_busy(id_)), None)
         if busy is None:
             return self.committer.submit(steps, names)
-        future = self.committer.new_future()
+        future = self.new_future()
         return self.keyed.submit([busy], future, lambda: self.committer.submit(steps, names).committed(), 0)
+
+    def new_future(self) -> CommitFuture:
+        """Return the future of a commit that the keyed queue makes."""
+        return self.committer.new_future(self.keyed.prepare_wait)
 
     def settle(self) -> None:
         """Wait until all that was asked for by now is committed or refused; not where that waits for the caller."""
-        if self.committer.may_wait() and not self.keyed.is_own_thread():
+        if self.committer.may_wait() and not self.keyed.is_in_job():
             self.keyed.settle()
             self.committer.settle(threading.TIMEOUT_MAX)
 

@@ -87,9 +87,18 @@ class Committer:
             self._changed.notify_all()
         return operation.future
 
-    def new_future(self) -> CommitFuture:
-        """Return the future of a commit that is still to be made of other commits; who makes it resolves it."""
-        return CommitFuture(self.unobserved, self._waited_for)
+    def new_future(self, prepare_wait: Callable[[], object]) -> CommitFuture:
+        """Return the future of a commit that is still to be made of other commits; who makes it resolves it.
+
+        Args:
+            prepare_wait: is called before a caller waits for it.
+        """
+
+        def on_wait() -> None:
+            prepare_wait()
+            self._waited_for()
+
+        return CommitFuture(self.unobserved, on_wait)
 
     def close(self) -> None:
         """Finish what was asked for and end the thread; idempotent."""
