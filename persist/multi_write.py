@@ -60,7 +60,7 @@ class MultiWrite:
         self, collection: Collection, updates: Any, *, time: int | Moment | None = None, diff: int | None = None
     ) -> None:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
-        commit, handle = self._commit, collection.handle
+        commit, handle = self._commit, collection.handle.dating(allow_future=self._allow_future)
         commit.check(handle)
         handle.check_meant("time", time, allow_future=self._allow_future)
         steps = handle.write_steps(updates, handle.stamp(time, diff), token=commit.token)
@@ -78,7 +78,7 @@ class MultiWrite:
             DuplicateKeys: a collection is not keyed, and the rows of one call repeat a key.
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
-        handle = collection.handle
+        handle = collection.handle.dating(allow_future=self._allow_future)
         self._commit.check(handle)
         check_upserts(handle)
         if handle.as_keyed().keyed is not None:
@@ -94,7 +94,7 @@ class MultiWrite:
             NotKeyed: the collection is none.
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
-        commit, handle = self._commit, collection.handle
+        commit, handle = self._commit, collection.handle.dating(allow_future=self._allow_future)
         commit.check(handle)
         handle.check_meant("time", time, allow_future=self._allow_future)
         keyed_form(handle)
@@ -115,7 +115,7 @@ class MultiWrite:
         keyed collection with a time. If the collection is not keyed, a difference at a time that is given is to what is
         there now: the commit is rejected with `UpperMismatch` if others come first.
         """
-        handle, commit = collection.handle, self._commit
+        handle, commit = collection.handle.dating(allow_future=self._allow_future), self._commit
         commit.check_unwritten(handle)
         handle.check_meant("time", time, allow_future=self._allow_future)
         filter = checked_filter(collection.schema, where)
@@ -140,7 +140,7 @@ class MultiWrite:
 
         For a keyed collection, keys are deleted by events, at any place among its other events.
         """
-        handle, commit = collection.handle, self._commit
+        handle, commit = collection.handle.dating(allow_future=self._allow_future), self._commit
         handle.check_meant("time", time, allow_future=self._allow_future)
         filter = checked_filter(collection.schema, where)
         if handle.keyed is not None:

@@ -35,7 +35,7 @@ Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOW = "now"  # As a time to write at: what the clock of the client says.
 _MEANT_S = tuple(int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (1990, 2200))
-_AHEAD_S = 86_400
+AHEAD_S = 86_400
 _FRACTION = re.compile(r"(\d{4}-?\d\d-?\d\d\D\d\d(:?)\d\d\2\d\d)[.,](\d+)")  # Of seconds, and of nothing else.
 _LIKE_A_MOMENT = re.compile(r"\d{4}-?\d\d|[-+]?\d+$|$")
 _WITH_A_DAY = re.compile(r"\d{4}-?\d\d-?\d\d")
@@ -145,7 +145,7 @@ class Timeline:
                 f"{what} {time} is {self.text_of(time)} in a timeline in {self.unit}, and times are taken from 1990 to "
                 f"2199.{looks} Give a moment, or a number of {self.unit} since 1970."
             )
-        if not allow_future and time > self.now(wall_ms) + _AHEAD_S * self.per_second:
+        if not allow_future and time > self.now(wall_ms) + AHEAD_S * self.per_second:
             raise InvalidUsage(
                 f"{what} {self.text_of(time)} is more than a day ahead of the clock, which says "
                 f"{self.text_of(self.now(wall_ms))}: once it is sealed, nothing can be written before it any more. Say "

@@ -152,7 +152,11 @@ class KeyedCalls(CollectionBase):
         end = self._end(action, time, seal, token, late, allow_future=allow_future)
         taken = taken_events(self.handle, events, self.handle.stamp(time, None))
         counts = self._late_counts if late == "collect" else None
-        return submit_keyed(self.handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
+        return submit_keyed(
+            self.handle.dating(allow_future=allow_future),
+            action,
+            AskedEvents(taken, end, token, tuple(notes), late=counts),
+        )
 
     def _upsert_plain(
         self,
@@ -177,7 +181,7 @@ class KeyedCalls(CollectionBase):
                 f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after "
                 "it. Leave seal out, or give time=, too."
             )
-        return upsert_plain(self.handle, taken, end, token, notes)
+        return upsert_plain(self.handle.dating(allow_future=allow_future), taken, end, token, notes)
 
     def _end(
         self,
@@ -249,7 +253,7 @@ class WritingCalls(KeyedCalls):
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
             ReadOnly, ClientClosed: this client cannot write.
         """
-        handle = self.handle
+        handle = self.handle.dating(allow_future=allow_future)
         for what, named in (("time", time), ("seal", seal)):
             handle.check_meant(what, named, allow_future=allow_future)
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
@@ -311,7 +315,9 @@ class WritingCalls(KeyedCalls):
         filter = checked_filter(self.schema, where)
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
-        return overwrite(self.handle, rows, time, filter, token, notes, multiset=multiset)
+        return overwrite(
+            self.handle.dating(allow_future=allow_future), rows, time, filter, token, notes, multiset=multiset
+        )
 
     def delete(
         self,
@@ -343,7 +349,14 @@ class WritingCalls(KeyedCalls):
         self.handle.check_meant("time", time, allow_future=allow_future)
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
-        return delete(self.handle, keys, checked_filter(self.schema, where), time, token, notes)
+        return delete(
+            self.handle.dating(allow_future=allow_future),
+            keys,
+            checked_filter(self.schema, where),
+            time,
+            token,
+            notes,
+        )
 
     def restore(
         self,
@@ -376,7 +389,13 @@ class WritingCalls(KeyedCalls):
         self.handle.engine.writer("restore")
         self.handle.check_meant("time", time, allow_future=allow_future)
         check_token(token)
-        return restore(self.handle, as_of, time, token, note_steps(message, metadata, [self.id]))
+        return restore(
+            self.handle.dating(allow_future=allow_future),
+            as_of,
+            time,
+            token,
+            note_steps(message, metadata, [self.id]),
+        )
 
     def seal(
         self,

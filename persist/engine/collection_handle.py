@@ -22,7 +22,18 @@ from persist.log import KeyedForm, check_parts, kinds
 from persist.read import ClaimedRead, machine_needed, snapshot_scan, snapshot_tables
 from persist.replica import last_moved
 from persist.state import CollectionState, ExpectUpper, check_readable, last_sealed, newest_like, unsealed, version_of
-from persist.timeline import NOW, Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
+from persist.timeline import (
+    AHEAD_S,
+    NOW,
+    Moment,
+    Timeline,
+    Times,
+    begins_with_a_day,
+    is_moment,
+    is_tag,
+    shown_time,
+    timeline_of,
+)
 from persist.upsert import EventTable, Machine, machine_of
 from persist.write import Asked, AtCommit, CommitFuture, Step, Write
 
@@ -42,6 +53,7 @@ class CollectionHandle:
         machine: which it does that with, if that is known here.
         is_kept: whether reads claim nothing, because a permanent hold keeps what they read as long as they are of use.
             Blobs outlive what refers to them by the grace period, so such a read is short.
+        allow_future: whether a clock that is far ahead may give writes their time.
     """
 
     engine: Engine
@@ -51,6 +63,11 @@ class CollectionHandle:
     keyed: KeyedForm | None = None
     machine: Machine | None = None
     is_kept: bool = False
+    allow_future: bool = False
+
+    def dating(self, *, allow_future: bool) -> "CollectionHandle":
+        """Return the same collection for writes whose time a clock that is far ahead may give, or not."""
+        return replace(self, allow_future=allow_future)
 
     @property
     def name(self) -> str:
@@ -322,7 +339,7 @@ class CollectionHandle:
 
     def at_commit(self, time: int | None = None) -> AtCommit:
         """Return the step that gives writes without a time that of their commit, or the one that it must have."""
-        return AtCommit(self.id, self.schema.timeline, time)
+        return AtCommit(self.id, self.schema.timeline, time, self.allow_future)
 
     def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
         """Return the steps that add parts to a commit that were stored with `PartWriter`.
@@ -464,8 +481,7 @@ class CollectionHandle:
         if isinstance(given, str) and given != NOW and not begins_with_a_day(given):
             return  # It is the name of a column.
         time = self.exact_time(what, given) if given == NOW else self.as_bound(what, given)
-        wall_ms, is_number = self.engine.clock.wall_ms(), not is_moment(given)
-        self.timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
+        self._check_time(self.timeline, what, time, is_number=not is_moment(given), allow_future=allow_future)
 
     def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
         """Refuse writes whose first or last time nobody is likely to mean; of a stream only the first is known."""
@@ -481,9 +497,15 @@ class CollectionHandle:
     def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:
         """Refuse times of updates that nobody is likely to mean, if there is a timeline; see `Timeline.check_meant`."""
         if self.timeline is not None:
-            wall_ms = self.engine.clock.wall_ms()
             for time in times:
-                self.timeline.check_meant("the time", time, wall_ms, is_number=False, allow_future=allow_future)
+                self._check_time(self.timeline, "the time", time, is_number=False, allow_future=allow_future)
+
+    def _check_time(self, timeline: Timeline, what: str, time: int, *, is_number: bool, allow_future: bool) -> None:
+        """Refuse a time that nobody is likely to mean, and one that only a clock far ahead allows."""
+        wall_ms = self.engine.clock.wall_ms()
+        timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
+        if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
+            self.engine.check_clock()
 
     def check_plain(self, action: str) -> None:
         """Raise KeyedCollection if it takes events, and no plain updates."""

@@ -180,6 +180,12 @@ class Engine:
         if self._writer is not None:
             self._writer.settle()
 
+    def check_clock(self) -> None:
+        """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
+        error = self.follower.clock_check.error(self.follower.state.seqno, may_write=self._writer is not None)
+        if error is not None:
+            raise error
+
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""
         if self._writer is not None:  # A client that only reads has uploaded nothing.

@@ -278,6 +278,20 @@ class TokenReused(InvalidUsage):
 
 
 @dataclass(eq=False, repr=False)
+class ClockAhead(InvalidUsage):
+    """The clock of this client is more than a day ahead of the store's, and would date what is written."""
+
+    clock: str
+    store: str
+
+    template = (
+        "the clock of this machine says {clock}, and the store says {store}: what it dates would seal all times up to "
+        "then for ever, so nothing was written. Set the clock, or name the time, or say allow_future=True if it is "
+        "meant."
+    )
+
+
+@dataclass(eq=False, repr=False)
 class TokenForgotten(InvalidUsage):
     """The token of a write may name one that was done so long ago that it is forgotten (rule 7)."""
 

@@ -245,6 +245,7 @@ class Files:
         collection = run.collections[self.config.collection]
         timeline, time = collection.schema.timeline, run.uppers[collection.name]
         if timeline is not None:
+            run.client.engine.check_clock()
             time = max(time, Timeline(timeline).now(run.client.engine.clock.wall_ms()))
         batch = Batch((), time + 1)
         batch.changes = self._answered(self._changes(collection, file, time, batch))

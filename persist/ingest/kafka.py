@@ -121,6 +121,7 @@ class Kafka:
     def _batch(self, run: Run, poll: Poll, before_ms: int) -> Batch:
         """Return what came as a batch; before_ms is the newest timestamp that came before."""
         time = run.uppers[self._offsets]
+        run.client.engine.check_clock()  # It bounds moments, which never go back.
         now_ms = run.client.engine.clock.wall_ms()
         # A producer whose clock is ahead must not take the moments of all others with it, or make them late.
         newest_ms = min(now_ms, max([before_ms, *poll.newest_ms.values()])) if poll.rows else now_ms

@@ -33,6 +33,7 @@ from persist.log import (
 )
 from persist.replica.archived_tokens import TokenMemory
 from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
+from persist.replica.clock_check import ClockCheck
 from persist.replica.directory import KnownLevels
 from persist.replica.log_queries import Submissions
 from persist.replica.past import (
@@ -80,6 +81,7 @@ class Follower(AwaitedLog):
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._levels = KnownLevels()
         self.tokens = TokenMemory(blob)
+        self.clock_check = ClockCheck(blob, clock)
         self._records = RecordReader(blob)
         self._seen_end = self.now()
         self._is_opening = True

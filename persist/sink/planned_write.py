@@ -385,7 +385,7 @@ class PlannedWrite:
 
     def _commit(self, parts: Sequence[Part], digest: int | None) -> None:
         with writing(self.target.location, self.target.storage) as engine:
-            handle = self.target.at(engine)
+            handle = self.target.at(engine).dating(allow_future=self.options.allow_future)
             with Commit(engine, self.token) as commit:
                 if self.replaces:
                     commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper.elements)])

@@ -317,6 +317,8 @@ def planned(
         stamp = Stamp(contents.upper.time or 0) if is_plain else handle.stamp(options.time, None)
         end = None if options.seal is None else handle.frontier("upper", options.seal)
         is_done = handle.remembers(contents, options.token)
+        if is_plain and handle.timeline is not None and not options.allow_future:
+            engine.check_clock()
     if contents.keyed is None:
         raise NotKeyed(name)
     needed = machine_needed(machine_of(contents.keyed, machine, name), contents.keyed, name)

@@ -67,7 +67,7 @@ from persist.replica import Follower, checkpoint_due, say_whose, write_checkpoin
 from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded, format_after
 from persist.write.archiving import with_archiving
 from persist.write.future import Committed
-from persist.write.operations import Operation, Step, Submission, Write, assigned_times, in_records, merge
+from persist.write.operations import Operation, Step, Submission, Write, assigned_times, in_records, is_of_clock, merge
 from persist.write.part_writer import PartWriter
 from persist.write.relay import Relay, doubt, is_in_doubt, is_plain, may_be_relayed, submitted
 from persist.write.store_checks import LookBack, StoreProof
@@ -489,6 +489,7 @@ class GroupCommit:
                 rejected.append((operation, broken[0]))
                 continue
             try:
+                self._check_clock(state, operation, times)
                 for step in operation.steps:
                     # Here, where it costs its own operation only; `apply` would refuse the whole record.
                     if isinstance(step, Write) and isinstance(step.data, Future):
@@ -503,6 +504,15 @@ class GroupCommit:
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
         return accepted, done, rejected, times
+
+    def _check_clock(self, state: State, operation: Operation, times: Mapping[str, int]) -> None:
+        """Raise ClockAhead if the clock that gives an operation its time is far ahead, and that is not allowed."""
+        if any(
+            not a.allow_future and is_of_clock(a, times, _upper_in(state, a.collection)) for a in operation.at_commit
+        ):
+            error = self._follower.clock_check.error(state.seqno)
+            if error is not None:
+                raise error
 
     def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
         """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""

@@ -106,11 +106,13 @@ class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     Attributes:
         timeline: the collection's unit of time, None if its times only count.
         time: what it must be, because other steps were made for it; None if any will do.
+        allow_future: the time may come of a clock that is more than a day ahead of the store's.
     """
 
     collection: str
     timeline: str | None = None
     time: int | None = None
+    allow_future: bool = False
 
 
 TOKEN_CHARS_MAX = 200
@@ -487,6 +489,13 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, Antichain]
     assigned = {id_: min(moment * (rates[id_] // coarsest), TIME_MAX) if id_ in rates else number for id_ in asks}
     chosen = {id_: asked.time for id_, asked in asks.items() if asked.time is not None}
     return assigned | chosen
+
+
+def is_of_clock(asked: AtCommit, times: Mapping[str, int], upper: Antichain) -> bool:
+    """Return whether the clock gives a commit its time on a timeline, not the upper, and may not be far ahead."""
+    assigned = times.get(asked.collection)
+    is_guarded = asked.timeline is not None and not asked.allow_future
+    return is_guarded and assigned is not None and assigned > _least(upper)
 
 
 def _least(upper: Antichain) -> int:

@@ -9,6 +9,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.settings import Tuning
+from persist.write import Committed
 
 SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.int64()}
@@ -62,7 +63,7 @@ class Gate:
         future = writer.new_future()
         hold = writer.committer.submit([], {})
 
-        def wait() -> object:
+        def wait() -> Committed:
             assert self._gate.wait(WAIT_S)
             return hold.committed()
 
