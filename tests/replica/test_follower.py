@@ -4,13 +4,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import MemoryBlob, MeteredBlob, MissingBlob
+from persist.blob import MemoryBlob, MeteredBlob, MissingBlob, Unavailable
+from persist.errors import LogReplaced
 from persist.log import commits, kinds, read_record, record_key
-from persist.replica import INTERVAL, Follower, follower
+from persist.replica import INTERVAL, Follower, follower, write_checkpoint
 from persist.replica.past import TOPS_MAX, Past
 from persist.state import PENDING_MAX, State, apply
 from tests.checkpoints import wait_for_checkpoint
@@ -442,3 +444,69 @@ def test_the_next_seqno_is_as_of_a_minute_ago_at_most() -> None:
     for sleeps_s, expected in ((0, 1), (59.9, 1), (0.2, 2), (0, 2)):
         clock.sleep(sleeps_s)
         assert following.next_seqno() == expected
+
+
+def test_a_record_created_in_a_slot_that_the_state_has_passed_by_a_checkpoint_is_looked_for() -> None:
+    """The state may be at the very slot: what is there is the record that the checkpoint was made after."""
+    blob, settings = MemoryBlob(), persist.Settings(background=False)
+    with persist.open(blob, settings=settings) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()})
+        c.seal(1).result()
+        late = Follower(blob, ImpatientClock())
+        there = read_record(blob, client.seqno)
+        assert there is not None
+        assert late.state.seqno == there.seqno
+        created = msgspec.structs.replace(there, commit="f" * 32)
+        for upper in (2, 3, 4):
+            c.seal(upper).result()
+        client.engine.submit("truncate", [kinds.TruncateLog(client.seqno)], {}).result()
+        assert write_checkpoint(blob, *client.engine.follower.recent())
+        assert late.was_truncated(created, past_is_there=True)
+        beyond = msgspec.structs.replace(there, seqno=client.seqno + 1, commit="e" * 32)
+        assert not client.engine.follower.was_truncated(beyond, past_is_there=True)
+
+
+class FailingOnce(MemoryBlob):
+    """A store that does not answer the next read of a record when `is_down`."""
+
+    is_down = False
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        if self.is_down and key.startswith("log/"):
+            self.is_down = False
+            raise Unavailable("it does not answer")
+        return super().get(key, range)
+
+
+@pytest.mark.parametrize("learned_s", [100.0, 199.0])
+def test_a_look_at_the_past_that_failed_is_made_again(learned_s: float) -> None:
+    blob = FailingOnce()
+    with persist.open(blob, settings=persist.Settings(background=False)) as client:
+        client.create_or_load("c", key={"k": pa.int64()}).seal(1).result()
+        state = client.engine.follower.state
+    past = Past(blob, state, (0.0, 0.0))
+    past.check(state, (100.0, 100.0), 10.0)
+    past.learned(state, (learned_s, learned_s))
+    blob.delete(record_key(state.seqno))
+    blob.is_down = True
+    with pytest.raises(Unavailable):
+        past.check(state, (200.0, 200.0), 10.0)
+    with pytest.raises(LogReplaced):
+        past.check(state, (200.0, 200.0), 10.0)
+
+
+def test_records_that_a_failed_look_did_not_find_are_looked_for_again() -> None:
+    blob = FailingOnce()
+    writer = Writer(blob)
+    writer.create(1)
+    following = Follower(blob, ImpatientClock())
+    first = following.state
+    writer.create(1)
+    winner = read_record(blob, 1)
+    assert winner is not None
+    following.lost_to(winner)
+    tops = following.tops(following.state)
+    blob.is_down = True
+    with pytest.raises(Unavailable):
+        following.sees(following.state)
+    assert following.tops(following.state) == tops == [(0, first.commit), (1, winner.commit)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts, evolved, to_updates
 from persist.errors import (
+    AsOfNotSealed,
     CollectionExists,
     ColumnsNeeded,
     Conflict,
@@ -233,3 +234,13 @@ def test_holds_of_one_record_are_set_as_one_after_the_other(
     assert refused[0] == refused[1]
     if refused[0] is None:
         assert together == one_by_one
+
+
+def test_a_tag_names_the_last_sealed_time_and_none_that_is_not_sealed() -> None:
+    contents = CollectionState(ID, "c", SCHEMA.to_json(), upper_times=(7,))
+    for time in (7, 8):
+        with pytest.raises(AsOfNotSealed):
+            after_step(contents, kinds.SetTag(ID, "a tag", time))
+    assert after_step(contents, kinds.SetTag(ID, "a tag", 6)).tags == {"a tag": 6}
+    complete = msgspec.structs.replace(contents, upper_times=())
+    assert after_step(complete, kinds.SetTag(ID, "a tag", TIME_MAX)).tags == {"a tag": TIME_MAX}

@@ -11,7 +11,10 @@ import pytest
 
 import persist
 from persist.blob import Fault, MemoryBlob, UnreliableBlob
+from persist.log import Record, decode_framed, kinds, record_key, uploaded_seqno
+from persist.write import PartWriter
 from tests.clocks import ImpatientClock
+from tests.parts import commit_parts
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -282,3 +285,26 @@ def test_a_process_that_exits_without_closing_does_not_hang_and_loses_nothing_ac
     assert done.returncode == 0
     with persist.open(tmp_path, mode="read") as client:
         assert rows(client.load("c")) == 1
+
+
+def test_a_part_list_has_the_seqno_of_the_record_that_names_it_whatever_races_were_lost(
+    blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list whose name is below the floor of the log is collected, whoever names it."""
+    monkeypatch.setattr("persist.log.commits.PARTS_INLINE_MAX", 1)
+    with opened(blob) as one, opened(blob) as two:
+        a, b = one.create_or_load("c", key=KEY), two.load("c")
+        rows = pa.table({"k": range(1000), "_time": [5] * 1000, "_diff": [1] * 1000})
+        parts = [
+            p for n in range(3) for p in PartWriter(blob, two.engine.follower.next_seqno).upload(b.id, b.schema, rows)
+        ]
+        for upper in range(1, 6):
+            a.seal(upper).result()
+        seqno = commit_parts(b, parts).result()
+        data = blob.get(record_key(seqno))
+        assert data is not None
+        stored = decode_framed(data, Record, record_key(seqno))
+        (append,) = (step for step in stored.mutations if isinstance(step, kinds.Append))
+        assert append.parts_in is not None
+        assert uploaded_seqno(append.parts_in.blob) == seqno
+        assert two.engine.writer("a test").committer.groups.counts()["lost_races"] > 0
