@@ -485,6 +485,8 @@ class GroupCommit:
                 rejected.append((operation, broken[0]))
                 continue
             try:
+                if operation.renew is not None:
+                    operation = replace(operation, steps=tuple(operation.renew(state)))
                 for step in operation.steps:
                     # Here, where it costs its own operation only; `apply` would refuse the whole record.
                     if isinstance(step, Write) and isinstance(step.data, Future):
