@@ -243,7 +243,7 @@ class Run:
         for client in self.clients:
             client.close()
         with self.opened() as client:
-            for _ in range(6):
+            for _ in range(4):
                 self.blob.clock.sleep(700)
                 client.gc()
         assert [entry.key for entry in self.blob.list("part/")] == []
