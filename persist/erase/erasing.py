@@ -23,6 +23,7 @@ The record also keeps what the last steps are (`persist.erase.owed`). If the pro
 next call does, or any client that looks after the location.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
@@ -34,8 +35,9 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob import MissingBlob
+from persist.closing import note_on_error
 from persist.compact import ErasedRecords, PartEraser
-from persist.engine import CollectionHandle, loaded_by_id
+from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.erase.owed import Owed, OwedTable, settle_all, steps_to_owe
 from persist.errors import (
     AsOfCompacted,
@@ -65,6 +67,8 @@ from persist.state import (
 )
 from persist.work import task
 from persist.write import Step
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS = 100  # Each looks at what was written meanwhile, and at nothing else.
 BRIEF_ATTEMPTS = 5
@@ -171,16 +175,25 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             done(1)
             report = _reported(handle.name, made, work.committed(), seqno)
             break
-    if report.seqno is not None:  # From its age on, the collector reckons when what is from before may go.
-        write_checkpoint(engine.blob, *engine.follower.recent())
-    try:
+    after = "What failed comes after erasures: the next erase() does it, or client.maintain()."
+    with note_on_error(lambda: f"{report}. {after}"):
+        if report.seqno is not None:
+            _write_checkpoint(engine)
         settle_all(engine)
+        for relative in related(handle):
+            delete_abandoned(relative)
+        return replace(report, mentions=mentions(handle, keys, where))
+
+
+def _write_checkpoint(engine: Engine) -> None:
+    """Write a checkpoint: from its age on, the collector reckons when what is from before the erasure may go.
+
+    Without it, the next checkpoint of any client counts.
+    """
+    try:
+        write_checkpoint(engine.blob, *engine.follower.recent())
     except PersistError as error:
-        error.add_note(f"{report}. What failed comes after erasures: the next erase() does it, or client.maintain().")
-        raise
-    for relative in related(handle):
-        delete_abandoned(relative)
-    return replace(report, mentions=mentions(handle, keys, where))
+        logger.warning("the checkpoint after an erasure was not made: %s", error)
 
 
 def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]:

@@ -426,7 +426,7 @@ def test_a_full_disk_is_unavailable_and_leaves_nothing(tmp_path: Path, monkeypat
 
     blob = FileBlob(tmp_path)
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(Unavailable, match=r"No space left on device\. Nothing was changed\. Free some space"):
+    with pytest.raises(Unavailable, match=r"No space left on device\. That object is unchanged\. Free some space"):
         blob.create("key", b"value")
 
     assert os.listdir(tmp_path) == []
