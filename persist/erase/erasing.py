@@ -26,7 +26,7 @@ next call does, or any client that looks after the location.
 import logging
 import re
 from collections.abc import Mapping, Sequence, Set
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
@@ -37,8 +37,10 @@ import pyarrow as pa
 from persist.blob import MissingBlob
 from persist.closing import note_on_error
 from persist.compact import ErasedRecords, PartEraser
-from persist.engine import CollectionHandle, Engine, loaded_by_id
+from persist.engine import CollectionHandle, Engine
+from persist.erase.derived import longer_views, unfollowed
 from persist.erase.owed import Owed, OwedTable, settle_all, steps_to_owe
+from persist.erase.relatives import related, relatives_in
 from persist.errors import (
     AsOfCompacted,
     CollectionNotFound,
@@ -89,6 +91,8 @@ class ErasureReport(Shown):
         views: those that began anew.
         indexes: how many were made anew.
         tables: those that were published anew, as (collection, format).
+        unfollowed: collections that hold what a query gave of such records, and that are as they were: clones of views,
+            what depends on these, and views that can be read at earlier times than their inputs.
         untold: tables of which only a program's own catalog knows, by what they are called there. It names files that
             are deleted, until that program publishes again.
         mentions: what still says a text of the keys or of the condition, because an erasure does not read it: queries,
@@ -102,11 +106,15 @@ class ErasureReport(Shown):
     views: tuple[str, ...] = ()
     indexes: int = 0
     tables: tuple[tuple[str, str], ...] = ()
+    unfollowed: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         said = f". {mentioned(self.mentions)}" if self.mentions else ""
+        if self.unfollowed:
+            listed = ", ".join(map(repr, self.unfollowed))
+            said = f". What a query gave of such records may still be in {listed}: erase there, too, or drop it{said}"
         if self.seqno is None:
             return f"nothing of {self.collection!r} to erase{said}"
         also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
@@ -182,7 +190,8 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         settle_all(engine)
         for relative in related(handle):
             delete_abandoned(relative)
-        return replace(report, mentions=mentions(handle, keys, where))
+        left = {copied.name for copied in unfollowed(handle)} | {*longer_views(related(handle))} - {*report.views}
+        return replace(report, unfollowed=tuple(sorted(left)), mentions=mentions(handle, keys, where))
 
 
 def _write_checkpoint(engine: Engine) -> None:
@@ -242,7 +251,8 @@ class _Made:
 
     Attributes:
         seqno: of the state that it was made for.
-        family: the ids of the collection and its relatives.
+        relatives: the ids of all that the collection shares records with, views included.
+        family: those of the collections that were looked at.
         erased: by id of a collection, what is erased from it.
         tables: of a collection of some name, those that were published.
         indexed: the columns of indexes, by name of their collection, which are to be there again.
@@ -250,6 +260,7 @@ class _Made:
     """
 
     seqno: int
+    relatives: Set[str]
     family: Set[str]
     steps: Sequence[Step]
     names: Mapping[str, str]
@@ -276,6 +287,7 @@ class _Erasing:
         """Return the record that erases what there is now; None if there is nothing."""
         engine = self._handle.engine
         seqno, relatives = engine.follower.refresh().seqno, related(self._handle)
+        ids = engine.follower.over_all(lambda state: relatives_in(state, self._handle.id))
         concerned: list[tuple[CollectionHandle, CollectionState, kinds.Erase]] = []
         steps: list[Step] = []
         names: dict[str, str] = {}
@@ -304,17 +316,22 @@ class _Erasing:
             names |= named
             indexed[names[handle.id]] = [by for index in known if (by := index.columns_in(handle.known().schema))]
         made = [step for step in views.steps if isinstance(step, kinds.Create)]
-        ids = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in made}
+        by_name = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in made}
         owing, owed_names = steps_to_owe(
             Owed(
                 engine.clock.wall_ms(),
-                tuple(ids[name] for name, was_refreshed in views.views.items() if was_refreshed),
-                {ids[name]: tuple(columns) for name, columns in indexed.items() if columns},
-                {ids[name]: {t: _owed(known) for t, known in given.items()} for name, given in tables.items() if given},
+                tuple(by_name[name] for name, was_refreshed in views.views.items() if was_refreshed),
+                {by_name[name]: tuple(columns) for name, columns in indexed.items() if columns},
+                {
+                    by_name[name]: {t: _owed(known) for t, known in given.items()}
+                    for name, given in tables.items()
+                    if given
+                },
             )
         )
         return _Made(
             seqno,
+            ids,
             {handle.id for handle in relatives},
             _released_last((*steps, *views.steps, *owing)),
             {**names, **views.names, **owed_names},
@@ -353,7 +370,7 @@ class _Erasing:
         self._erased = made.erased
         if state.seqno <= made.seqno:
             return made.steps
-        if relatives_in(state, self._handle.id) != made.family:
+        if relatives_in(state, self._handle.id) != made.relatives:
             raise Superseded(f"{self._handle.name!r} was cloned, or a clone was dropped, meanwhile: try again")
         erased: dict[str, kinds.Erase] = {}
         for id_ in made.family:
@@ -389,29 +406,6 @@ class _Erasing:
             eraser.discard()
 
 
-def related(handle: CollectionHandle) -> list[CollectionHandle]:
-    """Return a collection, and all that were cloned from it, or that it was cloned from, by way of others, too."""
-    engine = handle.engine
-    engine.follower.refresh()
-    others = sorted(engine.follower.over_all(lambda state: relatives_in(state, handle.id)) - {handle.id})
-    relatives = [handle.newest()]
-    for id_ in others:
-        with suppress(CollectionNotFound):  # It was dropped just now.
-            relatives.append(loaded_by_id(engine, id_, id_))
-    return relatives
-
-
-def relatives_in(state: State, collection: str) -> Set[str]:
-    """Return the ids of a collection and its relatives that a state has."""
-    shares = {id_: entry.folders for id_, entry in state.entries.each() if entry.folders}
-    ids, new = {collection}, {collection}
-    while new:
-        folders = {folder for id_ in new for folder in (id_, *shares.get(id_, ()))}
-        new = (folders | {id_ for id_, shared in shares.items() if not folders.isdisjoint((id_, *shared))}) - ids
-        ids |= new
-    return {id_ for id_ in ids if state.entries.get(id_) is not None}
-
-
 def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
     """Return steps of one record in an order in which since stays where it is.
 
@@ -442,5 +436,5 @@ def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: 
         tuple(made.views),
         sum(map(len, made.indexed.values())),
         tuple((name, table) for name, tables in made.tables.items() for table in tables),
-        tuple(dict.fromkeys(untold)),
+        untold=tuple(dict.fromkeys(untold)),
     )
