@@ -1,7 +1,8 @@
 """What is closed at the end of its `with` block."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -28,3 +29,13 @@ def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
             raise
         # The block's own error is what its handlers wait for.
         error.add_note(f"Besides, writes failed and nobody looked at their errors: {unlooked!r}")
+
+
+@contextmanager
+def note_on_error(text: Callable[[], str]) -> Iterator[None]:
+    """Let an error in this block say, as a note, what has been done before it."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(text())
+        raise

@@ -24,6 +24,7 @@ INDEX_HOLD = "index "  # The same of an index: it keeps what its next refresh re
 PUBLISHED_HOLD = "published "  # The same of a table with a change feed: it keeps what the next version tells.
 INDEX_PREFIX = f"{OWN_PREFIX}index."  # Of the collection that an index is.
 GROUPS_PREFIX = f"{OWN_PREFIX}groups."  # Of the views that hold the groups of another one.
+DERIVED_FROM = "persist.derived_from"  # A property of clones of views: the ids of what their rows came from.
 OWED_PREFIX = f"{OWN_PREFIX}owed."  # Of what says what an erasure still has to do.
 
 _ID = re.compile(r"[0-9a-f]{32}")

@@ -61,7 +61,7 @@ class Modelled:
 class Run:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.blob = DatedBlob(ImpatientClock())
+        self.blob = self.new_blob()
         self.clients = [self.opened(), self.opened()]
         self.models: dict[str, Modelled] = {}
         self.snapshots: list[tuple[persist.Snapshot, list[str], dict[Any, int]]] = []
@@ -73,6 +73,9 @@ class Run:
         ):
             self.clients[0].create_or_load(name, key={"k": pa.int64()}, value={"v": pa.string()}, keyed=keyed)
             self.models[name] = Modelled(keyed is not None)
+
+    def new_blob(self) -> DatedBlob:
+        return DatedBlob(ImpatientClock())
 
     def opened(self) -> persist.Client:
         settings = tuned(
@@ -214,8 +217,8 @@ class Run:
             for *record, n in zip(*(table[c].to_pylist() for c in ("k", *columns, "_diff")), strict=True)
         }
 
-    def check(self, names: list[str]) -> None:
-        client = self.chance.choice(self.clients)
+    def check(self, names: list[str], reader: persist.Client | None = None) -> None:
+        client = reader or self.chance.choice(self.clients)
         for name in names:
             model, loaded = self.models[name], client.load(name)
             assert loaded.upper.time == model.upper

@@ -67,7 +67,7 @@ def test_on_a_full_disk_shared_clients_read_at_once_and_writes_fail_at_once(disk
         orders = client.load("orders")
         assert orders.snapshot(0).to_arrow().num_rows == 20_000
         assert orders.snapshot(0).count() == 20_000
-        with pytest.raises(StoreFull, match=r"No space left on device.*Nothing was changed"):
+        with pytest.raises(StoreFull, match=r"No space left on device.*That object is unchanged"):
             orders.write([((1, None), 5, 1)]).result()
         with pytest.raises(StoreFull):
             orders.hold(0)
@@ -184,4 +184,4 @@ def test_a_limit_of_the_process_is_said_at_once_and_nothing_is_half_done(limit: 
     refused, message = done.stdout.split(" ", 1)
     assert 0 < int(refused) <= 6
     assert what in message
-    assert "Nothing was changed" in message
+    assert "That object is unchanged" in message

@@ -430,8 +430,8 @@ class FileBlob:
         if error.errno == errno.ELOOP:
             return InvalidUsage(f"{tried}. Symbolic links below the root of a location are not followed.")
         if error.errno in FULL:
-            return StoreFull(f"{tried}. Nothing was changed. {FULL[error.errno]}, then try again.")
-        return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
+            return StoreFull(f"{tried}. That object is unchanged. {FULL[error.errno]}, then try again.")
+        return Unavailable(f"{tried}. That object is unchanged; try again when the disk is well.")
 
 
 def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool) -> None:

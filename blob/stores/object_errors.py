@@ -164,7 +164,7 @@ class ObjectErrorMap:
         what = f"cannot {action} {key!r} at {self.url}"
         if self._did_nothing(error):
             return self._misconfigured(what, error) or self._unavailable(
-                what, error, "Nothing was changed; try again after a pause."
+                what, error, "That object is unchanged; try again after a pause."
             )
         doubt = Indeterminate(
             f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not "
@@ -212,7 +212,7 @@ class ObjectErrorMap:
 
     def _unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
         if limit := _limit_behind(error):
-            return StoreFull(f"{what}: {limit}, then try again. Nothing was changed. ({self._text(error)})")
+            return StoreFull(f"{what}: {limit}, then try again. That object is unchanged. ({self._text(error)})")
         text = f"{what}: {self._text(error)}. {advice}"
         failure = Throttled(text) if self.answer(error).code in _THROTTLED else Unavailable(text)
         failure.timed_out = _has_timed_out(error)

@@ -15,7 +15,8 @@ Invariants of the target:
 - Until the first record or checkpoint is there, nobody can open it. The first record of a first copy comes after all
   others. Afterwards it is the location as it was after its last record: what a record needs is there before the record.
 - Its log is a beginning of that of the source. Where a record of the target is not the source's, or the target has
-  more, nothing is copied: somebody has written to it, or it is the copy of another location.
+  more, nothing is copied: somebody has written to it, or it is the copy of another location. Only the leases and holds
+  of its readers are taken off its end.
 - A state object that is there proves that the blobs it names are, too, unless `DAMAGED` says that some were left out.
   So of a collection that did not change since the last backup, nothing is listed.
 
@@ -38,7 +39,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -46,6 +47,7 @@ from typing import Any
 import msgspec
 
 from persist.blob import Blob, Clock, Conflict, CorruptBlob, MissingBlob, Pool, SystemClock, delete_all
+from persist.closing import note_on_error
 from persist.codecs import checksum_of
 from persist.errors import InvalidUsage
 from persist.log import (
@@ -58,11 +60,13 @@ from persist.log import (
     STATES,
     BlobRef,
     BringsParts,
+    Mutation,
     Record,
     collection_part,
     decode_framed,
     intact_kind,
     is_upload,
+    kinds,
     listed_checkpoints,
     listed_records,
     pages_key,
@@ -70,6 +74,7 @@ from persist.log import (
     record_key,
     state_collection,
 )
+from persist.names import is_id
 from persist.replica import Follower, StoredCheckpoint, load_contents
 from persist.settings import Location, Settings, open_storage
 from persist.shown import Shown, counted
@@ -124,8 +129,9 @@ def backup(
     """Make target a copy of a location as it is now, and let it forget what the location has forgotten.
 
     Writers, readers and collectors may go on. The first backup copies everything, later ones what is new. One that is
-    interrupted goes on when it is called again. The target can be opened for reading at any time, also while a backup
-    is made of it; who writes to it makes it useless as a backup, and the next one says so.
+    interrupted goes on when it is called again. The target can be read at any time. The next backup deletes the
+    leases of its readers, which begin again then, so mode="read" is best while one is made. A write to the target makes
+    it useless as a backup, and the next one says so.
 
     Args:
         location, target: what `persist.open` takes; the target is empty, or a backup of the location.
@@ -219,7 +225,7 @@ class _Copying:
         try:
             if follower.refresh().location is None:
                 raise InvalidUsage(f"there is no location at {self._source.url}, so there is nothing to copy")
-            before = self._target_before()
+            before = self._without_leases(follower.state)
             for turn in range(PASSES_MAX):
                 state = follower.refresh()
                 self._check_follows(before, state)
@@ -233,12 +239,49 @@ class _Copying:
                     follower.restart()
         finally:
             follower.close()
-        try:
-            deleted = self._forget(self._state_of_target(), checkpoint) if forgets else 0
-        except MissingBlob:
-            self._check_alone()  # Who came later may have deleted it.
-            raise
-        return Copied(state.seqno, len(state.entries), self._blobs, self._bytes, deleted, tuple(sorted(self._damaged)))
+        copied = Copied(
+            state.seqno, len(state.entries), self._blobs, self._bytes, deleted=0, damaged=tuple(sorted(self._damaged))
+        )
+        with note_on_error(lambda: f"{copied}. What failed is only the deletion of what the target needs no longer."):
+            try:
+                return replace(copied, deleted=self._forget(self._state_of_target(), checkpoint) if forgets else 0)
+            except MissingBlob:
+                self._check_alone()  # Who came later may have deleted it.
+                raise
+
+    def _without_leases(self, state: State) -> State:
+        """Return what the target is so far, after deleting what its own readers added to the end of its log.
+
+        Args:
+            state: of the source.
+
+        Raises:
+            InvalidUsage: it is nothing that may be gone on with.
+        """
+        before = self._target_before()
+        last = before.seqno
+        while last >= 0 and before.location == state.location and self._is_reading(last, state):
+            last -= 1
+        made = [(seqno, entry.key) for seqno, entry in listed_checkpoints(self._target)]
+        begins = last >= before.control.log_floor or any(seqno <= last for seqno, _ in made)
+        common = (
+            {self._record(blob, last) for blob in (self._source, self._target)} if 0 <= last < before.seqno else set()
+        )
+        if not begins or len(common) != 1 or None in common:
+            return before  # What is there does not come from readers alone.
+        self._check_alone()
+        for key in [key for seqno, key in made if seqno > last]:
+            self._target.delete(key)
+        for seqno in range(before.seqno, last, -1):
+            self._target.delete(record_key(seqno))
+        return self._state_of_target()
+
+    def _is_reading(self, seqno: int, state: State) -> bool:
+        """Return whether a record of the target is none of the source's, and only has leases and holds of readers."""
+        ours, theirs = (self._record(blob, seqno) for blob in (self._source, self._target))
+        if theirs is None or ours == theirs or (ours is None and seqno <= state.seqno):
+            return False
+        return all(_is_of_a_reader(mutation) for mutation in decode_framed(theirs, Record, record_key(seqno)).mutations)
 
     def _target_before(self) -> State:
         """Return what the target is so far.
@@ -429,12 +472,12 @@ class _Copying:
             named = named_in(self._target, state, folder, shares)
             gone = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
             deleted += self._deleted(gone)
-        if checkpoint is None:
-            return deleted
-        older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
-        floor = state.control.log_floor
+        floor, older, named = state.control.log_floor, list[str](), set[str]()
+        if checkpoint is not None:
+            older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
+            named = Names(self._target).named_by(checkpoint.checkpoint)
         records = [entry.key for seqno, entry in listed_records(self._target) if seqno < floor]
-        named = Names(self._target).named_by(checkpoint.checkpoint) | _lists(self._target, floor, state.seqno)
+        named |= _lists(self._target, floor, state.seqno)
         objects = [key for prefix in OBJECTS.values() for key in self._present(prefix) if key not in named]
         return deleted + sum(self._deleted(keys) for keys in (older, records, objects))
 
@@ -442,6 +485,15 @@ class _Copying:
         if keys:
             self._check_alone()
         return delete_all(self._target, keys)
+
+
+def _is_of_a_reader(mutation: Mutation) -> bool:
+    """Return whether a mutation concerns nothing but a lease, or a hold that lives by one."""
+    if isinstance(mutation, kinds.SetHold):
+        return mutation.lease is not None
+    if isinstance(mutation, kinds.ReleaseHold):
+        return is_id(mutation.hold)
+    return isinstance(mutation, kinds.GrantLease | kinds.EndLease) and not getattr(mutation, "consumer", "")
 
 
 def _contents(blob: Blob, state: State, entry: CollectionEntry) -> CollectionState | None:

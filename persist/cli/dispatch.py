@@ -103,6 +103,7 @@ def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> 
     has_lines = getattr(error, "has_lines", False)
     # On one line, the caret of a query would point at nothing.
     text = str(error) if has_lines else " ".join(_CARET.sub("", str(error)).split())
+    text = " ".join([text, *getattr(error, "__notes__", ())])  # What was done nevertheless, and what to do.
     text = text if isinstance(error, str) else worded(text)
     if as_json:
         document = {"error": _kind_of(error, status), "message": text, "status": status}

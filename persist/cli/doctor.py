@@ -182,6 +182,9 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
     try:
         with persist.open(at.location, mode="read", storage_options=at.options, settings=at.settings()) as client:
             names, seqno = client.collections(), client.seqno
+            if seqno < 0 and at.has_parts():
+                yield Finding("store", WRONG, *_two(worded(str(at.nothing(client.url)))))
+                return
             holds = f"{counted(len(names), 'collection')} at record {seqno:,}" if seqno >= 0 else "no location yet"
             yield Finding("store", FINE, f"{client.url} can be read: it has {holds}")
             if seqno < 0 and (foreign := at.foreign()) is not None:

@@ -97,16 +97,17 @@ class Place:
             problem += ": there is no such folder. Check the path, or make a collection with persist create"
         elif (foreign := self.foreign()) is not None:
             problem += f": the folder holds something else, such as {foreign!r}, and no log of persist. Check the path"
-        elif self._has_parts():
+        elif self.has_parts():
             problem += (
-                ": there are data files, and no log of persist. A backup, a copy or a restore to here was interrupted: "
-                "give that command again, and it goes on"
+                ": there are data files, and no log of persist. Restore the log from a copy. If a backup, a copy or a "
+                "restore to here was interrupted, give that command again, and it goes on"
             )
         else:
             problem += f". Check the {'address' if is_far else 'path'}, or make a collection with persist create"
         return persist.InvalidUsage(problem)
 
-    def _has_parts(self) -> bool:
+    def has_parts(self) -> bool:
+        """Return whether data files are stored there."""
         from persist.log import PARTS
 
         with persist.open(self.location, mode="read", storage_options=self.options, settings=self.settings()) as client:

@@ -39,7 +39,7 @@ from persist.codecs import (
     with_both_zeros,
 )
 from persist.compact.rewriter import LocalPartMaker, Rewrite
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, Superseded
 from persist.log import Numbers, kinds
 from persist.read import PartReader, Scan
 from persist.state import CollectionState, left_by_erasure
@@ -174,18 +174,22 @@ class PartEraser:
         self._reader = reader
         self._outcomes: dict[_Known, _Outcome] = {}
         self._schema: CollectionSchema | None = None
+        self._reads_blobs = True
         self._lock = threading.Lock()
 
-    def step(self, contents: CollectionState, *, by: str, at_ms: int, reason: str) -> kinds.Erase | None:
+    def step(
+        self, contents: CollectionState, *, by: str, at_ms: int, reason: str, reads_blobs: bool = True
+    ) -> kinds.Erase | None:
         """Return what erases the records from contents; None if there are none.
 
         Cost: reading what decides, of the parts that it has not seen yet; then what must be written anew.
 
         Raises:
+            Superseded: a part that it has not seen lies in a blob, and it reads none.
             InvalidUsage: its events, or its rows, lack a column that decides.
             CorruptBlob: a part is missing, or cannot be believed.
         """
-        schema = contents.schema
+        schema, self._reads_blobs = contents.schema, reads_blobs
         if self._schema != schema:
             self.discard()  # Parts are written with the newest columns.
             self._seen.clear()
@@ -237,14 +241,15 @@ class PartEraser:
         names, key_tables = contents.schema.key_names, list[pa.Table]()
         for parts, schema in ((contents.numbered, contents.schema), (contents.pending, events_of(contents))):
             new = [part for part in parts.values() if _known(part) not in self._seen]
-            self._seen.update(map(_known, new))
             if new and self._wanted.is_about(schema):
                 may_match = parts_that_may_match(new, self._wanted.filter, schema)
+                self._check_read(*may_match)
                 is_deleting = [DELETED] if DELETED in schema.names else []
                 columns = list(dict.fromkeys([*names, *self._wanted.columns(schema), *is_deleting]))
                 tables = self._reader().tables(may_match, schema, columns)
                 rows = (without_deletions(table, contents) for _, table in tables)
-                key_tables += (self._wanted.split(table)[0].select(names) for table in rows)
+                key_tables += [self._wanted.split(table)[0].select(names) for table in rows]
+            self._seen.update(map(_known, new))
         keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *key_tables])
         if self._records.keys is not None:
             keys = pa.concat_tables([keys, self._records.keys])
@@ -283,6 +288,7 @@ class PartEraser:
                 yield number, part, outcome
 
     def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Outcome:
+        self._check_read(part)
         rows = diffs = 0
         columns = [*self._records.columns(schema), "_diff"]
         for _, table in self._reader().tables([part], schema, columns):
@@ -296,6 +302,10 @@ class PartEraser:
             self._writer.discard(made)
             raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
         return _Outcome(rows, made)
+
+    def _check_read(self, *parts: Part) -> None:
+        if not (self._reads_blobs or all(part.inline for part in parts)):
+            raise Superseded("a part has come that has not been looked at: try again")
 
     def _written(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
         """Return the parts that hold what stays of a part; none if that is nothing."""

@@ -36,7 +36,7 @@ from persist.engine.failures import is_of_failures
 from persist.engine.opening import handle_on
 from persist.errors import CollectionExists, Superseded, UploadExpired
 from persist.log import Keyframe, Numbers, Words, kinds
-from persist.names import check_free_name
+from persist.names import DERIVED_FROM, check_free_name
 from persist.read import Scan
 from persist.state import CollectionState, ExpectErasures, check_readable, erasure_number, newest_like
 from persist.timeline import Moment
@@ -179,6 +179,8 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
     ]
     about = contents.about
     properties = {name: text for name, text in about.properties.items() if not is_of_failures(name)}
+    if contents.view is not None:
+        properties[DERIVED_FROM] = " ".join([contents.id, *contents.view.get("inputs", ())])
     if about.comment or properties or about.columns:
         columns = {column: Words(said.comment, {**said.properties}) for column, said in about.columns.items()}
         steps.append(kinds.Describe(id_, Words(about.comment, {**properties}), columns))

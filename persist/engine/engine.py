@@ -23,7 +23,7 @@ from persist.read import Folds, PartCaches, PartReader, SpilledRows
 from persist.replica import Follower, PinnedFollower, log_table
 from persist.settings import Storage
 from persist.work import commit_span
-from persist.write import CommitFuture, Step, Unclosed
+from persist.write import CommitFuture, Renew, Step, Unclosed
 
 IO_THREADS, REMOTE_IO_THREADS = 4, 40  # Many where each request waits for a network; memory is bounded elsewhere.
 
@@ -155,18 +155,21 @@ class Engine:
         self.check_open("reading")
         return self._reader()
 
-    def submit(self, action: str, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
+    def submit(
+        self, action: str, steps: Sequence[Step], names: dict[str, str], renew: Renew | None = None
+    ) -> CommitFuture:
         """Queue steps as one commit, after all that was queued before; return at once, or as soon as there is room.
 
         Args:
             action: what errors call it.
             names: of the collections in the steps, by id; for errors.
+            renew: makes the steps anew for each state that the record may follow, in the thread that commits.
 
         Raises:
             ReadOnly, ClientClosed, InvalidUsage: as `writer`. What was uploaded for the steps is deleted then.
         """
         try:
-            future = self.writer(action).submit(steps, names)
+            future = self.writer(action).submit(steps, names, renew)
         except ClientClosed:
             self.abandon(steps)
             raise

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 from persist.blob import Blob, Clock, Count, Indeterminate, InvalidUsage, Pool, SystemClock, is_remote
@@ -26,7 +27,7 @@ from persist.read import PartCaches, PartReader
 from persist.replica import Follower
 from persist.settings import Settings
 from persist.upkeep import CompactionSchedule, Garbage, GarbageReport, Upkeep
-from persist.write import CommitFuture, Committer, PartWriter, Step, Write
+from persist.write import CommitFuture, Committer, PartWriter, Renew, Step, Write
 
 Mode = Literal["shared", "exclusive", "read"]
 
@@ -158,13 +159,14 @@ class Writer:
         self.consumers.settle_soon(step.collection)
         return self.submit([step], {step.collection: name})
 
-    def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
+    def submit(self, steps: Sequence[Step], names: dict[str, str], renew: Renew | None = None) -> CommitFuture:
         """Queue steps as one commit, after what was asked of the same collections before, seals that resolve, too."""
         busy = None if self.keyed.is_in_job() else next((id_ for id_ in names if self.keyed.is_busy(id_)), None)
         if busy is None:
-            return self.committer.submit(steps, names)
+            return self.committer.submit(steps, names, renew=renew)
         future = self.new_future()
-        return self.keyed.submit([busy], future, lambda: self.committer.submit(steps, names).committed(), 0)
+        commit = partial(self.committer.submit, steps, names, renew=renew)
+        return self.keyed.submit([busy], future, lambda: commit().committed(), 0)
 
     def new_future(self) -> CommitFuture:
         """Return the future of a commit that the keyed queue makes."""

@@ -8,11 +8,13 @@
 | views that depend on any of them | they begin anew (`persist.sql.redefine`), and are refreshed after that |
 | published tables of any of them | they are given up, their files deleted, and they are published anew after that |
 
-All of it but the last steps is one record of the log. It loses if anything was compacted or derived meanwhile. Then
-only what is new is looked at, and the record is made again. Writers do not hold it up: what they have written since is
-looked at after the record, and another record erases from it if need be, up to `RECORDS_MAX` in all: somebody may go on
-to write such records. So whatever was committed before the last record is erased, and what is committed after it is new
-data, which stays.
+All of it but the last steps is one record of the log. Whatever was committed before the record is erased, and what is
+committed after it is new data, which stays. A record that left a part out could take the insertion of a row and leave
+the deletion that somebody commits meanwhile: a negative multiplicity, with what was to be erased in it. So the thread
+that commits looks at what was written since the plan, for each state that the record may follow (`_Erasing.renewed`).
+It reads what is inline, and no blobs at first. If a blob, a compaction or something derived came meanwhile, the
+record loses, and the next attempt looks at what is new. After `BRIEF_ATTEMPTS`, the thread that commits reads blobs,
+too: other commits of this client wait then, and writers that never rest hold no erasure up.
 
 An attempt looks at the log once. Where writers are many and the store is far, each look has to catch up with them, and
 an attempt that looks ten times is beaten by every compaction.
@@ -21,19 +23,24 @@ The record also keeps what the last steps are (`persist.erase.owed`). If the pro
 next call does, or any client that looks after the location.
 """
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
 from typing import Any
 
 import pyarrow as pa
 
 from persist.blob import MissingBlob
+from persist.closing import note_on_error
 from persist.compact import ErasedRecords, PartEraser
-from persist.engine import CollectionHandle, loaded_by_id
+from persist.engine import CollectionHandle, Engine
+from persist.erase.derived import longer_views, unfollowed
 from persist.erase.owed import Owed, OwedTable, settle_all, steps_to_owe
+from persist.erase.relatives import related, relatives_in
 from persist.errors import (
     AsOfCompacted,
     CollectionNotFound,
@@ -53,19 +60,23 @@ from persist.sql import dependents_of, views_anew
 from persist.state import (
     CollectionState,
     ExpectDerived,
-    ExpectKeyframes,
+    ExpectErasures,
     Publication,
+    State,
     check_reason,
     derived_holds,
+    erasure_number,
 )
 from persist.work import task
 from persist.write import Step
 
+logger = logging.getLogger(__name__)
+
 ATTEMPTS = 100  # Each looks at what was written meanwhile, and at nothing else.
+BRIEF_ATTEMPTS = 5
 TEXT_CHARS_MIN = 3
 TEXTS_MAX = 1000  # Of each key column, that are looked for in queries and comments.
 REPLACED_MAX = 10  # Tables that a catalog may still have in place of one.
-RECORDS_MAX = 5  # The first one erases all from before the call, others what was written while one was made.
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,8 @@ class ErasureReport(Shown):
         views: those that began anew.
         indexes: how many were made anew.
         tables: those that were published anew, as (collection, format).
+        unfollowed: collections that hold what a query gave of such records, and that are as they were: clones of views,
+            what depends on these, and views that can be read at earlier times than their inputs.
         untold: tables of which only a program's own catalog knows, by what they are called there. It names files that
             are deleted, until that program publishes again.
         mentions: what still says a text of the keys or of the condition, because an erasure does not read it: queries,
@@ -93,11 +106,15 @@ class ErasureReport(Shown):
     views: tuple[str, ...] = ()
     indexes: int = 0
     tables: tuple[tuple[str, str], ...] = ()
+    unfollowed: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         said = f". {mentioned(self.mentions)}" if self.mentions else ""
+        if self.unfollowed:
+            listed = ", ".join(map(repr, self.unfollowed))
+            said = f". What a query gave of such records may still be in {listed}: erase there, too, or drop it{said}"
         if self.seqno is None:
             return f"nothing of {self.collection!r} to erase{said}"
         also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
@@ -146,7 +163,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         for relative in related(handle):
             if relative.keyed is not None:
                 writer.resolver.resolve(relative.id, relative.name, relative.machine)
-    report, records_made = ErasureReport(handle.name), 0
+    report = ErasureReport(handle.name)
     with task("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
         work = _Erasing(handle, records, reason, stack)
         for attempt in range(ATTEMPTS):
@@ -155,7 +172,8 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
                     made = work.planned()
                 if made is None:
                     break
-                seqno = engine.submit("erase", made.steps, dict(made.names)).result()
+                renew = partial(work.renewed, made, reads_blobs=attempt >= BRIEF_ATTEMPTS)
+                seqno = engine.submit("erase", made.steps, dict(made.names), renew).result()
             except (Superseded, UploadExpired, CollectionNotFound, MissingBlob, AsOfCompacted) as error:
                 work.lost(error)
                 handle.contents()  # Raises if it is the collection itself that was dropped.
@@ -163,23 +181,28 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
                     raise
                 continue
             done(1)
-            work.committed(made)
-            report = _added(report, made, seqno)
-            with suppress(PersistError):  # Whatever it is, it is tried again below.
-                settle_all(engine)
-            records_made += 1
-            if records_made == RECORDS_MAX:
-                break
-    if report.seqno is not None:  # From its age on, the collector reckons when what is from before may go.
-        write_checkpoint(engine.blob, *engine.follower.recent())
-    try:
+            report = _reported(handle.name, made, work.committed(), seqno)
+            break
+    after = "What failed comes after erasures: the next erase() does it, or client.maintain()."
+    with note_on_error(lambda: f"{report}. {after}"):
+        if report.seqno is not None:
+            _write_checkpoint(engine)
         settle_all(engine)
+        for relative in related(handle):
+            delete_abandoned(relative)
+        left = {copied.name for copied in unfollowed(handle)} | {*longer_views(related(handle))} - {*report.views}
+        return replace(report, unfollowed=tuple(sorted(left)), mentions=mentions(handle, keys, where))
+
+
+def _write_checkpoint(engine: Engine) -> None:
+    """Write a checkpoint: from its age on, the collector reckons when what is from before the erasure may go.
+
+    Without it, the next checkpoint of any client counts.
+    """
+    try:
+        write_checkpoint(engine.blob, *engine.follower.recent())
     except PersistError as error:
-        error.add_note(f"{report}. What failed comes after erasures: the next erase() does it, or client.maintain().")
-        raise
-    for relative in related(handle):
-        delete_abandoned(relative)
-    return replace(report, mentions=mentions(handle, keys, where))
+        logger.warning("the checkpoint after an erasure was not made: %s", error)
 
 
 def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]:
@@ -227,12 +250,18 @@ class _Made:
     """One record, and what is to be done after it.
 
     Attributes:
-        erased: by name of a collection, what is erased from it.
+        seqno: of the state that it was made for.
+        relatives: the ids of all that the collection shares records with, views included.
+        family: those of the collections that were looked at.
+        erased: by id of a collection, what is erased from it.
         tables: of a collection of some name, those that were published.
         indexed: the columns of indexes, by name of their collection, which are to be there again.
         views: whether each was ever refreshed, by name.
     """
 
+    seqno: int
+    relatives: Set[str]
+    family: Set[str]
     steps: Sequence[Step]
     names: Mapping[str, str]
     own: str
@@ -252,28 +281,31 @@ class _Erasing:
         self._erasers: dict[str, PartEraser] = {}
         stack.callback(self._discard)
         self._stop = Event()
+        self._erased: Mapping[str, kinds.Erase] = {}  # What the record says, of each collection.
 
     def planned(self) -> _Made | None:
         """Return the record that erases what there is now; None if there is nothing."""
         engine = self._handle.engine
+        seqno, relatives = engine.follower.refresh().seqno, related(self._handle)
+        ids = engine.follower.over_all(lambda state: relatives_in(state, self._handle.id))
         concerned: list[tuple[CollectionHandle, CollectionState, kinds.Erase]] = []
-        for handle in related(self._handle):
+        steps: list[Step] = []
+        names: dict[str, str] = {}
+        for handle in relatives:
             step, contents = self._step(handle)
+            names[handle.id] = contents.name
+            steps.append(ExpectErasures(handle.id, erasure_number(contents)))
             if step is not None:
                 concerned.append((handle, contents, step))
         if not concerned:
             return None
         handles = [handle for handle, _, _ in concerned]
         views = views_anew(engine, handles)
-        steps: list[Step] = []
-        names: dict[str, str] = {}
         indexed: dict[str, Sequence[tuple[str, ...]]] = {**views.indexed}
         tables: dict[str, Mapping[str, Publication]] = {**views.published}
         for handle, contents, step in concerned:
             steps.append(ExpectDerived(handle.id, derived_holds(contents)))
-            steps.append(ExpectKeyframes(handle.id, contents.keyframes))
             steps.append(step)
-            names[handle.id] = contents.name
             tables[contents.name] = contents.published
             held = (name for name in map(published_hold, contents.published) if name in contents.holds)
             steps += (kinds.ReleaseHold(handle.id, name) for name in held)
@@ -284,20 +316,27 @@ class _Erasing:
             names |= named
             indexed[names[handle.id]] = [by for index in known if (by := index.columns_in(handle.known().schema))]
         made = [step for step in views.steps if isinstance(step, kinds.Create)]
-        ids = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in made}
+        by_name = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in made}
         owing, owed_names = steps_to_owe(
             Owed(
                 engine.clock.wall_ms(),
-                tuple(ids[name] for name, was_refreshed in views.views.items() if was_refreshed),
-                {ids[name]: tuple(columns) for name, columns in indexed.items() if columns},
-                {ids[name]: {t: _owed(known) for t, known in given.items()} for name, given in tables.items() if given},
+                tuple(by_name[name] for name, was_refreshed in views.views.items() if was_refreshed),
+                {by_name[name]: tuple(columns) for name, columns in indexed.items() if columns},
+                {
+                    by_name[name]: {t: _owed(known) for t, known in given.items()}
+                    for name, given in tables.items()
+                    if given
+                },
             )
         )
         return _Made(
+            seqno,
+            ids,
+            {handle.id for handle in relatives},
             _released_last((*steps, *views.steps, *owing)),
             {**names, **views.names, **owed_names},
             self._handle.id,
-            {contents.name: step for _, contents, step in concerned},
+            {handle.id: step for handle, _, step in concerned},
             tables,
             indexed,
             views.views,
@@ -319,39 +358,52 @@ class _Erasing:
                 if handle.needs(error.key):
                     raise
 
+    def renewed(self, made: _Made, state: State, *, reads_blobs: bool) -> Sequence[Step]:
+        """Return the steps of a record for the state that it follows: they erase what came since the plan, too.
+
+        Args:
+            reads_blobs: whether parts may be read that are not inline.
+
+        Raises:
+            Superseded: the plan must be made again.
+        """
+        self._erased = made.erased
+        if state.seqno <= made.seqno:
+            return made.steps
+        if relatives_in(state, self._handle.id) != made.relatives:
+            raise Superseded(f"{self._handle.name!r} was cloned, or a clone was dropped, meanwhile: try again")
+        erased: dict[str, kinds.Erase] = {}
+        for id_ in made.family:
+            entry = state.entries.get(id_)
+            assert entry is not None, "relatives that a state has"
+            assert entry.contents is not None, "the record has a condition on each relative"
+            planned = made.erased.get(id_)
+            by, at_ms = ("", 0) if planned is None else (planned.by, planned.at_ms)
+            step = self._erasers[id_].step(
+                entry.contents, by=by, at_ms=at_ms, reason=self._reason, reads_blobs=reads_blobs
+            )
+            if (step is None) != (planned is None):
+                raise Superseded(f"something else of {entry.name!r} is concerned by now: try again")
+            if step is not None:
+                erased[id_] = step
+        self._erased = erased
+        return [erased[step.collection] if isinstance(step, kinds.Erase) else step for step in made.steps]
+
     def lost(self, error: BaseException) -> None:
         """Note that a record was refused."""
         if isinstance(error, UploadExpired):  # What was made may be deleted by now.
             for eraser in self._erasers.values():
                 eraser.discard()
 
-    def committed(self, made: _Made) -> None:
-        """Note that a record is there."""
-        steps = {step.collection: step for step in made.erased.values()}
+    def committed(self) -> Mapping[str, kinds.Erase]:
+        """Note that the record is there; return what it erased, by the id of each collection."""
         for id_, eraser in self._erasers.items():
-            eraser.committed(steps.get(id_))
+            eraser.committed(self._erased.get(id_))
+        return self._erased
 
     def _discard(self) -> None:
         for eraser in self._erasers.values():
             eraser.discard()
-
-
-def related(handle: CollectionHandle) -> list[CollectionHandle]:
-    """Return a collection, and all that were cloned from it, or that it was cloned from, by way of others, too."""
-    engine = handle.engine
-    engine.follower.refresh()
-    shares = engine.follower.over_all(lambda state: {id_: e.folders for id_, e in state.entries.each() if e.folders})
-    ids, new = {handle.id}, {handle.id}
-    while new:
-        folders = {folder for id_ in new for folder in (id_, *shares.get(id_, ()))}
-        new = (folders | {id_ for id_, shared in shares.items() if not folders.isdisjoint((id_, *shared))}) - ids
-        ids |= new
-    others = sorted(ids - {handle.id})
-    relatives = [handle.newest()]
-    for id_ in others:
-        with suppress(CollectionNotFound):  # It was dropped just now.
-            relatives.append(loaded_by_id(engine, id_, id_))
-    return relatives
 
 
 def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
@@ -372,17 +424,17 @@ def _owed(known: Publication) -> OwedTable:
     return OwedTable(options, digest=bool(known.digest))
 
 
-def _added(report: ErasureReport, made: _Made, seqno: int) -> ErasureReport:
-    others = {name for name, step in made.erased.items() if step.collection != made.own}
+def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
+    others = {made.names[id_] for id_ in erased if id_ != made.own}
     options = [known.options for tables in made.tables.values() for known in tables.values()]
     untold = [table["identifier"] for table in options if "identifier" in table and "catalog" not in table]
     return ErasureReport(
-        report.collection,
-        report.updates + sum(step.updates for step in made.erased.values()),
+        name,
+        sum(step.updates for step in erased.values()),
         seqno,
-        tuple(sorted({*report.clones, *others})),
-        tuple(dict.fromkeys((*report.views, *made.views))),
-        report.indexes + sum(map(len, made.indexed.values())),
-        (*report.tables, *((name, table) for name, tables in made.tables.items() for table in tables)),
-        tuple(dict.fromkeys((*report.untold, *untold))),
+        tuple(sorted(others)),
+        tuple(made.views),
+        sum(map(len, made.indexed.values())),
+        tuple((name, table) for name, tables in made.tables.items() for table in tables),
+        untold=tuple(dict.fromkeys(untold)),
     )

@@ -35,7 +35,9 @@ from persist.blob import Blob, BlobEntry
 from persist.codecs import CollectionSchema, sort_indices
 from persist.compact import ErasedRecords, events_of, without_deletions
 from persist.engine import CollectionHandle
-from persist.erase.erasing import related, wanted_records
+from persist.erase.derived import WHY, unfollowed
+from persist.erase.erasing import wanted_records
+from persist.erase.relatives import related
 from persist.errors import InvalidUsage
 from persist.log import (
     CHECKPOINTS,
@@ -119,8 +121,8 @@ class Traces(Shown):
             until = max((trace.until for trace in self.found if trace.until is not None), default=None)
             raise InvalidUsage(
                 f"{counted(len(self.found), 'object')} may hold what was erased from {self.collection!r}, such as "
-                f"{self.found[0].key}: collect garbage with gc() {'now' if until is None else f'after {until}'}, and "
-                "search again"
+                f"{self.found[0].key} ({self.found[0].why}). Collect garbage with gc() "
+                f"{'then' if until is None else f'after {until}'}, and search again"
             )
         said = {**self.facts, "searched": {"objects": self.objects, "bytes": self.bytes}, "not_searched": [*BEYOND]}
         return {**said, "digest": receipt_digest(said)}
@@ -191,6 +193,8 @@ class _Search:
             trace = self._look(entry)
             if trace is not None:
                 traces.append(trace)
+        if not self._texts:  # They are searched for texts, like everything, and for nothing else.
+            traces += [Trace(f"{PARTS}{copied.id}/", f"{copied.name!r}: {WHY}") for copied in unfollowed(self._handle)]
         return Traces(self._handle.known().name, objects, size, tuple(traces), self._facts())
 
     def _facts(self) -> dict[str, Any]:

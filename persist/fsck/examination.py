@@ -28,6 +28,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from persist.blob import Blob, BlobEntry, Clock, InvalidUsage, SystemClock
 from persist.fsck.checkpoint import LOST, Renewal, SettingAside
 from persist.fsck.log import LogExamination
@@ -49,8 +51,10 @@ from persist.log import (
     record_seqno,
     uploaded_seqno,
 )
+from persist.names import OWED_PREFIX
 from persist.replica import INTERVAL, Follower
 from persist.settings import Location, Settings, open_storage
+from persist.shown import counted
 from persist.state import State
 from persist.upkeep import OBJECTS, Deleted, Garbage, void_floor
 from persist.work import task
@@ -209,12 +213,16 @@ class _Examination:
         log.finish()
         parts.finish(log.state)
         self._check_overdue()
-        self.unreferenced = list(self._unreferenced())
+        if log.at or self.findings.problems:
+            self.unreferenced = list(self._unreferenced())
+        else:  # What objects are for is not known without a log.
+            self._check_empty()
         return FsckReport(
             url=self._url,
             problems=self.findings.problems,
             unreferenced=tuple(self.unreferenced),
             checked=dict(self.findings.checked),
+            unfinished=tuple(_unfinished(log.state)),
             seqno=log.at - 1,
             deep=self._deep,
         )
@@ -289,6 +297,21 @@ class _Examination:
             what = f"the newest one is at seqno {self.log.newest}, and the log is at {state.seqno}"
             self.findings.add("overdue", CHECKPOINTS, what)
 
+    def _check_empty(self) -> None:
+        """Add a problem where there is no log, but something else."""
+        keys = [key for key in self.inventory if key != CLOCK_KEY]
+        data = [key for key in keys if _KINDS.get(key.partition("/")[0]) is not None or key.startswith(LOST)]
+        if data:
+            what = f"{counted(len(data), 'object')} such as {data[0]} can be read by no client: no record is there"
+            advice = (
+                "restore the log from a copy; if a backup, copy or restore to here was interrupted, give it again and "
+                "it goes on"
+            )
+            self.findings.no_log(what, advice)
+        elif keys:
+            what = f"this is no location: nothing is there but what persist did not write, such as {keys[0]}"
+            self.findings.no_log(what, "check the path")
+
     def _unreferenced(self) -> Iterator[Unreferenced]:
         log, state = self.log, self.log.state
         if state is None:
@@ -357,6 +380,16 @@ def _is_published(state: State, collection: str, key: str) -> bool:
     if entry is None or entry.contents is None:
         return entry is not None  # Nobody knows.
     return ("delta" if "/_delta_log/" in key else "iceberg") in entry.contents.published
+
+
+def _unfinished(state: State | None) -> Iterator[str]:
+    """Yield what erasures still owe, which a hidden collection keeps."""
+    for entry in () if state is None else state.entries.values():
+        if entry.contents is not None and entry.name.startswith(OWED_PREFIX):
+            owed = msgspec.json.decode(entry.contents.about.properties["owed"])
+            kinds = {"views": "refresh views", "indexes": "fill indexes", "tables": "publish tables"}
+            steps = ", ".join(f"{step} ({len(owed[kind]):,})" for kind, step in kinds.items() if owed.get(kind))
+            yield f"an erasure has still to {steps or 'end'}: client.maintain() does it, or the next erase()"
 
 
 def _declaration(seqno: int, what: str) -> Repair:

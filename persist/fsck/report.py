@@ -32,7 +32,7 @@ from persist.blob import (
     StoreMisconfigured,
     get_at_most,
 )
-from persist.log import intact_kind
+from persist.log import LOG, intact_kind
 from persist.shown import Shown, aligned, counted
 
 ProblemKind = Literal[
@@ -141,6 +141,7 @@ class FsckReport(Shown):
         problems: what is wrong, in the order in which it was found.
         unreferenced: blobs that nothing refers to, by key.
         checked: how much was read and verified, by kind of blob ("part" counts what was only looked up, too).
+        unfinished: what clients have begun and still owe, a sentence for each; that is no problem.
         seqno: of the last record seen, -1 if there is none.
         deep: whether the contents of parts were read.
         repairs_planned: what a repair would do, or was to do.
@@ -152,6 +153,7 @@ class FsckReport(Shown):
     problems: tuple[Problem, ...] = ()
     unreferenced: tuple[Unreferenced, ...] = ()
     checked: Mapping[str, Checked] = field(default_factory=dict)
+    unfinished: tuple[str, ...] = ()
     seqno: int = -1
     deep: bool = True
     repairs_planned: tuple[Repair, ...] = ()
@@ -177,6 +179,7 @@ class FsckReport(Shown):
         lines += _problems("problems", self.problems)
         leaked = [(u.kind, u.blob, f"{u.bytes:,}", _age(u.age_s), u.advice) for u in self.unreferenced]
         lines += _section("nothing refers to", ("kind", "blob", "bytes", "age", "what to do"), leaked, right=(2, 3))
+        lines += ["", "unfinished", *(f"  {said}" for said in self.unfinished)] if self.unfinished else []
         planned = [(r.action, r.blob, r.why) for r in self.repairs_planned]
         lines += _section("repairs planned", ("action", "blob", "why"), planned)
         done = [(r.action, r.blob, r.why) for r in self.repairs_done]
@@ -221,7 +224,7 @@ class Findings:
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
-        self._problems: dict[tuple[str, str, str], Problem] = {}
+        self._problems: dict[object, Problem] = {}
         self.checked: dict[str, Checked] = {}
 
     @property
@@ -231,6 +234,10 @@ class Findings:
     def add(self, kind: ProblemKind, blob: str, what: str, *, collection: str | None = None) -> None:
         problem = Problem(kind, blob, what, ADVICE[kind], collection)
         self._problems.setdefault((kind, blob, what), problem)
+
+    def no_log(self, what: str, advice: str) -> None:
+        """Add that there is no log where there should be one."""
+        self._problems[LOG] = Problem("missing", LOG, what, advice)
 
     def corruption(self, error: Corruption, *, collection: str | None = None) -> None:
         """Add what a reader of JSON objects raised."""

@@ -25,11 +25,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, get_args
 
 import msgspec
 
 from persist.blob import Blob, Indeterminate, PersistError, delete_all
+from persist.closing import note_on_error
 from persist.codecs import CollectionSchema, Part
 from persist.engine import CollectionHandle, Engine, handle_on
 from persist.errors import HoldMoved, InvalidUsage, Superseded, UploadExpired
@@ -157,8 +159,10 @@ def publish(
         known = contents.published.get(format.name)
         if known is None:
             raise Superseded(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
-        if _show(handle, format, contents, known, is_new=True):
-            return _published(format, contents, known, is_new=True)
+        said = f"version {known.version} of the {format.name} table of {handle.name!r} is committed"
+        with note_on_error(partial("{}, and not all readers find it yet: publish again.".format, said)):
+            if _show(handle, format, contents, known, is_new=True):
+                return _published(format, contents, known, is_new=True)
     raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
 
 
@@ -250,6 +254,7 @@ def unpublish(handle: CollectionHandle, table: str) -> bool:
         contents = handle.contents()
         known = contents.published.get(name)
         if known is None:
+            delete_abandoned(handle)
             return False
         step = kinds.Unpublish(handle.id, name, known.version)
         step = msgspec.structs.replace(step, unused=left_unused(contents, step))
@@ -257,7 +262,9 @@ def unpublish(handle: CollectionHandle, table: str) -> bool:
             writer.submit([step, *_held(contents, step)], {handle.id: handle.name}).result()
         except Superseded:
             continue
-        _delete_shown(handle.engine.blob, handle.id, name)
+        said = f"the {name} table of {handle.name!r} is given up, and readers may still find it"
+        with note_on_error(partial("{}: unpublish it again.".format, said)):
+            _delete_shown(handle.engine.blob, handle.id, name)
         return True
     raise Superseded(f"{handle.name!r} was published or compacted by others {ATTEMPTS} times meanwhile: try again")
 

@@ -9,7 +9,6 @@ from persist.state.collection_rules import (
     ExpectDefinition,
     ExpectDerived,
     ExpectErasures,
-    ExpectKeyframes,
     ExpectNothingBeyondUpper,
     ExpectParts,
     ExpectRuns,

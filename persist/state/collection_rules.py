@@ -33,7 +33,7 @@ from persist.errors import (
     ViewRedefined,
     with_timeline,
 )
-from persist.log import CollectionMutation, Frontier, Keyframe, Numbers, kinds
+from persist.log import CollectionMutation, Frontier, Numbers, kinds
 from persist.names import INDEX_HOLD, VIEW_HOLD, check_hold_name, check_tag_name, is_id
 from persist.state.contents import (
     CollectionState,
@@ -109,12 +109,6 @@ class ExpectRuns(Condition, frozen=True, tag="expect_runs"):
     """The history has these runs, of these parts: a run is called after its first part alone."""
 
     runs: tuple[Numbers, ...]
-
-
-class ExpectKeyframes(Condition, frozen=True, tag="expect_keyframes"):
-    """There is no keyframe but these: a new one may repeat what an erasure takes out of history alone."""
-
-    keyframes: tuple[Keyframe, ...]
 
 
 class ExpectDerived(Condition, frozen=True, tag="expect_derived"):
@@ -353,12 +347,6 @@ def _expect_runs(contents: CollectionState, step: ExpectRuns) -> CollectionState
     return contents
 
 
-def _expect_keyframes(contents: CollectionState, step: ExpectKeyframes) -> CollectionState:
-    if not set(step.keyframes).issuperset(contents.keyframes):
-        raise Superseded(f"a keyframe of {contents.name!r} has come meanwhile: try again")
-    return contents
-
-
 def _expect_derived(contents: CollectionState, step: ExpectDerived) -> CollectionState:
     if derived_holds(contents) != step.holds:
         raise Superseded(f"a view or an index of {contents.name!r} has come or gone meanwhile: try again")
@@ -470,7 +458,6 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     ExpectNothingBeyondUpper: _expect_nothing,
     ExpectDefinition: _expect_definition,
     ExpectErasures: _expect_erasures,
-    ExpectKeyframes: _expect_keyframes,
     ExpectDerived: _expect_derived,
     ExpectRuns: _expect_runs,
     kinds.Append: _appended,

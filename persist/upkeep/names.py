@@ -228,7 +228,8 @@ def named_in(blob: Blob, state: State, folder: str, shares: Mapping[str, Sequenc
 def unnamed_parts(blob: Blob, state: State, checked: CheckedUploads) -> tuple[list[BlobEntry], set[str]]:
     """Return the parts that no collection names, of those that are to be looked at; and where clones have parts.
 
-    Parts that compaction left unused are among them; those of a collection that was destroyed are not.
+    Parts that compaction left unused are among them; those of a collection that was destroyed are not. Where that one,
+    or a clone, had parts is among the folders: others may be left there when it is forgotten.
 
     Cost: a LIST of all parts, and the contents of the collections of those that are looked at.
     """
@@ -242,7 +243,7 @@ def unnamed_parts(blob: Blob, state: State, checked: CheckedUploads) -> tuple[li
         if due:
             named = named_in(blob, state, folder, shares)
             unnamed += [entry for entry in due if entry.key not in named]
-    return unnamed, {*shares}
+    return unnamed, {*shares, *waiting}
 
 
 def whole_folders(dropped: Dropped) -> tuple[str, ...]:

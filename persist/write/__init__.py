@@ -12,6 +12,7 @@ from persist.write.operations import (
     AtCommit,
     Commit,
     Operation,
+    Renew,
     Step,
     Submission,
     Write,

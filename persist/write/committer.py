@@ -23,7 +23,7 @@ from persist.log import COMMIT_DEADLINE_S
 from persist.replica import Follower
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.group_commit import GroupCommit
-from persist.write.operations import Operation, Step, Submission, Write
+from persist.write.operations import Operation, Renew, Step, Submission, Write
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
 from persist.write.write_steps import WriteSteps
 
@@ -64,17 +64,22 @@ class Committer:
         self._thread.start()
 
     def submit(
-        self, steps: Sequence[Step], names: dict[str, str], submission: Submission | None = None
+        self,
+        steps: Sequence[Step],
+        names: dict[str, str],
+        submission: Submission | None = None,
+        renew: Renew | None = None,
     ) -> CommitFuture:
         """Queue an operation; return at once, or as soon as there is room for it.
 
         Args:
             submission: by what id another client asks for it.
+            renew: makes the steps anew for each state that the record may follow; this thread calls it.
 
         Raises:
             ClientClosed: `close` was called before.
         """
-        operation = Operation.of(steps, names, CommitFuture(self.unobserved, self._waited_for), submission)
+        operation = Operation.of(steps, names, CommitFuture(self.unobserved, self._waited_for), submission, renew)
         with self._changed:
             # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
             if not self._is_own_thread():

@@ -489,6 +489,8 @@ class GroupCommit:
                 rejected.append((operation, broken[0]))
                 continue
             try:
+                if operation.renew is not None:
+                    operation = replace(operation, steps=tuple(operation.renew(state)))
                 self._check_clock(state, operation, times)
                 for step in operation.steps:
                     # Here, where it costs its own operation only; `apply` would refuse the whole record.

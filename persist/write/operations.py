@@ -35,7 +35,7 @@ from persist.blob import InvalidUsage
 from persist.codecs import DIGEST_MODULUS, TIME_MAX, TIME_UNITS, CollectionSchema, Part, SmallUpdates, digest_of_text
 from persist.log import CollectionMutation, LocationMutation, Mutation, TokenMark, kinds
 from persist.names import is_text
-from persist.state import CollectionState, Condition, DraftStep, PlannedAppend, PlannedPend, check_note
+from persist.state import CollectionState, Condition, DraftStep, PlannedAppend, PlannedPend, State, check_note
 from persist.write.future import CommitFuture
 
 
@@ -118,6 +118,7 @@ class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 TOKEN_CHARS_MAX = 200
 
 Step = Write | Mutation | Condition | Asked | AtCommit
+Renew = Callable[[State], Sequence[Step]]  # Raises as the rules of a commit do.
 Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the steps, and the names of what they concern.
 
 
@@ -148,6 +149,7 @@ class Operation:
         submission: by what id it was asked for; None if no other client was asked to commit it.
         at_commit: those of its steps that ask for the time of the commit.
         shares_time: whether it does nothing else than to write at that time; then it may have it together with others.
+        renew: returns its steps for the state that the record follows, if they depend on what others commit meanwhile.
     """
 
     steps: tuple[Step, ...]
@@ -157,16 +159,22 @@ class Operation:
     submission: Submission | None = None
     at_commit: tuple[AtCommit, ...] = ()
     shares_time: bool = False
+    renew: "Renew | None" = None
 
     @classmethod
     def of(
-        cls, steps: Sequence[Step], names: dict[str, str], future: CommitFuture, submission: Submission | None
+        cls,
+        steps: Sequence[Step],
+        names: dict[str, str],
+        future: CommitFuture,
+        submission: Submission | None,
+        renew: "Renew | None" = None,
     ) -> "Operation":
         """Return the operation of some steps; there are very many small ones, so each look at a step counts."""
         size = sum([step.bytes for step in steps if isinstance(step, Write)])
         at_commit = tuple([step for step in steps if isinstance(step, AtCommit)])
         shares_time = bool(at_commit) and all(map(_may_share_time, steps))
-        return cls(tuple(steps), names, future, size, submission, at_commit, shares_time)
+        return cls(tuple(steps), names, future, size, submission, at_commit, shares_time, renew)
 
     @property
     def uploads(self) -> list["Future[tuple[Part, ...]]"]:

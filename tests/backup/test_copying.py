@@ -13,7 +13,7 @@ import pytest
 import persist
 from persist.backup import Copied, backup, copy, verify
 from persist.blob import Blob, Fault, MemoryBlob, Unavailable, UnreliableBlob
-from persist.errors import Conflict, CorruptBlob, InvalidUsage
+from persist.errors import Conflict, CorruptBlob, InvalidUsage, LogReplaced
 from persist.fsck import fsck
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
@@ -390,3 +390,118 @@ def test_a_backup_whose_blob_was_changed_is_not_taken_for_whole(place: Place) ->
     part = next(iter(target.list("part/"))).key
     target.set(part, (target.get(part) or b"")[:-1])
     assert not verify(target, place.blob, clock=place.blob.clock).is_whole
+
+
+def read_in(target: Blob, **options: object) -> int:
+    with persist.open(target, clock=ImpatientClock(), settings=tuned(background=False), **options) as client:  # type: ignore[arg-type]
+        return len(client.load("a").snapshot().to_arrow())
+
+
+@pytest.mark.parametrize("mode", ["shared", "read"])
+def test_a_backup_that_was_read_in_any_mode_goes_on(place: Place, mode: str) -> None:
+    target = MemoryBlob()
+    for turn in range(4):
+        place.write("a")
+        if turn == 2:
+            place.client.load("a").compact()
+            wait_for_checkpoint(place.client)
+        backup(place.blob, target, clock=place.blob.clock)
+        for _ in range(3):
+            read_in(target, mode=mode)
+    check(target, place.held, backup(place.blob, target, clock=place.blob.clock))
+
+
+def test_a_backup_that_is_being_read_goes_on_and_its_reader_reads_right_or_hears_of_it(place: Place) -> None:
+    target = MemoryBlob()
+    backup(place.blob, target, clock=place.blob.clock)
+    with persist.open(target, clock=ImpatientClock(), settings=tuned(background=False)) as reader:
+        reading = reader.load("a").snapshot()
+        held = Counter(map(tuple, reading.rows()))
+        for _ in range(3):
+            for _ in range(3):
+                place.write("a")
+            done = backup(place.blob, target, clock=place.blob.clock)
+            assert done.seqno == place.client.seqno
+            with suppress(LogReplaced):
+                assert Counter(map(tuple, reading.rows())) == held
+                now = reader.load("a").snapshot()
+                assert Counter(map(tuple, now.rows())) == place.held["a", now.as_of]
+    check(target, place.held, backup(place.blob, target, clock=place.blob.clock))
+
+
+@pytest.mark.parametrize("wrote", ["hold", "tag", "seal", "write"])
+def test_a_backup_that_was_written_to_is_left_alone_even_if_it_was_read_after_that(place: Place, wrote: str) -> None:
+    target = MemoryBlob()
+    backup(place.blob, target, clock=place.blob.clock)
+    with persist.open(target, clock=ImpatientClock(), settings=tuned(background=False)) as client:
+        a = client.load("a")
+        time = (a.upper.time or 0) - 1
+        if wrote == "hold":
+            client.load("a").follow("mailer")
+        elif wrote == "tag":
+            a.tag("mine", time)
+        elif wrote == "seal":
+            a.seal(time + 9).result()
+        else:
+            a.write([((1, 1), time + 1, 1)]).result()
+    read_in(target)
+    before = {entry.key for entry in target.list("log/")}
+    with pytest.raises(InvalidUsage, match="somebody wrote to it"):
+        backup(place.blob, target, clock=place.blob.clock)
+    assert {entry.key for entry in target.list("log/")} == before
+
+
+def test_what_is_erased_from_a_clone_leaves_the_backup_although_its_source_did_not_change(place: Place) -> None:
+    """The blob lies in the folder of the source, which names it no longer, and which nothing else happened to."""
+    clock, target = place.blob.clock, MemoryBlob()
+    a = place.client.load("a")
+    a.compact()
+    clone = place.client.clone("a", "copy")
+    shared = {key for key in clone.handle.contents().named_blobs if key.startswith(f"part/{a.id}/")}
+    a.overwrite([(1, 1)]).result()
+    a.allow_compaction((a.upper.time or 0) - 1).result()
+    a.compact()
+    wait_for_checkpoint(place.client)
+    assert shared.isdisjoint(a.handle.contents().named_blobs)
+    backup(place.blob, target, clock=clock)
+    clone.erase(where="k <> 1 OR v <> 1", reason="request 17")
+    assert (len(a.erasures()), len(clone.erasures())) == (0, 1)
+    backup(place.blob, target, clock=clock)
+    assert shared
+    assert shared.isdisjoint(entry.key for entry in target.list("part/"))
+
+
+def test_damage_is_remembered_by_the_target_until_the_source_is_mended(place: Place) -> None:
+    """Once a state object is there, nothing else says that blobs which it names are not."""
+    clock, target = place.blob.clock, MemoryBlob()
+    a = place.client.load("a")
+    a.compact()
+    wait_for_checkpoint(place.client)
+    place.client.gc()
+    part = next(iter(place.blob.list(f"part/{a.id}/"))).key
+    whole = place.blob.get(part) or b""
+    place.blob.set(part, b"x" + whole[1:])
+    for _ in range(3):
+        assert backup(place.blob, target, clock=clock).damaged == (part,)
+        assert [*target.list("state/")], "nothing but the note says that the collection is not whole"
+    place.blob.set(part, whole)
+    assert backup(place.blob, target, clock=clock).damaged == ()
+    assert target.get(part) == whole
+    assert not [*target.list("lost/")]
+
+
+def test_an_error_after_the_copy_says_that_it_is_complete(place: Place) -> None:
+    class Undeletable(MemoryBlob):
+        def delete(self, key: str) -> None:
+            raise Unavailable(f"cannot delete {key}")
+
+    target = Undeletable()
+    place.client.load("a").compact()
+    backup(place.blob, target, clock=place.blob.clock)
+    place.client.drop("a").result()
+    with pytest.raises(Unavailable) as error:
+        backup(place.blob, target, clock=place.blob.clock)
+    assert "What failed is only the deletion" in error.value.__notes__[0]
+    assert f"as of record {place.client.seqno}" in error.value.__notes__[0]
+    with persist.open(target, mode="read", clock=ImpatientClock()) as client:
+        assert client.seqno == place.client.seqno

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.blob import Blob, Unavailable
+from persist.blob import Blob, StoreFull, Unavailable
 from persist.erase import receipt_digest
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.erase.searching import mentions
@@ -890,3 +890,50 @@ def test_whoever_erases_again_finishes_it_at_once() -> None:
         assert client.load("orders").erase([3], reason="request 17").seqno is None
         assert not owes(client)
         assert [table.rows for table in client.load("orders").published()] == [2]
+
+
+class _Full(DatedBlob):
+    """A store that has room for records, and for nothing else, from when an erasure's record is there."""
+
+    refused: tuple[str, ...] = ()
+    is_full = False
+
+    def set(self, key: str, value: bytes) -> None:
+        self._check(key)
+        super().set(key, value)
+
+    def create(self, key: str, value: bytes) -> bool:
+        self._check(key)
+        created = super().create(key, value)
+        self.is_full |= b'"kind":"erase"' in value
+        return created
+
+    def _check(self, key: str) -> None:
+        if self.is_full and key.startswith(self.refused):
+            raise StoreFull(f"cannot write {key}: no room")
+
+
+def test_an_erasure_whose_checkpoint_fails_is_reported_as_done() -> None:
+    blob = _Full(ImpatientClock())
+    blob.refused = ("checkpoint/", "state/", "directory/")
+    with opened(blob) as client:
+        orders = filled(client)
+        assert orders.erase([3], reason="request 17").updates == 17
+        assert all(row[0] != 3 for row in orders.snapshot().rows())
+
+
+def test_an_error_after_an_erasure_says_what_was_erased() -> None:
+    blob = _Full(ImpatientClock())
+    blob.refused = ("log/",)
+    with opened(blob) as client:
+        orders = filled(client)
+        client.create_view("all", "SELECT email, amount FROM orders").refresh()
+        with pytest.raises(StoreFull) as error:
+            orders.erase([3], reason="request 17")
+        blob.is_full = False
+        assert "erased 17 updates of 'orders' from all times, 1 view begun anew" in error.value.__notes__[0]
+        client.maintain()
+        blob.clock.sleep(120)
+        client.maintain()
+        assert not owes(client)
+        assert ADA not in str([list(client.load("all").snapshot(time).rows()) for time in range(8)])

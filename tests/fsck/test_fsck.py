@@ -1,6 +1,8 @@
 """Examination of a location: damage is found and named, what is healthy is clean, a repair does as it says."""
 
+import json
 import random
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,13 +19,14 @@ import xxhash
 
 import persist
 from persist.blob import Blob, FileBlob, MemoryBlob, MeteredBlob
-from persist.codecs import Part, check_part, checksum_of, encode_parts, to_updates
+from persist.codecs import CollectionSchema, Part, check_part, checksum_of, encode_parts, to_updates
 from persist.codecs.part.describing import footer_of
 from persist.codecs.part.file_writer import FileWriter
 from persist.log import (
     FORMAT,
     Mutation,
     Record,
+    Words,
     checkpoint_key,
     checkpoint_seqno,
     commits,
@@ -1123,3 +1126,50 @@ def test_a_missing_state_object_is_made_again_from_a_log_that_holds_all_of_it_an
     else:
         assert not report.repairs_done
         assert all("the log does not hold all that it takes" in problem.advice for problem in report.problems)
+
+
+@pytest.mark.parametrize(
+    "lost", [("log", "checkpoint", "directory"), ("log", "checkpoint", "directory", "state", "gc")]
+)
+def test_a_location_whose_log_is_lost_is_a_problem_and_repair_deletes_nothing(
+    lost: tuple[str, ...], tmp_path: Path
+) -> None:
+    with persist.open(tmp_path / "shop") as client:
+        client.write("orders", pa.table({"k": range(50_000)}), key=["k"]).result()
+    for folder in lost:
+        shutil.rmtree(tmp_path / "shop" / folder, ignore_errors=True)
+    before = sorted(tmp_path.rglob("*"))
+    settings = persist.Settings(grace_s=0, orphan_grace_s=0)
+    for repair in (False, True):
+        report = persist.fsck(tmp_path / "shop", repair=repair, settings=settings)
+        (problem,) = report.problems
+        assert (problem.kind, problem.blob) == ("missing", "log/")
+        assert "no record is there" in problem.what
+        assert "restore the log" in problem.advice
+        assert not report.is_empty
+        assert report.problems_left == report.problems
+        assert not report.unreferenced, "nobody knows what refers to it"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_no_location_is_a_problem(tmp_path: Path) -> None:
+    with persist.open(tmp_path / "shop") as client:
+        client.create_or_load("orders", key={"k": int})
+    (tmp_path / "readme.txt").write_text("mine")
+    (problem,) = persist.fsck(tmp_path, repair=True).problems
+    assert (problem.kind, problem.blob, problem.advice) == ("missing", "log/", "check the path")
+    assert not persist.fsck(tmp_path / "shop").problems
+
+
+def test_what_an_erasure_still_owes_is_said(dated: DatedBlob) -> None:
+    with persist.open(dated, clock=dated.clock) as client:
+        owed = {"at_ms": 0, "views": ["0" * 32], "tables": {"1" * 32: {"delta": {}}}}
+        made = record_kinds.Create("2" * 32, ".owed." + "2" * 32, CollectionSchema.of({"k": int}, None).to_json())
+        said = Words("what an erasure still has to do", {"owed": json.dumps(owed)})
+        client.engine.submit("erase", [made, record_kinds.Describe(made.collection, said)], {}).result()
+        report = client.fsck()
+    assert report.is_clean
+    assert report.unfinished == (
+        "an erasure has still to refresh views (1), publish tables (1): client.maintain() does it, or the next erase()",
+    )
+    assert report.unfinished[0] in str(report)

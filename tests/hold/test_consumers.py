@@ -127,3 +127,17 @@ def test_a_lease_may_be_ended_from_the_millisecond_after_its_expiry_and_the_skew
         ending.end_expired()
         assert leases(writer) == {}
         snapshot.close()
+
+
+def test_a_collection_of_garbage_spares_the_late_leases_of_its_own_consumers(blob: MemoryBlob) -> None:
+    clock = ImpatientClock()
+    with opened(blob, clock, lease_s=LEASE_S) as client, opened(blob, clock, lease_s=LEASE_S) as other:
+        c = collection(client)
+        [job] = client.engine.writer("a test").consumers.claim_all("x/job", [WantedClaim(c.id, "c", 3)])
+        clock.sleep(LEASE_S + SKEW_S + 1)
+        client.gc()
+        job.check()  # Which renews it, however late.
+        clock.sleep(LEASE_S + SKEW_S + 1)
+        other.gc()
+        with pytest.raises(persist.errors.LeaseExpired):
+            job.check()

@@ -7,7 +7,7 @@ import pytest
 
 from persist.errors import Locked, Superseded, WriterFenced
 from persist.log import Keyframe, TableFile, kinds, part_key
-from persist.state import ExpectKeyframes, after_step, with_replaced
+from persist.state import with_replaced
 from persist.state.contents import CollectionState, check_runs
 from persist.state.location import ExclusiveWriter, check_writer
 from persist.state.publications import check_published, published
@@ -35,16 +35,6 @@ def compacted() -> CollectionState:
     assert unused == (part(1, 0).blob, part(2, 3).blob)
     assert (after.history, after.keyframes) == (((4,), (5,)), (Keyframe(3, (2, 3)),))
     return after
-
-
-def test_an_erasure_is_refused_if_a_keyframe_came_that_it_does_not_know() -> None:
-    """Or else a sealed time would read otherwise by the keyframe than by history, until a second record."""
-    contents = compacted()
-    for known in (contents.keyframes, (Keyframe(1, (7,)), *contents.keyframes)):
-        assert after_step(contents, ExpectKeyframes(ID, known)) is contents
-    for unknown in ((), (Keyframe(3, (2,)),)):
-        with pytest.raises(Superseded, match="has come meanwhile"):
-            after_step(contents, ExpectKeyframes(ID, unknown))
 
 
 def test_contents_after_a_compaction_keep_what_always_holds() -> None:

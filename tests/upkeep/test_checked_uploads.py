@@ -64,6 +64,7 @@ STEPS = st.lists(
 @given(STEPS)
 @example(["write", "write", "clone", "gc", "drop", "wait", "gc", "wait", "gc", "drop clone"])
 @example(["write", "clone", "gc", "drop", "wait", "other gc", "wait", "other gc", "drop clone", "wait", "gc"])
+@example(["write", "clone", "drop", "wait", "other gc", "wait", "other gc", "drop clone", "gc", "wait", "gc"])
 @example(["orphan", "gc", "wait", "gc", "orphan", "gc", "wait"])
 def test_a_collector_that_has_just_begun_finds_nothing_more(steps: list[str]) -> None:
     blob = DatedBlob(ImpatientClock())

@@ -723,3 +723,21 @@ def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
         named, useless = reader.named_by_others([gone.checkpoint.seqno, *seqnos], newest, present)
         assert useless == {gone.pointer.blob}
         assert named == set[str]().union(*(reader.named_by(each.checkpoint) for each in others))
+
+
+def test_the_record_after_the_newest_one_that_is_old_enough_keeps_its_grace(dated: DatedBlob) -> None:
+    with opened(dated, grace_s=HOUR) as client:
+        c = client.create_or_load("c", key=KEY)
+        c.write(table()).result()
+        part = keys(dated, f"part/{c.id}")
+        checkpoint.write_checkpoint(dated, *client.engine.follower.recent())
+        dated.clock.sleep(2 * HOUR)
+        c.drop().result()
+        with opened(dated, grace_s=HOUR) as collector:
+            assert collector.gc().collections == 0
+        assert keys(dated, f"part/{c.id}") == part
+        client.describe("a later record").result()
+        dated.clock.sleep(2 * HOUR)
+    with opened(dated, grace_s=HOUR) as collector:
+        collector.gc()
+        assert keys(dated, f"part/{c.id}") == []

@@ -426,7 +426,7 @@ def test_a_full_disk_is_unavailable_and_leaves_nothing(tmp_path: Path, monkeypat
 
     blob = FileBlob(tmp_path)
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(Unavailable, match=r"No space left on device\. Nothing was changed\. Free some space"):
+    with pytest.raises(Unavailable, match=r"No space left on device\. That object is unchanged\. Free some space"):
         blob.create("key", b"value")
 
     assert os.listdir(tmp_path) == []
@@ -453,3 +453,29 @@ def test_two_processes_agree_on_a_folder(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[('log/1', 15), ('log/2', 14)]"
     assert blob.get("log/2") == b"from the child"
     assert not blob.create("log/2", b"from the parent")
+
+
+def test_what_comes_while_a_folder_is_synced_is_not_taken_for_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync covers what was there when it began, and may take long."""
+    FileBlob(tmp_path).create("log/1", b"value")
+    os.link(tmp_path / "log" / "1", tmp_path / ".tmp-1")
+    real, synced = os.fsync, list[int]()
+
+    def slow(descriptor: int) -> None:
+        real(descriptor)
+        synced.append(descriptor)
+        if len(synced) == 1:  # A writer dies between its link and its sync.
+            (tmp_path / "log" / "2").write_bytes(b"late")
+            os.link(tmp_path / "log" / "2", tmp_path / ".tmp-2")
+            made_ns = time.time_ns()
+            while time.time_ns() <= made_ns + 3 * CLOCK_TICK_NS:
+                pass
+
+    monkeypatch.setattr(os, "fsync", slow)
+    reader = FileBlob(tmp_path)
+    assert reader.get("log/1") == b"value"
+    assert len(synced) == 1
+    assert reader.get("log/2") == b"late"
+    assert len(synced) == 2

@@ -161,7 +161,7 @@ def test_a_full_disk_is_reported_at_once(code: int, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "link", link)
     store = RetryBlob(FileBlob(tmp_path))
-    with pytest.raises(StoreFull, match="Nothing was changed"):
+    with pytest.raises(StoreFull, match="That object is unchanged"):
         store.create("log/1", b"value")
     assert store.counts()["create"].retries == 0
 
