@@ -20,8 +20,8 @@ from persist.ingest.transactions import Transactions
 logger = logging.getLogger(__name__)
 COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
 NUMBERS = (
-    "SELECT attname, attnum::int8 FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped "
-    "ORDER BY attnum"
+    "SELECT attname, attnum::int8, attgenerated <> '' FROM pg_attribute WHERE attrelid = %s AND attnum > 0 "
+    "AND NOT attisdropped ORDER BY attnum"
 )
 POLL_S = 0.25
 CHANGES = b"IUD"
@@ -296,13 +296,21 @@ class Stream:
 
     def _numbers(self, relation: Relation) -> dict[str, int]:
         """Return the numbers of a table's columns, as the catalog has them now, in their order."""
+        sent = {column.name for column in relation.columns}
         connection = self._database.connected()
         try:
             with connection.cursor() as cursor:
                 cursor.execute(NUMBERS, (relation.id,))
-                return dict(cursor.fetchall())
+                rows = cursor.fetchall()
         finally:
             connection.close()
+        table = self._tables[self._names[relation.schema, relation.name]]
+        if new := [name for name, _, is_generated in rows if is_generated and name not in (*table.generated, *sent)]:
+            logger.warning(
+                "%s has got generated columns, which the server does not send, and which are left out: %s",
+                table.full_name, ", ".join(new),
+            )  # fmt: skip
+        return {name: number for name, number, _ in rows}
 
 
 def _marked(cursor: Any) -> tuple[int, int]:

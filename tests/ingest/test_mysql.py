@@ -105,6 +105,15 @@ def test_the_first_contents_and_then_each_transaction_are_taken_in(shop: Shop) -
     assert shop.ingest().rows == 0
 
 
+@needs_server
+def test_a_computed_column_is_named_with_how_to_compute_it(shop: Shop, caplog: Any) -> None:
+    shop.run("CREATE TABLE t (id int PRIMARY KEY, a int, g int AS (a * 2) STORED, v int AS (a * 3) VIRTUAL)")
+    shop.run("INSERT INTO t (id, a) VALUES (1, 5)")
+    shop.ingest()
+    assert shop.contents("t") == [(1, 5)]
+    assert ("'g' is left out" in caplog.text, "'v' is left out" in caplog.text) == (True, True)
+
+
 @pytest.mark.thorough(except_every=4)
 @needs_server
 @pytest.mark.parametrize(

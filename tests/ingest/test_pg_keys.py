@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,8 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from persist.ingest.driver import source_of
+from persist.ingest.source import Run
 from tests.ingest.servers import postgres_programs
 from tests.ingest.test_postgres import Database, database, server
 from tests.upsert.test_crash import Died, MortalBlob
@@ -124,3 +127,56 @@ def test_long_values_stay_with_their_rows_whatever_happens_to_keys(database: Dat
                 run(MortalBlob(store, rng.randint(2, 12), is_after=rng.random() < 0.5))
     run(store)
     assert stored(store) == in_database(database)
+
+
+def test_a_generated_column_is_named_with_how_to_compute_it(database: Database, caplog: Any) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 2) STORED)")
+    database.run("INSERT INTO t VALUES (1, 5)")
+    database.ingest()
+    assert "t: the column 'g' is left out, because it is generated" in caplog.text
+    assert "((a * 2)) AS g" in caplog.text
+    caplog.clear()
+    database.run("UPDATE t SET a = 6")
+    database.ingest(exclude=["t.g"])
+    assert (database.contents("t"), "generated" in caplog.text) == ([{"id": 1, "a": 6}], False)
+
+
+def test_a_generated_column_that_comes_later_is_named(database: Database, caplog: Any) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1, 5)")
+    database.ingest()
+    with persist.open(database.location) as client:
+        source = source_of({"source": database.url, "publication": "p"}, {})
+        source.targets(client)  # What a process knows that follows the table already.
+        database.run("ALTER TABLE t ADD g int GENERATED ALWAYS AS (a * 2) STORED", "UPDATE t SET a = 6")
+        run = Run(client, {name: client.load(name) for name in ("t", "p.transactions")}, True, threading.Event())
+        for _ in source.batches(run):
+            pass
+    assert "t has got generated columns" in caplog.text
+    assert "left out: g" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["id, g", "g"])
+def test_a_key_with_a_generated_column_tells_no_rows_apart(database: Database, key: str) -> None:
+    database.run(
+        "CREATE TABLE t (id int NOT NULL, a int, g int GENERATED ALWAYS AS (a * 2) STORED)",
+        f"ALTER TABLE t ADD PRIMARY KEY ({key})",
+        "INSERT INTO t VALUES (1, 5), (1, 6)",
+    )
+    with pytest.raises(persist.InvalidUsage, match=r"the table t has no key .*, because g of its key is not sent"):
+        database.ingest()
+    database.run("ALTER TABLE t REPLICA IDENTITY FULL")
+    database.ingest()
+    database.run("UPDATE t SET a = 7 WHERE a = 6")
+    database.ingest()
+    assert database.contents("t") == [{"id": 1, "a": 5}, {"id": 1, "a": 7}]
+
+
+def test_rows_whose_keys_are_exchanged_in_one_statement_all_stay(database: Database, caplog: Any) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, a text)", "ALTER TABLE t REPLICA IDENTITY FULL")
+    database.run("INSERT INTO t VALUES (1, 'one'), (2, 'two'), (3, 'three')")
+    database.ingest()
+    assert "its key is DEFERRABLE" in caplog.text
+    for statement in ("UPDATE t SET id = 4 - id", "UPDATE t SET id = id + 1"):
+        database.run(statement)
+        database.ingest()
+        assert [(row["id"], row["a"]) for row in database.contents("t")] == database.rows("SELECT * FROM t ORDER BY 1")
