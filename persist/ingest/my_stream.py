@@ -19,7 +19,7 @@ from persist.collection import Collection
 from persist.errors import InvalidUsage
 from persist.ingest.my_log import STEP, Effect, effect_of, gtids_of
 from persist.ingest.my_server import Column, Server, logged_type, logged_values, typed
-from persist.ingest.source import Batch, Run
+from persist.ingest.source import Batch, Run, advise_copy
 from persist.ingest.table_rows import TableRows
 from persist.ingest.transactions import Transactions
 
@@ -252,8 +252,8 @@ class MyStream:
             collection.evolve(**changes, properties={STATEMENT: str(self._flow.time)})
         except InvalidUsage as error:
             raise InvalidUsage(
-                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. Drop "
-                "the collection, and copy the table again"
+                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. "
+                f"{advise_copy([collection.name])}"
             ) from error
         if changes:
             logger.warning("%s has other columns from here on: %s", table, changes)
@@ -381,8 +381,7 @@ class MyStream:
         return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
     def _again(self) -> str:
-        drops = "; ".join(f"persist drop LOCATION {name}" for name in self._run.collections)
-        return f"To copy the tables again: {drops}; and give the same command again"
+        return advise_copy(self._run.collections)
 
 
 UNKNOWN = {34, 40, 41, *range(165, 172)}  # Without a GTID, compressed, or rows of older versions of the log.

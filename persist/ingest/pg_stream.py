@@ -13,7 +13,7 @@ from persist.collection import Collection
 from persist.errors import InvalidUsage
 from persist.ingest.pg_database import CLOCK_US, Database, Published, SlotInUse, typed
 from persist.ingest.pgoutput import Relation, Spools, begin, change, lsn_of, lsn_text, relation, truncated
-from persist.ingest.source import Batch, Run
+from persist.ingest.source import Batch, Run, advise_copy
 from persist.ingest.table_rows import TableRows
 from persist.ingest.transactions import Transactions
 
@@ -69,8 +69,8 @@ class Stream:
         try:
             with looking.cursor() as asked:
                 asked.execute(
-                    "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status' "
-                    "FROM pg_replication_slots s WHERE slot_name = %s",
+                    "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status', "
+                    "confirmed_flush_lsn FROM pg_replication_slots s WHERE slot_name = %s",
                     (slot,),
                 )
                 slot_row = asked.fetchone()
@@ -79,11 +79,10 @@ class Stream:
                 self._warn_of(asked.fetchall())
         finally:
             looking.close()
-        drops = "; ".join(f"persist drop LOCATION {name}" for name in self._run.collections)
-        again = f"What came since is lost. To copy the tables again: {drops}; and give the same command again"
+        again = f"What came since is lost. {advise_copy(self._run.collections)}"
         if slot_row is None:
             raise InvalidUsage(f"{database.name}: the replication slot {slot!r} is gone. {again}")
-        plugin, pid, is_here, status = slot_row
+        plugin, pid, is_here, status, confirmed = slot_row
         if plugin != "pgoutput" or not is_here:
             raise InvalidUsage(
                 f"{database.name}: the slot {slot!r} is of another database or plugin: choose another slot"
@@ -94,6 +93,11 @@ class Stream:
             raise SlotInUse(
                 f"{database.name}: the slot {slot!r} is in use by process {pid} of the server: another ingest runs, or "
                 "one was just killed, which the server notices soon"
+            )
+        if lsn_of(confirmed) > self._flow.upper:  # The server would go on there without a word.
+            raise InvalidUsage(
+                f"{database.name}: the slot {slot!r} was read up to {confirmed}, and {lsn_text(self._flow.upper)} was "
+                f"taken in: somebody else read it, or the location is an older copy. {again}"
             )
         options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
         if connection.server_version >= STREAMS_FROM:
@@ -240,7 +244,7 @@ class Stream:
             yield from self._flow.before()
             self._follow_schema(collection, table, have, types, now, is_now=is_now)
         self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
-        _check_identity(table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
+        _check_identity(name, table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
         self._relations[relation.id] = self._flow.rows_of(name, table, types, _typed)
 
     def _follow_schema(
@@ -282,8 +286,8 @@ class Stream:
             )
         except InvalidUsage as error:
             raise InvalidUsage(
-                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. Drop "
-                "the collection, and copy the table again"
+                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. "
+                f"{advise_copy([collection.name])}"
             ) from error
         logger.warning(
             "%s has other columns from here on: added %s, dropped %s, renamed %s, wider %s",
@@ -349,12 +353,12 @@ def _renamed(
     if again or in_order != [known for known in types if known in numbers]:
         raise InvalidUsage(
             f"columns of the table {table} have got other names more than once meanwhile, so it is not known which one "
-            f"{(again or in_order)[0]!r} is. Drop the collection {name!r}, and copy the table again"
+            f"{(again or in_order)[0]!r} is. {advise_copy([name])}"
         )
     return renamed
 
 
-def _check_identity(table: str, relation: Relation, key: list[str] | None) -> None:
+def _check_identity(name: str, table: str, relation: Relation, key: list[str] | None) -> None:
     """Check that the server still sends of old rows what tells them apart: their key, or all of them if key is None.
 
     Raises:
@@ -365,6 +369,5 @@ def _check_identity(table: str, relation: Relation, key: list[str] | None) -> No
         return
     raise InvalidUsage(
         f"the table {table} has another replica identity than it had when it was copied, so old rows come "
-        f"without {'all columns' if key is None else ', '.join(key)}. Set it as it was, drop the collection, and copy "
-        "the table again"
+        f"without {'all columns' if key is None else ', '.join(key)}. Set it as it was. {advise_copy([name])}"
     )

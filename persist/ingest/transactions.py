@@ -22,7 +22,7 @@ from persist.collection import Collection
 from persist.engine import MOMENT, MOMENT_TYPE, TIME
 from persist.errors import InvalidUsage
 from persist.ingest.copied import Copied
-from persist.ingest.source import Batch, Change, Run, Target
+from persist.ingest.source import Batch, Change, Run, Target, advise_copy
 from persist.ingest.table_rows import Piece, TableRows, Typed
 from persist.timeline import Timeline
 
@@ -60,7 +60,7 @@ class Transactions:
             late = min(run.uppers, key=lambda name: run.uppers[name])
             raise InvalidUsage(
                 f"the collection {late!r} is sealed to {run.uppers[late]}, and others of {name} to "
-                f"{max(run.uppers.values())}: somebody else sealed it. Drop it, and it is copied again"
+                f"{max(run.uppers.values())}: somebody else sealed it. {advise_copy([late])}"
             )
         self.time = self.moment_us = 0
         self.is_known, self.is_inside = True, False
@@ -91,7 +91,7 @@ class Transactions:
         if rows is not None and (len(rows) or rows.is_there(self.time)):
             raise InvalidUsage(
                 f"the table {table} changed its columns within a transaction that had changed its rows: that "
-                "cannot be followed. Drop the collection, and copy the table again"
+                f"cannot be followed. {advise_copy([name])}"
             )
         collection, copied = self._run.collections[name], self._copied[name]
         key = [*collection.schema.key_names] if collection.handle.keyed else []

@@ -42,7 +42,7 @@ def test_a_column_whose_name_went_to_another_one_is_told(database: Database) -> 
     database.run("ALTER TABLE t RENAME a TO b")
     database.run("INSERT INTO t VALUES (2, 'two')")
     database.run("ALTER TABLE t RENAME b TO c", "ALTER TABLE t ADD b text")
-    with pytest.raises(persist.InvalidUsage, match=r"more than once meanwhile.*'a' is.*copy the table again"):
+    with pytest.raises(persist.InvalidUsage, match=r"more than once meanwhile.*'a' is.*To copy again"):
         database.ingest()
     assert [tuple(row.values()) for row in database.contents("t")] == [(1, "one")]
 
@@ -74,7 +74,7 @@ def test_a_table_whose_rows_are_told_apart_otherwise_by_now_is_refused(database:
     database.run("DELETE FROM t")
     if key != "PRIMARY KEY":  # Else a collection without a key is told at the start.
         database.run("ALTER TABLE t REPLICA IDENTITY FULL")
-    with pytest.raises(persist.InvalidUsage, match=r"the table t .*identity.*copy the table again"):
+    with pytest.raises(persist.InvalidUsage, match=r"the table t .*identity.*To copy again"):
         database.ingest()
 
 
@@ -145,9 +145,11 @@ def test_a_publication_that_changes_is_told(database: Database, caplog: Any) -> 
     assert caplog.text.count("these collections are not filled any more") == 1
     assert (database.contents("t"), database.contents("u")) == ([{"id": 1}], [])
     database.run("ALTER PUBLICATION p ADD TABLE u")
-    with pytest.raises(persist.InvalidUsage, match=r"'u' is sealed to .* Drop it, and it is copied again"):
+    with pytest.raises(persist.InvalidUsage, match=r"'u' is sealed to .* somebody else sealed it. To copy again"):
         database.ingest()
     database.run("DROP PUBLICATION p", "INSERT INTO t VALUES (2)")
     database.run("CREATE PUBLICATION p FOR TABLE t")
-    with pytest.raises(persist.InvalidUsage, match=r"was made anew.*To copy the tables again: persist drop LOCATION t"):
+    with pytest.raises(
+        persist.InvalidUsage, match=r"was made anew.*To copy again and keep the history: persist rename LOCATION"
+    ):
         database.ingest()
