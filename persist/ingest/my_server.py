@@ -438,7 +438,7 @@ def typed(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidUsage(
             f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Leave the column out, by exclude = "
-            f'["{where}"], or copy the table again'
+            f'["{where}"]; a collection that is there is renamed first, and keeps its history'
         ) from None
 
 

@@ -67,7 +67,9 @@ class MyStream:
             server.config.batch_rows,
             self._behind,
             lambda: {moments: self._at.said()},
+            place=lambda time: f"transaction {self._gtid_of.get(time, time // STEP)}",
         )
+        self._gtid_of: dict[int, str] = {}  # Of the times that are not committed here yet.
         self._at = at
         self._gtids = gtids_of(at.gtids, is_mariadb=server.is_mariadb)
         if (self._flow.upper - 1) // STEP != self._gtids.measure:
@@ -200,6 +202,9 @@ class MyStream:
             self._is_touched = False
             self._is_prepared = bool(getattr(event, "flags", 0) & PREPARED)
             self._is_begun = self._server.is_mariadb and not event.flags & ALONE
+            if flow.is_empty:
+                self._gtid_of.clear()
+            self._gtid_of[after.measure * STEP] = event.gtid
             yield from flow.begin(after.measure * STEP, event.timestamp * 1_000_000)
         elif kind == "TableMapEvent":
             yield from self._relation(event)
@@ -252,7 +257,8 @@ class MyStream:
             collection.evolve(**changes, properties={STATEMENT: str(self._flow.time)})
         except InvalidUsage as error:
             raise InvalidUsage(
-                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. "
+                f"{self._flow.place(self._flow.time)}: the table {table} changed its columns in a way that "
+                f"{collection.name!r} cannot follow: {error}. "
                 f"{advise_copy([collection.name])}"
             ) from error
         if changes:

@@ -44,7 +44,7 @@ class PgAddress:
             Unavailable: the server does not answer, or does not let this user in.
         """
         dsn = {**self._dsn, "application_name": self._application}
-        dsn["options"] = f"{dsn.get('options', '')} {SESSION}".strip()
+        dsn["client_encoding"] = "UTF8"
         host = dsn.get("host") or os.environ.get("PGHOST", "")
         is_near = host in ("", "localhost", "127.0.0.1", "::1") or host.startswith("/")
         if "sslmode" not in dsn and "PGSSLMODE" not in os.environ and not is_near:
@@ -55,9 +55,14 @@ class PgAddress:
 
             kind = {"connection_factory": LogicalReplicationConnection}
         try:
-            return self.library.connect(**dsn, **kind)
-        except self.library.OperationalError as error:
-            raise self.unavailable(error) from None
+            connection = self.library.connect(**dsn, **kind)
+            with connection.cursor() as cursor:  # PGTZ and PGDATESTYLE would go before options of the connection.
+                cursor.execute(SESSION)
+            if not replication:
+                connection.commit()
+            return connection
+        except self.library.Error as error:
+            raise self.unavailable(error) if self.is_lost(error) else error from None
 
     def is_lost(self, error: Any) -> bool:
         """Return whether an error means that the server does not answer, and not that it refuses.
@@ -280,7 +285,10 @@ class Database(PgAddress):
         return base, modifier
 
 
-SESSION = "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c extra_float_digits=1 -c intervalstyle=iso_8601"
+SESSION = (
+    "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 1; "
+    "SET intervalstyle = 'iso_8601'"
+)
 NUMERIC, TIMESTAMPTZ, BYTEA, BOOL = 1700, 1184, 17, 16
 _TYPES = {
     BOOL: pa.bool_(), BYTEA: pa.binary(), 20: pa.int64(), 21: pa.int16(), 23: pa.int32(), 26: pa.int64(),
@@ -327,7 +335,8 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
             f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Take the column as text, by as_text = "
-            f'["{where}"], or leave it out, by exclude = ["{where}"]; drop a collection that is there first'
+            f'["{where}"], or leave it out, by exclude = ["{where}"]; a collection that is there is renamed first, and '
+            "keeps its history"
         ) from None
 
 

@@ -43,7 +43,7 @@ class Stream:
         self._tables = tables
         self._slot = slot
         self._run = run
-        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows, self._behind)
+        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows, self._behind, place=_lsn)
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
         self._spools = Spools()
@@ -209,7 +209,13 @@ class Stream:
     def _change(self, data: bytes) -> None:
         if self._flow.is_known:
             return
-        id_, old, new, is_key = change(data)
+        try:
+            id_, old, new, is_key = change(data)
+        except UnicodeDecodeError as error:  # A database of SQL_ASCII knows no characters.
+            raise InvalidUsage(
+                f"{_lsn(self._flow.time)}: a row has the bytes {error.object[error.start : error.start + 20]!r}, which "
+                "are not UTF-8. Mend them in the table, and copy it again, or leave the table out by tables"
+            ) from None
         rows = self._relations.get(id_)
         if rows is not None:
             kept = self._kept[id_]
@@ -286,7 +292,8 @@ class Stream:
             )
         except InvalidUsage as error:
             raise InvalidUsage(
-                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. "
+                f"{_lsn(self._flow.time)}: the table {table} changed its columns in a way that "
+                f"{collection.name!r} cannot follow: {error}. "
                 f"{advise_copy([collection.name])}"
             ) from error
         logger.warning(
@@ -315,6 +322,10 @@ class Stream:
                 table.full_name, ", ".join(new),
             )  # fmt: skip
         return {name: number for name, number, _ in rows}
+
+
+def _lsn(time: int) -> str:
+    return f"LSN {lsn_text(time)}"
 
 
 def _marked(cursor: Any) -> tuple[int, int]:

@@ -53,6 +53,7 @@ class TableRows:
         begin: changes up to that time are in the copy of the table.
         reached: before it, contents are not known, and a row that changes may be one that was deleted later.
         piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
+        place: what the server calls the transaction of a time.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class TableRows:
         reached: int,
         typed: Typed,
         piece: Piece,
+        place: Callable[[int], str],
     ) -> None:
+        self.place = place
         self.begin = begin
         self.reached = reached
         self.table = table
@@ -185,7 +188,7 @@ class TableRows:
         columns: dict[str, Any] = {}
         for name, values in zip(self.names, zip(*self._rows, strict=True), strict=True):
             sent = [None if value is UNSENT else value for value in values] if absent else [*values]
-            columns[name] = self._typed(sent, self.types[name], f"{self.table}.{name}")
+            columns[name] = self._column(name, sent)
         unknown = self._look_up(collection, upper, absent, columns) if absent else []
         columns["_time"] = int64_array(np.array(self._times, np.int64))
         if self.key:
@@ -194,6 +197,23 @@ class TableRows:
             columns["_diff"] = int64_array(1 - 2 * np.array(self._signs, np.int64))
         table = pa.table(columns)
         return table.take(int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
+
+    def _column(self, name: str, values: list[Any]) -> pa.Array:
+        """Return values of a column.
+
+        Raises:
+            InvalidUsage: one is none of its type; the message says in which transaction.
+        """
+        where = f"{self.table}.{name}"
+        try:
+            return self._typed(values, self.types[name], where)
+        except InvalidUsage:
+            for value, time in zip(values, self._times, strict=True):
+                try:
+                    self._typed([value], self.types[name], where)
+                except InvalidUsage as error:
+                    raise InvalidUsage(f"{self.place(time)}: {error}") from None
+            raise
 
     def _add(self, row: list[Any], time: int, is_gone: bool) -> None:
         self._rows.append(row)
@@ -268,8 +288,8 @@ class TableRows:
         long = ", ".join(name for name, value in zip(self.names, self._rows[row], strict=True) if value is UNSENT)
         key = ", ".join(f"{name} = {value}" for name, value in zip(self.key, origin, strict=True))
         raise InvalidUsage(
-            f"the row of {self.table} with {key} was changed at {self._times[row]}, and {collection.name!r} does not "
-            f"have it. So its long values ({long}), which the server did not send, are not known. "
+            f"{self.place(self._times[row])}: the row of {self.table} with {key} was changed, and {collection.name!r} "
+            f"does not have it. So its long values ({long}), which the server did not send, are not known. "
             f"{advise_copy([collection.name])}"
         )
 

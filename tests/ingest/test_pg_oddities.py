@@ -1,5 +1,6 @@
 """What databases do seldom, and collections follow or refuse: odd keys, columns and rows, and servers that go."""
 
+import datetime
 import threading
 from typing import Any
 
@@ -152,4 +153,42 @@ def test_a_publication_that_changes_is_told(database: Database, caplog: Any) -> 
     with pytest.raises(
         persist.InvalidUsage, match=r"was made anew.*To copy again and keep the history: persist rename LOCATION"
     ):
+        database.ingest()
+
+
+def test_values_are_the_same_whatever_the_session_and_the_database_say(
+    database: Database, server: Server, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg2
+
+    monkeypatch.setenv("PGTZ", "America/New_York")
+    monkeypatch.setenv("PGDATESTYLE", "SQL, DMY")
+    admin = psycopg2.connect(server.url)
+    admin.autocommit = True
+    admin.cursor().execute("CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    admin.close()
+    latin = Database(server, "other", str(tmp_path / "latin"))
+    latin.connection.close()
+    latin.url = latin.url.replace("/other?", "/latin?")
+    latin.connection = psycopg2.connect(latin.url, client_encoding="UTF8")
+    latin.connection.autocommit = True
+    latin.run("CREATE PUBLICATION p FOR ALL TABLES")
+    try:
+        for found in (database, latin):
+            found.run("CREATE TABLE t (id int PRIMARY KEY, v text, d date, r tstzrange, m money)")
+            for id_ in (1, 2):
+                found.run(f"INSERT INTO t VALUES ({id_}, 'é', '2020-02-01', '[2020-02-01 00:00+00,)', 1234.5)")
+                found.ingest()
+            one, two = ([*row.values()][1:] for row in found.contents("t"))
+            assert one == two == ["é", datetime.date(2020, 2, 1), '["2020-02-01 00:00:00+00",)', "$1,234.50"]
+    finally:
+        latin.close()
+
+
+def test_an_error_names_the_transaction_the_table_the_column_and_the_value(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, d date)")
+    database.ingest()
+    database.run("INSERT INTO t VALUES (1, '2020-01-01')")
+    database.run("INSERT INTO t VALUES (2, 'infinity')")
+    with pytest.raises(persist.InvalidUsage, match=r"LSN [0-9A-F]+/[0-9A-F]+: a value of t\.d .*'infinity'.*as_text"):
         database.ingest()
