@@ -13,6 +13,7 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import persist
 
@@ -22,6 +23,9 @@ class PersistIOManager(dg.IOManager):  # type: ignore[misc]  # Dagster's types a
 
     An asset returns an Arrow table, or what `Collection.overwrite` takes. It is read as an Arrow table, at the time
     that the run finds sealed. An asset that writes its collection itself returns nothing.
+
+    A partition of an asset replaces only its own rows: those whose column `metadata={"partition_by": "day"}` is the
+    partition's key. If that is not said, it is the only column of the key. Rows of other partitions are refused.
     """
 
     def __init__(self, location: str, **options: Any) -> None:
@@ -33,12 +37,35 @@ class PersistIOManager(dg.IOManager):  # type: ignore[misc]  # Dagster's types a
         if obj is not None:
             key = (context.definition_metadata or {}).get("key")
             collection = self.client.create_or_load(name, like=obj, key=key)
-            collection.overwrite(obj, token=context.run_id).result()
+            if context.has_asset_partitions:
+                partition = context.asset_partition_key
+                where = _is_of_partition(context, collection, partition)
+                collection.overwrite(obj, where=where, token=f"{context.run_id} {partition}").result()
+            else:
+                collection.overwrite(obj, token=context.run_id).result()
         context.add_output_metadata({"upper": str(self.client.load(name).upper), "collection": name})
 
     def load_input(self, context: dg.InputContext) -> pa.Table:
         """Return what the collection of an asset holds."""
         return self.client.load(".".join(context.asset_key.path)).snapshot().to_arrow()
+
+
+def _is_of_partition(context: dg.OutputContext, collection: persist.Collection, partition: str) -> pc.Expression:
+    """Return the condition that is true for the rows of a partition."""
+    metadata, key = context.definition_metadata or {}, collection.schema.key_names
+    column = metadata.get("partition_by") or (key[0] if len(key) == 1 else None)
+    if column not in collection.columns:
+        raise persist.InvalidUsage(
+            f"the asset {collection.name!r} has partitions, and no column says which rows are of {partition!r}: say "
+            f'metadata={{"partition_by": "day"}}, with one of {", ".join(collection.columns)}'
+        )
+    kind = collection.schema.arrow.field(column).type
+    try:
+        return pc.field(column) == pa.scalar(partition).cast(kind)
+    except pa.ArrowException as error:
+        raise persist.InvalidUsage(
+            f"the partition {partition!r} of {collection.name!r} is no value of its column {column!r} ({kind}): {error}"
+        ) from None
 
 
 def observed(name: str, location: str, **options: Any) -> Any:

@@ -51,3 +51,21 @@ def test_assets_of_dagster_are_collections_and_their_data_versions_are_uppers(tm
     assert dg.materialize([raw, sums], resources=resources, instance=instance).success
     with persist.open(location) as client:
         assert sorted(client.load("sums").snapshot().rows()) == [(False, 0), (True, 66)]
+
+
+def test_a_partition_of_an_asset_replaces_its_own_rows_only(tmp_path: Path) -> None:
+    from examples.dagster_assets import PersistIOManager
+
+    location = str(tmp_path / "shop")
+    days = dg.StaticPartitionsDefinition(["2026-11-20", "2026-11-21"])
+
+    @dg.asset(io_manager_key="persist", partitions_def=days, metadata={"key": ["id"], "partition_by": "day"})  # type: ignore[untyped-decorator]
+    def daily(context: dg.AssetExecutionContext) -> pa.Table:
+        ids = [int(context.partition_key[-2:]) * 10 + n for n in range(context.run.run_id.count("-") - 3)]
+        return pa.table({"id": ids, "day": [context.partition_key] * len(ids)})
+
+    resources = {"persist": PersistIOManager(location)}
+    for day in ("2026-11-20", "2026-11-21", "2026-11-20"):
+        assert dg.materialize([daily], resources=resources, partition_key=day).success
+    with persist.open(location) as client:
+        assert sorted(client.load("daily").snapshot().rows()) == [(200, "2026-11-20"), (210, "2026-11-21")]

@@ -303,7 +303,7 @@ def described_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
             return None
         fields = zip(schema.key.fields, keys[0], keys[-1], strict=True)
         columns = {
-            field.name: pa.array([scalar_from_json(end, field.type).as_py() for end in ends], field.type)
+            field.name: pa.array([scalar_from_json(end, field.type) for end in ends], field.type)
             for field, *ends in fields
         }
     except (CorruptBlob, ValueError, pa.ArrowException):

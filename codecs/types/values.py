@@ -122,8 +122,8 @@ def to_values(array: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
     try:
         if _has_fast_list(t) and (array.null_count == 0 or not is_number(t)):
             return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-        python_type = _python_type(t)
-        return (array if python_type == t else array.cast(python_type)).to_pylist()  # type: ignore[no-any-return]
+        wanted = python_type(t)
+        return (array if wanted == t else array.cast(wanted)).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError, LookupError) as error:
         raise InvalidUsage(
             f"{where} of type {t} holds a value that Python has no object for: {error}. Read it as Arrow instead."
@@ -296,8 +296,8 @@ _PYTHON = frozenset({dt.datetime, dt.timedelta, dt.time})
 
 
 @lru_cache(maxsize=1024)
-def _python_type(t: pa.DataType) -> pa.DataType:
+def python_type(t: pa.DataType) -> pa.DataType:
     """Return `t` with time64[ns] as time64[us]: Arrow would cut off nanoseconds, where a cast refuses to."""
     if is_flat(t):
         return pa.time64("us") if t == pa.time64("ns") else t
-    return with_children(t, [_python_type(f.type) for f in children(t)])
+    return with_children(t, [python_type(f.type) for f in children(t)])

@@ -244,12 +244,17 @@ def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, wit
         for batch in updates.to_batches():
             lines.write_batch(batch)
     elif format == "csv":
-        import pyarrow.csv as csv
+        from persist.egress import CsvRows
 
         sys.stdout.flush()
-        csv.write_csv(updates, sys.stdout.buffer, csv.WriteOptions(include_header=with_head))
+        lines = CsvRows(updates.schema, sys.stdout.buffer, with_head=with_head)
+        for batch in updates.to_batches():
+            lines.write_batch(batch)
+        lines.close()
     else:
+        from persist.codecs import to_dicts
+
         names = [name for name in updates.column_names if name not in ("_time", "_diff")]
-        for row in updates.to_pylist():
+        for row in to_dicts(updates, " "):
             values = "  ".join(f"{name}={cell(row[name])}" for name in names)
             say(f"{brief(row['_time'])}  {row['_diff']:>+3d}  {values}")

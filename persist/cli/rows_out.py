@@ -17,6 +17,7 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 from persist.cli.rows_in import WRITTEN
 from persist.cli.text import cell, print_table, tell
+from persist.codecs import to_objects
 from persist.egress import row_writer
 from persist.ingest import BY_SUFFIX
 from persist.work import watched
@@ -103,7 +104,7 @@ def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_o
     rows: list[tuple[Any, ...]] = []
     is_more = False
     for batch in batches:
-        columns = [column.to_pylist() for column in batch.slice(0, limit + 1 - len(rows)).columns]
+        columns = [to_objects(column, " ") for column in batch.slice(0, limit + 1 - len(rows)).columns]
         rows += zip(*columns, strict=True) if columns else [()] * batch.num_rows
         if len(rows) > limit:
             is_more = True

@@ -11,10 +11,10 @@ from persist.late_names import late_names
 
 if TYPE_CHECKING:
     from persist.egress.driver import Egressed, egress
-    from persist.egress.files import JsonLines, row_writer
+    from persist.egress.files import CsvRows, JsonLines, row_writer
     from persist.egress.sink import SINK, Leaving, Piece, Reached, Sink, Standing
 
 _SINK = ("SINK", "Leaving", "Piece", "Reached", "Sink", "Standing")
-_FILES = ("JsonLines", "row_writer")
+_FILES = ("CsvRows", "JsonLines", "row_writer")
 __all__ = ["Egressed", "egress", *_FILES, *_SINK]
 __getattr__ = late_names(__name__, {"driver": ("Egressed", "egress"), "files": _FILES, "sink": _SINK})

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import Blob
-from persist.codecs import int64_array
+from persist.codecs import find_unwritable, int64_array, to_dicts
 from persist.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
 from persist.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 from persist.settings import open_storage
@@ -158,7 +158,7 @@ class FilesSink:
             return piece.is_turn
         while not rows.is_at_end():
             first = rows.at
-            made = self._made(rows, None)
+            made = self._made(rows, None, piece.leaving.name)
             goes_on = not rows.is_at_end()
             share = (first, rows.at) if first or goes_on else None
             key = self._key(piece, share)
@@ -172,7 +172,7 @@ class FilesSink:
         first, end = step.rows or (0, None)
         rows.skip(first if end is None or not is_made else end)
         piece.count -= rows.at
-        made = b"" if is_made else self._made(rows, ROWS_MAX if end is None else end)
+        made = b"" if is_made else self._made(rows, ROWS_MAX if end is None else end, piece.leaving.name)
         if rows.at != end if end is not None else not made:
             raise self._no_such_rows(piece, step)
         if not is_made:
@@ -207,14 +207,17 @@ class FilesSink:
         if file is None:
             self._next[leaving.id] += 1
 
-    def _made(self, rows: "_Rows", end: int | None) -> bytes:
+    def _made(self, rows: "_Rows", end: int | None, name: str) -> bytes:
         """Return a file of the rows up to one of them; without that, as many as a file has."""
         out = io.BytesIO()
         writer = None
         bytes_max = self.config.file_bytes if end is None and rows.is_definite else math.inf
         while out.tell() < bytes_max and (batch := rows.next(ROWS_MAX if end is None else end)) is not None:
             writer = writer or row_writer(batch.schema, self.config.format, out, nan=self.config.nan)
-            writer.write_batch(batch)
+            try:
+                writer.write_batch(batch)
+            except InvalidUsage as error:
+                raise InvalidUsage(f"{self.name} cannot take the collection {name!r}: {error}") from None
         if writer is not None:
             writer.close()
         return out.getvalue()
@@ -364,19 +367,44 @@ def row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "nu
     if format == "arrow":
         return pa.ipc.new_stream(file, schema)  # type: ignore[no-any-return]
     if format == "csv":
-        return _csv_writer(schema, file)
+        return CsvRows(schema, file)
     return JsonLines(file, nan=nan)
 
 
-def _csv_writer(schema: pa.Schema, file: BinaryIO) -> RowWriter:
-    import pyarrow.csv as csv
+class CsvRows:
+    """Writes rows as CSV, with a head; bytes are written as they are, which they can be if they are UTF-8."""
 
-    try:
-        return csv.CSVWriter(file, schema)  # type: ignore[no-any-return]
-    except pa.ArrowException as error:
-        raise InvalidUsage(
-            f"CSV cannot hold a column of these: {error}. Use the format json, parquet or arrow"
-        ) from error
+    def __init__(self, schema: pa.Schema, file: BinaryIO, *, with_head: bool = True) -> None:
+        import pyarrow.csv as csv
+
+        try:
+            self._writer = csv.CSVWriter(file, schema, write_options=csv.WriteOptions(include_header=with_head))
+        except pa.ArrowException as error:
+            raise InvalidUsage(
+                f"CSV cannot hold a column of these: {error}. Use the format json, parquet or arrow"
+            ) from error
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        if (name := find_unwritable(batch)) is not None:
+            raise InvalidUsage(
+                f"the column {name!r} has a date too far away to be written as CSV. Use the format json, parquet or "
+                "arrow, or leave the column out"
+            )
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if pa.types.is_binary(column.type) or pa.types.is_fixed_size_binary(column.type):
+                try:
+                    column.cast(pa.string())
+                except pa.ArrowInvalid:
+                    raise InvalidUsage(
+                        f"the column {name!r} has bytes that are not UTF-8, which CSV cannot hold. Use the format json "
+                        "(base64), parquet or arrow, or leave the column out"
+                    ) from None
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
 
 
 class JsonLines:
@@ -412,7 +440,7 @@ def json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[b
             _check_finite(column, name)
 
     encode: Any = msgspec.json.Encoder(enc_hook=str).encode
-    return [*map(encode, batch.to_pylist())]
+    return [*map(encode, to_dicts(batch))]
 
 
 def _check_finite(column: pa.Array | pa.ChunkedArray, name: str) -> None:

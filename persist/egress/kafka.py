@@ -160,6 +160,12 @@ class KafkaSink:
 
     def _send(self, piece: Piece, batch: pa.RecordBatch) -> None:
         """Give rows to the client library, each as a message."""
+        try:
+            self._send_rows(piece, batch)
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{self.name} cannot take the collection {piece.leaving.name!r}: {error}") from None
+
+    def _send_rows(self, piece: Piece, batch: pa.RecordBatch) -> None:
         topic, schema = self._topic(piece.leaving), piece.schema
         rows = batch.select([*schema.names])
         keys: Sequence[bytes | None] = [None] * batch.num_rows

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs import CollectionSchema
+from persist.codecs import CollectionSchema, to_objects
 from persist.egress.sink import Leaving
 from persist.errors import InvalidUsage
 
@@ -392,7 +392,7 @@ def _texts(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
             number = values.cast(pa.duration("us")).cast(pa.int64()).cast(pa.string())
             return pc.binary_join_element_wise(number, pa.scalar("microseconds"), " ")
         if pt.is_nested(kind):
-            return pa.array([None if v is None else _JSON.encode(v).decode() for v in values.to_pylist()], pa.string())
+            return pa.array([None if v is None else _JSON.encode(v).decode() for v in to_objects(values)], pa.string())
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
             f"a value of the column {where} does not fit {type_of(kind, where)}: {' '.join(str(error).split())}"

@@ -184,7 +184,7 @@ class _Parser:
             while self._took(","):
                 values.append(self._literal(left))
             self._need(")")
-            known = [value.as_py() for value in values if value.is_valid]
+            known = [value for value in values if value.is_valid]
             among = Call("among", (self._term(left),), (pa.array(known, values[0].type),))
             # What is none of the values may still be the one that is NULL.
             return among if len(known) == len(values) else _called("or", among, Lit(pa.scalar(None, pa.bool_())))

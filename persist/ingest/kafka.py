@@ -173,7 +173,14 @@ class Kafka:
         schema = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
         is_keyed = collection.handle.keyed is not None
         key = list(collection.schema.key_names) if is_keyed else None
-        events = _events(route, messages, key, schema)
+        try:
+            events = _events(route, messages, key, schema)
+        except InvalidUsage as error:
+            first = messages.slice(0, 1).select(["partition", "offset"]).to_pylist()[0]
+            raise InvalidUsage(
+                f"{self.name}: {len(messages):,} messages of the topic {route.topic!r}, from offset {first['offset']} "
+                f"of partition {first['partition']} on, cannot be read for {collection.name!r}: {error}"
+            ) from None
         rows = events.table if is_keyed else events.table.drop_columns(DELETED)
         at = events.rejected["message"]
         return rows, _rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())

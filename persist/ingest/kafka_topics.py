@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from persist.codecs import int64_array
 from persist.errors import InvalidUsage, Unavailable
 from persist.ingest.kafka_config import Brokers, KafkaConfig
+from persist.ingest.source import advise_copy
 from persist.read import required
 
 logger = logging.getLogger(__name__)
@@ -146,10 +147,9 @@ class Topics:
             logger.warning("%s: reading goes on at %d, as lost says", what, first)
             return first
         names = [route.collection for route in self._brokers.routes]
-        drops = "; ".join(f"persist drop LOCATION {name}" for name in [*names, f"{self.side_name}.offsets"])
+        names += [f"{self.side_name}.{beside}" for beside in ("offsets", "rejected", "transactions")]
         raise InvalidUsage(
-            f"{what}: what was between is lost. To copy the topic again: {drops}; and give the same command again. To "
-            'go on without what was lost, say lost = "skip"'
+            f'{what}: what was between is lost. {advise_copy(names)}. To go on without what was lost, say lost = "skip"'
         )
 
     @property

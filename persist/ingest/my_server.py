@@ -5,6 +5,7 @@ are told by the catalog, and those of later changes by the log. Both become the 
 """
 
 import json
+import logging
 import os
 import socket
 import ssl
@@ -25,13 +26,15 @@ from persist.ingest.pg_database import one_line
 from persist.read import required
 from persist.shown import without_secrets
 
+logger = logging.getLogger(__name__)
 _SETTINGS = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _QUERY = {"unix_socket", "ssl_mode", "ssl_ca"}
 _POSITION_LOST = 1236
 _LOST = {1040, 1053, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2002, 2003, 2006, 2013, 2014, 2055}
 _COLUMNS = (
     "SELECT table_name, column_name, data_type, column_type, numeric_precision, numeric_scale, column_key, extra, "
-    "column_default, is_nullable FROM information_schema.columns WHERE table_schema = %s ORDER BY 1, ordinal_position"
+    "column_default, is_nullable, generation_expression "
+    "FROM information_schema.columns WHERE table_schema = %s ORDER BY 1, ordinal_position"
 )
 _CASCADES = (
     "SELECT DISTINCT table_name, constraint_name FROM information_schema.referential_constraints "
@@ -247,10 +250,14 @@ class Server:
             cursor.execute(_COLUMNS, (self.schema,))
             columns: dict[str, list[Column]] = {}
             no_key: dict[str, str] = {}  # A column of its key that is not taken in.
+            generated: list[tuple[str, str, str]] = []
             for row in cursor.fetchall():
                 is_generated = "GENERATED" in row[7].upper().replace("DEFAULT_GENERATED", "")
-                if f"{row[0]}.{row[1]}" not in self.config.exclude and not is_generated:
-                    columns.setdefault(row[0], []).append(_column(*row[1:], is_sql=self.is_mariadb))
+                is_excluded = f"{row[0]}.{row[1]}" in self.config.exclude
+                if is_generated and not is_excluded:
+                    generated.append((row[0], row[1], row[10]))
+                if not is_generated and not is_excluded:
+                    columns.setdefault(row[0], []).append(_column(*row[1:10], is_sql=self.is_mariadb))
                 elif row[6] == "PRI":
                     no_key[row[0]] = row[1]
             cursor.execute(_CASCADES, (self.schema,))
@@ -269,6 +276,12 @@ class Server:
                     f"{name}, or do not exclude the column"
                 )
         self._check_excluded(columns, wanted)
+        for table, name, expression in generated:
+            if table in wanted:
+                logger.warning(
+                    "%s: the column %r is left out, because the server computes it. A view can compute it: (%s) AS %s. "
+                    "Say exclude = [\"%s.%s\"] if it is not needed", table, name, expression, name, table, name,
+                )  # fmt: skip
         return {name: columns[name] for name in sorted(wanted)}
 
     def _check_table(self, name: str, kind: str, columns: Sequence[Column], cascades: dict[str, str]) -> None:
@@ -425,7 +438,7 @@ def typed(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidUsage(
             f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Leave the column out, by exclude = "
-            f'["{where}"], or copy the table again'
+            f'["{where}"]; a collection that is there is renamed first, and keeps its history'
         ) from None
 
 

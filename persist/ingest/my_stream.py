@@ -19,7 +19,7 @@ from persist.collection import Collection
 from persist.errors import InvalidUsage
 from persist.ingest.my_log import STEP, Effect, effect_of, gtids_of
 from persist.ingest.my_server import Column, Server, logged_type, logged_values, typed
-from persist.ingest.source import Batch, Run
+from persist.ingest.source import Batch, Run, advise_copy
 from persist.ingest.table_rows import TableRows
 from persist.ingest.transactions import Transactions
 
@@ -67,7 +67,9 @@ class MyStream:
             server.config.batch_rows,
             self._behind,
             lambda: {moments: self._at.said()},
+            place=lambda time: f"transaction {self._gtid_of.get(time, time // STEP)}",
         )
+        self._gtid_of: dict[int, str] = {}  # Of the times that are not committed here yet.
         self._at = at
         self._gtids = gtids_of(at.gtids, is_mariadb=server.is_mariadb)
         if (self._flow.upper - 1) // STEP != self._gtids.measure:
@@ -200,6 +202,9 @@ class MyStream:
             self._is_touched = False
             self._is_prepared = bool(getattr(event, "flags", 0) & PREPARED)
             self._is_begun = self._server.is_mariadb and not event.flags & ALONE
+            if flow.is_empty:
+                self._gtid_of.clear()
+            self._gtid_of[after.measure * STEP] = event.gtid
             yield from flow.begin(after.measure * STEP, event.timestamp * 1_000_000)
         elif kind == "TableMapEvent":
             yield from self._relation(event)
@@ -252,8 +257,9 @@ class MyStream:
             collection.evolve(**changes, properties={STATEMENT: str(self._flow.time)})
         except InvalidUsage as error:
             raise InvalidUsage(
-                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. Drop "
-                "the collection, and copy the table again"
+                f"{self._flow.place(self._flow.time)}: the table {table} changed its columns in a way that "
+                f"{collection.name!r} cannot follow: {error}. "
+                f"{advise_copy([collection.name])}"
             ) from error
         if changes:
             logger.warning("%s has other columns from here on: %s", table, changes)
@@ -381,8 +387,7 @@ class MyStream:
         return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
     def _again(self) -> str:
-        drops = "; ".join(f"persist drop LOCATION {name}" for name in self._run.collections)
-        return f"To copy the tables again: {drops}; and give the same command again"
+        return advise_copy(self._run.collections)
 
 
 UNKNOWN = {34, 40, 41, *range(165, 172)}  # Without a GTID, compressed, or rows of older versions of the log.

@@ -44,7 +44,7 @@ class PgAddress:
             Unavailable: the server does not answer, or does not let this user in.
         """
         dsn = {**self._dsn, "application_name": self._application}
-        dsn["options"] = f"{dsn.get('options', '')} {SESSION}".strip()
+        dsn["client_encoding"] = "UTF8"
         host = dsn.get("host") or os.environ.get("PGHOST", "")
         is_near = host in ("", "localhost", "127.0.0.1", "::1") or host.startswith("/")
         if "sslmode" not in dsn and "PGSSLMODE" not in os.environ and not is_near:
@@ -55,9 +55,14 @@ class PgAddress:
 
             kind = {"connection_factory": LogicalReplicationConnection}
         try:
-            return self.library.connect(**dsn, **kind)
-        except self.library.OperationalError as error:
-            raise self.unavailable(error) from None
+            connection = self.library.connect(**dsn, **kind)
+            with connection.cursor() as cursor:  # PGTZ and PGDATESTYLE would go before options of the connection.
+                cursor.execute(SESSION)
+            if not replication:
+                connection.commit()
+            return connection
+        except self.library.Error as error:
+            raise self.unavailable(error) if self.is_lost(error) else error from None
 
     def is_lost(self, error: Any) -> bool:
         """Return whether an error means that the server does not answer, and not that it refuses.
@@ -127,7 +132,12 @@ class SlotInUse(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A table of a publication, as the server's catalog has it now."""
+    """A table of a publication, as the server's catalog has it now.
+
+    Attributes:
+        generated: columns that the server computes and does not send, and how.
+        no_key: why the table has no key; "" if it has one.
+    """
 
     schema: str
     name: str
@@ -135,6 +145,8 @@ class Published:
     columns: tuple[Column, ...]
     numbers: Mapping[str, int]
     filter: str | None
+    generated: Mapping[str, str]
+    no_key: str
 
     @property
     def full_name(self) -> str:
@@ -195,7 +207,7 @@ class Database(PgAddress):
         return chosen
 
     def _check_columns(self, option: str, tables: list[Published]) -> None:
-        there = {f"{table.full_name}.{name}": table for table in tables for name in table.numbers}
+        there = {f"{t.full_name}.{name}": t for t in tables for name in (*t.numbers, *t.generated)}
         for name in getattr(self.config, option):
             if name not in there:
                 raise InvalidUsage(f"{option}: {self.name} has no column {name!r}. Write table.column")
@@ -205,9 +217,18 @@ class Database(PgAddress):
     def _check_table(self, table: Published) -> None:
         if table.identity != "f" and not table.key:
             raise InvalidUsage(
-                f"the table {table.full_name} has no key by which changes could be told: give it a primary key, or say "
-                f"ALTER TABLE {table.full_name} REPLICA IDENTITY FULL, or leave it out by tables"
+                f"the table {table.full_name} has no key by which changes could be told{table.no_key}: give it a "
+                f"primary key, or say ALTER TABLE {table.full_name} REPLICA IDENTITY FULL, or leave it out by tables"
             )
+        if table.no_key:
+            logger.warning("%s has no key here, and its rows are counted%s", table.full_name, table.no_key)
+        for name, expression in table.generated.items():
+            if f"{table.full_name}.{name}" not in self.config.exclude:
+                logger.warning(
+                    "%s: the column %r is left out, because it is generated, and the server does not send it. A view "
+                    "can compute it: (%s) AS %s. Say exclude = [\"%s.%s\"] if it is not needed",
+                    table.full_name, name, expression, name, table.full_name, name,
+                )  # fmt: skip
         odd = [
             column.name
             for column in self.kept(table.full_name, table.columns)
@@ -221,15 +242,26 @@ class Database(PgAddress):
     ) -> Published:
         cursor.execute(
             "SELECT a.attname, a.atttypid::int8, a.atttypmod, a.attnum, "
-            "coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false) "
-            "FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND "
+            "coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), i.indimmediate, "
+            "CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END FROM pg_attribute a "
+            "LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum "
+            "LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND "
             "CASE WHEN %s = 'i' THEN i.indisreplident ELSE i.indisprimary END "
-            "WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum",
+            "WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
             (identity, oid),
         )
-        rows = [row for row in cursor.fetchall() if columns is None or row[0] in columns]
-        published = tuple(Column(row[0], row[1], row[2], row[4]) for row in rows)
-        return Published(schema, name, identity, published, {row[0]: row[3] for row in rows}, where)
+        attributes = cursor.fetchall()
+        sends = cursor.connection.server_version >= 180000  # Then a publication says whether computed ones are sent.
+        rows = [row for row in attributes if columns is None or row[0] in columns]
+        rows = [row for row in rows if row[6] is None or (sends and columns is not None)]
+        names = {row[0] for row in rows}
+        absent = [row[0] for row in attributes if row[4] and row[0] not in names]
+        no_key = f", because {', '.join(absent)} of its key is not sent" if absent else ""
+        if any(row[4] and not row[5] for row in attributes):
+            no_key = ", because its key is DEFERRABLE, so two rows may have the same for a while"
+        published = tuple(Column(row[0], row[1], row[2], row[4] and not no_key) for row in rows)
+        generated = {row[0]: row[6] for row in attributes if row[6] is not None and row[0] not in names}
+        return Published(schema, name, identity, published, {row[0]: row[3] for row in rows}, where, generated, no_key)
 
     def kept(self, table: str, columns: Sequence[Column]) -> list[Column]:
         """Return the columns of a table that are not left out."""
@@ -253,7 +285,10 @@ class Database(PgAddress):
         return base, modifier
 
 
-SESSION = "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c extra_float_digits=1 -c intervalstyle=iso_8601"
+SESSION = (
+    "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 1; "
+    "SET intervalstyle = 'iso_8601'"
+)
 NUMERIC, TIMESTAMPTZ, BYTEA, BOOL = 1700, 1184, 17, 16
 _TYPES = {
     BOOL: pa.bool_(), BYTEA: pa.binary(), 20: pa.int64(), 21: pa.int16(), 23: pa.int32(), 26: pa.int64(),
@@ -300,7 +335,8 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
             f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Take the column as text, by as_text = "
-            f'["{where}"], or leave it out, by exclude = ["{where}"]; drop a collection that is there first'
+            f'["{where}"], or leave it out, by exclude = ["{where}"]; a collection that is there is renamed first, and '
+            "keeps its history"
         ) from None
 
 

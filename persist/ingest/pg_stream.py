@@ -13,15 +13,15 @@ from persist.collection import Collection
 from persist.errors import InvalidUsage
 from persist.ingest.pg_database import CLOCK_US, Database, Published, SlotInUse, typed
 from persist.ingest.pgoutput import Relation, Spools, begin, change, lsn_of, lsn_text, relation, truncated
-from persist.ingest.source import Batch, Run
+from persist.ingest.source import Batch, Run, advise_copy
 from persist.ingest.table_rows import TableRows
 from persist.ingest.transactions import Transactions
 
 logger = logging.getLogger(__name__)
 COLUMNS = "ingest.columns"  # The number of each column in its table, by which a new name is told from a new column.
 NUMBERS = (
-    "SELECT attname, attnum::int8 FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped "
-    "ORDER BY attnum"
+    "SELECT attname, attnum::int8, attgenerated <> '' FROM pg_attribute WHERE attrelid = %s AND attnum > 0 "
+    "AND NOT attisdropped ORDER BY attnum"
 )
 POLL_S = 0.25
 CHANGES = b"IUD"
@@ -43,7 +43,7 @@ class Stream:
         self._tables = tables
         self._slot = slot
         self._run = run
-        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows, self._behind)
+        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows, self._behind, place=_lsn)
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
         self._spools = Spools()
@@ -69,8 +69,8 @@ class Stream:
         try:
             with looking.cursor() as asked:
                 asked.execute(
-                    "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status' "
-                    "FROM pg_replication_slots s WHERE slot_name = %s",
+                    "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status', "
+                    "confirmed_flush_lsn FROM pg_replication_slots s WHERE slot_name = %s",
                     (slot,),
                 )
                 slot_row = asked.fetchone()
@@ -79,11 +79,10 @@ class Stream:
                 self._warn_of(asked.fetchall())
         finally:
             looking.close()
-        drops = "; ".join(f"persist drop LOCATION {name}" for name in self._run.collections)
-        again = f"What came since is lost. To copy the tables again: {drops}; and give the same command again"
+        again = f"What came since is lost. {advise_copy(self._run.collections)}"
         if slot_row is None:
             raise InvalidUsage(f"{database.name}: the replication slot {slot!r} is gone. {again}")
-        plugin, pid, is_here, status = slot_row
+        plugin, pid, is_here, status, confirmed = slot_row
         if plugin != "pgoutput" or not is_here:
             raise InvalidUsage(
                 f"{database.name}: the slot {slot!r} is of another database or plugin: choose another slot"
@@ -94,6 +93,11 @@ class Stream:
             raise SlotInUse(
                 f"{database.name}: the slot {slot!r} is in use by process {pid} of the server: another ingest runs, or "
                 "one was just killed, which the server notices soon"
+            )
+        if lsn_of(confirmed) > self._flow.upper:  # The server would go on there without a word.
+            raise InvalidUsage(
+                f"{database.name}: the slot {slot!r} was read up to {confirmed}, and {lsn_text(self._flow.upper)} was "
+                f"taken in: somebody else read it, or the location is an older copy. {again}"
             )
         options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
         if connection.server_version >= STREAMS_FROM:
@@ -205,7 +209,13 @@ class Stream:
     def _change(self, data: bytes) -> None:
         if self._flow.is_known:
             return
-        id_, old, new, is_key = change(data)
+        try:
+            id_, old, new, is_key = change(data)
+        except UnicodeDecodeError as error:  # A database of SQL_ASCII knows no characters.
+            raise InvalidUsage(
+                f"{_lsn(self._flow.time)}: a row has the bytes {error.object[error.start : error.start + 20]!r}, which "
+                "are not UTF-8. Mend them in the table, and copy it again, or leave the table out by tables"
+            ) from None
         rows = self._relations.get(id_)
         if rows is not None:
             kept = self._kept[id_]
@@ -240,7 +250,7 @@ class Stream:
             yield from self._flow.before()
             self._follow_schema(collection, table, have, types, now, is_now=is_now)
         self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
-        _check_identity(table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
+        _check_identity(name, table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
         self._relations[relation.id] = self._flow.rows_of(name, table, types, _typed)
 
     def _follow_schema(
@@ -282,8 +292,9 @@ class Stream:
             )
         except InvalidUsage as error:
             raise InvalidUsage(
-                f"the table {table} changed its columns in a way that {collection.name!r} cannot follow: {error}. Drop "
-                "the collection, and copy the table again"
+                f"{_lsn(self._flow.time)}: the table {table} changed its columns in a way that "
+                f"{collection.name!r} cannot follow: {error}. "
+                f"{advise_copy([collection.name])}"
             ) from error
         logger.warning(
             "%s has other columns from here on: added %s, dropped %s, renamed %s, wider %s",
@@ -296,13 +307,25 @@ class Stream:
 
     def _numbers(self, relation: Relation) -> dict[str, int]:
         """Return the numbers of a table's columns, as the catalog has them now, in their order."""
+        sent = {column.name for column in relation.columns}
         connection = self._database.connected()
         try:
             with connection.cursor() as cursor:
                 cursor.execute(NUMBERS, (relation.id,))
-                return dict(cursor.fetchall())
+                rows = cursor.fetchall()
         finally:
             connection.close()
+        table = self._tables[self._names[relation.schema, relation.name]]
+        if new := [name for name, _, is_generated in rows if is_generated and name not in (*table.generated, *sent)]:
+            logger.warning(
+                "%s has got generated columns, which the server does not send, and which are left out: %s",
+                table.full_name, ", ".join(new),
+            )  # fmt: skip
+        return {name: number for name, number, _ in rows}
+
+
+def _lsn(time: int) -> str:
+    return f"LSN {lsn_text(time)}"
 
 
 def _marked(cursor: Any) -> tuple[int, int]:
@@ -341,12 +364,12 @@ def _renamed(
     if again or in_order != [known for known in types if known in numbers]:
         raise InvalidUsage(
             f"columns of the table {table} have got other names more than once meanwhile, so it is not known which one "
-            f"{(again or in_order)[0]!r} is. Drop the collection {name!r}, and copy the table again"
+            f"{(again or in_order)[0]!r} is. {advise_copy([name])}"
         )
     return renamed
 
 
-def _check_identity(table: str, relation: Relation, key: list[str] | None) -> None:
+def _check_identity(name: str, table: str, relation: Relation, key: list[str] | None) -> None:
     """Check that the server still sends of old rows what tells them apart: their key, or all of them if key is None.
 
     Raises:
@@ -357,6 +380,5 @@ def _check_identity(table: str, relation: Relation, key: list[str] | None) -> No
         return
     raise InvalidUsage(
         f"the table {table} has another replica identity than it had when it was copied, so old rows come "
-        f"without {'all columns' if key is None else ', '.join(key)}. Set it as it was, drop the collection, and copy "
-        "the table again"
+        f"without {'all columns' if key is None else ', '.join(key)}. Set it as it was. {advise_copy([name])}"
     )

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -29,7 +29,7 @@ from persist.ingest.copied import Copied, Copy, Point
 from persist.ingest.pg_database import CLOCK_US, Database, PostgresConfig, Published, SlotInUse, one_line, typed
 from persist.ingest.pg_stream import COLUMNS, Stream
 from persist.ingest.pgoutput import lsn_of
-from persist.ingest.source import SOURCE, Batch, Run, Target
+from persist.ingest.source import SOURCE, Batch, Run, Target, advise_copy
 
 logger = logging.getLogger(__name__)
 RETRY_S = 600.0
@@ -70,7 +70,7 @@ class Postgres:
         while not run.stop.is_set():
             try:
                 if not all(run.uppers[name] for name in self._tables):
-                    server = PgCopy(self._database, self._tables, self._slot)
+                    server = PgCopy(self._database, self._tables, self._slot, lambda: self._claim_slot(run))
                     for batch in Copy(server, [*self._tables], run).batches():
                         yield batch
                         tries = None
@@ -82,10 +82,9 @@ class Postgres:
                 return
             except (self._database.library.Error, Unavailable) as error:
                 if getattr(error, "pgcode", None) == UNDEFINED and "publication" in str(error):
-                    drops = "; ".join(f"persist drop LOCATION {name}" for name in run.collections)
                     raise InvalidUsage(
                         f"{self.name}: the publication was made anew, and changes of before that cannot be read: "
-                        f"{one_line(error)}. To copy the tables again: {drops}; and give the same command again"
+                        f"{one_line(error)}. {advise_copy(run.collections)}"
                     ) from None
                 if not self._database.is_lost(error):
                     raise InvalidUsage(f"{self.name} refuses: {one_line(error)}") from None
@@ -112,6 +111,28 @@ class Postgres:
         name = f"persist_{location[:12]}_{self.config.publication}".lower()
         return re.sub(r"[^a-z0-9_]", "_", name)[:SLOT_CHARS_MAX]
 
+    def _claim_slot(self, run: Run) -> None:
+        """Say in the location that the slot is its own, before the slot is made: what is killed then may drop it.
+
+        Raises:
+            InvalidUsage: the slot is there, and may be of somebody else.
+        """
+        if self.config.slot is None:  # Its name has the location in it.
+            return
+        for name in run.client.collections():
+            properties = run.client.load(name).about.properties
+            if (properties.get(SOURCE), properties.get(SLOT)) == (self.name, self._slot):
+                return
+        with closing(self._database.connected()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", (self._slot,))
+            if cursor.fetchone() is not None:
+                raise InvalidUsage(
+                    f"{self.name}: the slot {self._slot!r} is there, and this location has not made it. Choose another "
+                    "slot, or, if nobody needs the changes that it keeps, say "
+                    f"SELECT pg_drop_replication_slot('{self._slot}')"
+                )
+        run.collections[self.moments].describe(properties={SLOT: self._slot}).result()
+
     def _can_go_on(self, collection: Collection, table: Published) -> bool:
         """Return whether the copy of a table can go on with what it has left."""
         copied = Copied.of(collection)
@@ -121,12 +142,16 @@ class Postgres:
 
 
 SLOT_CHARS_MAX = 63
+SLOT = "ingest.slot"  # A property of the collection of moments: the slot that the location has made, if it has a name.
 
 
 class PgCopy:
     """What a copy asks of a database."""
 
-    def __init__(self, database: Database, tables: Mapping[str, Published], slot: str) -> None:
+    def __init__(
+        self, database: Database, tables: Mapping[str, Published], slot: str, claim: Callable[[], None]
+    ) -> None:
+        self._claim = claim
         self._database = database
         self._tables = tables
         self._slot = slot
@@ -156,8 +181,10 @@ class PgCopy:
         """Make the slot of this run; return the time of its rows, and the name of the snapshot of the server."""
         library = self._database.library
         name = self._slot if is_new else f"{self._slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
+        if is_new:
+            self._claim()
         with replication.cursor() as cursor:
-            if is_new and self._database.config.slot is None:  # It is of this location alone: what was killed left it.
+            if is_new:  # The slot is of this location alone: what was killed has left it.
                 with suppress(library.ProgrammingError):
                     try:
                         cursor.drop_replication_slot(name)
@@ -168,8 +195,7 @@ class PgCopy:
             except library.Error as error:
                 raise InvalidUsage(
                     f"{self._database.name}: the slot {name!r} cannot be made: {one_line(error)}. The server needs "
-                    "wal_level = logical, a free slot (max_replication_slots), and a user with REPLICATION; a slot "
-                    f"that nobody needs is dropped by SELECT pg_drop_replication_slot('{name}')"
+                    "wal_level = logical, a free slot (max_replication_slots), and a user with REPLICATION"
                 ) from None
             _, point, snapshot, _ = cursor.fetchone()
         return lsn_of(point) - 1, snapshot

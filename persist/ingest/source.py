@@ -22,6 +22,12 @@ class SourceUnavailable(Unavailable):
     """What is read does not answer. The batch is given up, and read again later."""
 
 
+def advise_copy(names: Iterable[str]) -> str:
+    """Return the advice to copy what fills collections again, under their names, and to keep what they hold."""
+    renames = "; ".join(f"persist rename LOCATION {name} {name}-before" for name in names)
+    return f"To copy again and keep the history: {renames}; and give the same command again"
+
+
 SOURCE = "ingest.source"  # A property of collections: what fills them.
 BEHIND = "ingest.behind"  # A property of one of them: how many bytes of the source were still to be read.
 

@@ -1,7 +1,7 @@
 """What has come for one table of a database and is not committed yet: rows, which become columns all together."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -10,15 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import TIME_MAX, boolean_array, int64_array
+from persist.codecs import TIME_MAX, boolean_array, boolean_values, int64_array
 from persist.collection import Collection
 from persist.errors import InvalidUsage
 from persist.ingest.pgoutput import UNSENT
+from persist.ingest.source import advise_copy
 from persist.read import Scan, Snapshot, snapshot_scan
 from persist.upsert import DELETED, SEQ, event_fields, events_schema
 
 SLICE_ROWS = 100_000
 PIECE = "ingest.piece"  # A property: how much of a transaction that is not sealed yet the collection has.
+Key = tuple[Any, ...]
 Typed = Callable[[list[Any], pa.DataType, str], pa.Array]  # Values as they came, the type of the column, and its name.
 
 
@@ -51,6 +53,7 @@ class TableRows:
         begin: changes up to that time are in the copy of the table.
         reached: before it, contents are not known, and a row that changes may be one that was deleted later.
         piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
+        place: what the server calls the transaction of a time.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class TableRows:
         reached: int,
         typed: Typed,
         piece: Piece,
+        place: Callable[[int], str],
     ) -> None:
+        self.place = place
         self.begin = begin
         self.reached = reached
         self.table = table
@@ -75,7 +80,7 @@ class TableRows:
         self._rows: list[list[Any]] = []
         self._times: list[int] = []
         self._signs: list[bool] = []  # Whether the row is gone.
-        self._partial: list[int] = []  # Rows with values that were not sent.
+        self._partial: dict[int, Key] = {}  # Rows with values that were not sent, and the key of the row that has them.
         self._seen = Piece(-1)  # What has come of the transaction that comes.
 
     def __len__(self) -> int:
@@ -91,25 +96,22 @@ class TableRows:
         self._seen = Piece(time, seen.changes + 1, seen.truncates)
         if self.piece.time == time and self._seen.changes <= self.piece.changes:
             return
-        if new is not None and old is not None and not is_key and UNSENT in new:
-            new = [before if value is UNSENT else value for value, before in zip(new, old, strict=True)]
-        if self.key:
-            if old is not None and (new is None or self._key_of(old) != self._key_of(new)):
-                gone: list[Any] = [None] * len(old)
-                for at in self._key_at:
-                    gone[at] = old[at]
-                self._add(gone, time, True)
-                if new is not None and UNSENT in new:
-                    raise InvalidUsage(
-                        f"a row of {self.table} got another key, and a long value of it was not sent. Say ALTER TABLE "
-                        f"{self.table} REPLICA IDENTITY FULL, and copy the table again"
-                    )
-        elif old is not None:
+        if new is not None and old is not None and UNSENT in new:
+            sent = {*self._key_at} if is_key else range(len(old))
+            new = [old[at] if value is UNSENT and at in sent else value for at, value in enumerate(new)]
+        if new is not None and UNSENT in new:
+            self._partial[len(self._rows)] = self._key_of(new if old is None else old)
+        if not self.key and old is not None:
             self._add(old, time, True)
         if new is not None:
-            if UNSENT in new:
-                self._partial.append(len(self._rows))
             self._add(new, time, False)
+        # A row takes long values with it to another key, so its old key is gone after that. As the keys differ, the
+        # collection does not mind the order.
+        if self.key and old is not None and (new is None or self._key_of(old) != self._key_of(new)):
+            gone: list[Any] = [None] * len(old)
+            for at in self._key_at:
+                gone[at] = old[at]
+            self._add(gone, time, True)
 
     def truncated(self, time: int) -> bool:
         """Forget the changes of a time, which are the last ones: the table is emptied. Return whether that is new."""
@@ -168,24 +170,25 @@ class TableRows:
         count = bisect_left(self._times, until)
         if not count:
             return None
-        later = (self._rows[count:], self._times[count:], self._signs[count:], [a - count for a in self._partial])
+        later = self._rows[count:], self._times[count:], self._signs[count:]
+        partial = {at - count: key for at, key in self._partial.items() if at >= count}
         self._cut(count)
         taken = self._columns(collection, upper)
-        self._rows, self._times, self._signs = later[:3]
-        self._partial = [at for at in later[3] if at >= 0]
+        self._rows, self._times, self._signs = later
+        self._partial = partial
         return taken
 
     def _cut(self, count: int) -> None:
         """Keep only so many changes."""
         del self._rows[count:], self._times[count:], self._signs[count:]
-        self._partial = [at for at in self._partial if at < count]
+        self._partial = {at: key for at, key in self._partial.items() if at < count}
 
     def _columns(self, collection: Collection, upper: int) -> pa.Table:
-        absent = [] if not self._partial else self._filled()
+        absent = self._fill() if self._partial else {}
         columns: dict[str, Any] = {}
         for name, values in zip(self.names, zip(*self._rows, strict=True), strict=True):
             sent = [None if value is UNSENT else value for value in values] if absent else [*values]
-            columns[name] = self._typed(sent, self.types[name], f"{self.table}.{name}")
+            columns[name] = self._column(name, sent)
         unknown = self._look_up(collection, upper, absent, columns) if absent else []
         columns["_time"] = int64_array(np.array(self._times, np.int64))
         if self.key:
@@ -195,6 +198,23 @@ class TableRows:
         table = pa.table(columns)
         return table.take(int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
 
+    def _column(self, name: str, values: list[Any]) -> pa.Array:
+        """Return values of a column.
+
+        Raises:
+            InvalidUsage: one is none of its type; the message says in which transaction.
+        """
+        where = f"{self.table}.{name}"
+        try:
+            return self._typed(values, self.types[name], where)
+        except InvalidUsage:
+            for value, time in zip(values, self._times, strict=True):
+                try:
+                    self._typed([value], self.types[name], where)
+                except InvalidUsage as error:
+                    raise InvalidUsage(f"{self.place(time)}: {error}") from None
+            raise
+
     def _add(self, row: list[Any], time: int, is_gone: bool) -> None:
         self._rows.append(row)
         self._times.append(time)
@@ -203,60 +223,84 @@ class TableRows:
     def _key_of(self, row: list[Any]) -> tuple[Any, ...]:
         return tuple([row[at] for at in self._key_at])
 
-    def _filled(self) -> list[int]:
-        """Give rows what an earlier row of the same key has; return those for which there is none."""
-        partial, last, absent = set(self._partial), dict[tuple[Any, ...], int](), []
+    def _fill(self) -> dict[int, Key]:
+        """Copy values that were not sent from earlier rows; return the others, each with the stored key that has them.
+
+        Such a key is that of before all changes here: a row may get several keys one after the other.
+        """
+        last, absent = dict[Key, int](), dict[int, Key]()
         for at, row in enumerate(self._rows):
-            key = self._key_of(row)
-            if at in partial:
-                if key in last:
-                    before = self._rows[last[key]]
-                    row = [old if value is UNSENT else value for value, old in zip(row, before, strict=True)]
+            origin = self._partial.get(at)
+            if origin is not None:
+                before = last.get(origin)
+                if before is not None:
+                    row = [
+                        old if value is UNSENT else value for value, old in zip(row, self._rows[before], strict=True)
+                    ]
                     self._rows[at] = row
                 if UNSENT in row:
-                    absent.append(at)
-            last[key] = at
+                    absent[at] = origin if before is None else absent[before]
+            last[self._key_of(row)] = at
         return absent
 
-    def _look_up(self, collection: Collection, upper: int, absent: list[int], columns: dict[str, Any]) -> list[int]:
+    def _look_up(
+        self, collection: Collection, upper: int, absent: Mapping[int, Key], columns: dict[str, Any]
+    ) -> list[int]:
         """Take what was not sent from what the collection holds; return rows that are to be left out.
 
         These changed a row that is not there. Before `reached`, that is one that was deleted, or copied again, later.
         """
-        keys = pa.table({name: columns[name].take(absent) for name in self.key})
+        values = zip(self.key, zip(*absent.values(), strict=True), strict=True)
+        keys = pa.table(
+            {name: self._typed([*texts], self.types[name], f"{self.table}.{name}") for name, texts in values}
+        )
         with held(collection, upper, self.reached) as snapshot:
-            there = snapshot.get(keys.group_by(self.key).aggregate([]))
-        rows = {tuple(row[name] for name in self.key): row for row in there.to_pylist()}
+            rows = [snapshot.get(keys.group_by(self.key).aggregate([])).select(self.names)]
+        is_gone = [np.zeros(len(rows[0]), np.bool_)]
         if self.is_there(self._times[-1]):
-            rows |= self._waiting(collection, keys, upper)
-        wanted = [rows.get(tuple(row[name] for name in self.key)) for row in keys.to_pylist()]
-        unknown = [row for row, held_row in zip(absent, wanted, strict=True) if held_row is None]
-        if unknown and self._times[unknown[-1]] > self.reached:
-            raise InvalidUsage(
-                f"a row of {self.table} was changed that {collection.name!r} does not have, so a long value of it that "
-                "was not sent is not known. Drop the collection, and copy the table again"
-            )
+            for events in waiting(collection, [*self.names, DELETED, SEQ], upper):
+                events = events.filter(pc.is_valid(_places(events, keys, self.key))).sort_by(SEQ)
+                rows.append(events.select(self.names))
+                is_gone.append(events[DELETED].to_numpy())
+        stored = pa.concat_tables(rows)
+        places = _places(keys, stored, self.key)
+        is_known = boolean_values(pc.invert(boolean_array(np.concatenate(is_gone)).take(places)).fill_null(False))
+        unknown = [row for row, known in zip(absent, is_known, strict=True) if not known]
+        for row in unknown:
+            self._check_unknown(collection, row, absent[row])
         for at, name in enumerate(self.names):
-            places = [
-                (row, held_row)
-                for row, held_row in zip(absent, wanted, strict=True)
-                if held_row is not None and self._rows[row][at] is UNSENT
-            ]
-            if places:
+            lacks = np.array([self._rows[row][at] is UNSENT for row in absent], np.bool_) & is_known
+            if lacks.any():
                 order = np.arange(len(self._rows))
-                order[[row for row, _ in places]] = len(self._rows) + np.arange(len(places))
-                values = pa.array([row[name] for _, row in places], self.types[name])
-                columns[name] = pa.concat_arrays([columns[name], values]).take(pa.array(order))
+                order[np.fromiter(absent, np.int64)[lacks]] = len(self._rows) + np.arange(lacks.sum())
+                taken = stored[name].take(places.filter(boolean_array(lacks))).cast(self.types[name])
+                columns[name] = pa.chunked_array([columns[name], *taken.chunks]).take(int64_array(order))
         return unknown
 
-    def _waiting(self, collection: Collection, keys: pa.Table, upper: int) -> dict[tuple[Any, ...], dict[str, Any]]:
-        """Return the last rows of keys among the events that the collection has of the transaction that comes."""
-        last_rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for events in waiting(collection, [*self.names, DELETED, SEQ], upper):
-            events = events.sort_by(SEQ).append_column("_at", int64_array(np.arange(len(events))))
-            for row in events.join(keys, self.key, join_type="left semi").sort_by("_at").to_pylist():
-                last_rows[tuple(row[name] for name in self.key)] = row
-        return {key: row for key, row in last_rows.items() if not row[DELETED]}
+    def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
+        """Check that a row with a value that nobody knows does not count, because a copy has what became of it.
+
+        Raises:
+            InvalidUsage: it may count.
+        """
+        if self._times[row] <= self.reached and self._key_of(self._rows[row]) == origin:
+            return
+        long = ", ".join(name for name, value in zip(self.names, self._rows[row], strict=True) if value is UNSENT)
+        key = ", ".join(f"{name} = {value}" for name, value in zip(self.key, origin, strict=True))
+        raise InvalidUsage(
+            f"{self.place(self._times[row])}: the row of {self.table} with {key} was changed, and {collection.name!r} "
+            f"does not have it. So its long values ({long}), which the server did not send, are not known. "
+            f"{advise_copy([collection.name])}"
+        )
+
+
+def _places(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
+    """Return where each row has its last counterpart of the same key among others, int64[rows]; NULL if it has none."""
+    names = [f"{at}" for at in range(len(key))]
+    left = rows.select(key).rename_columns(names).append_column("row", int64_array(np.arange(len(rows))))
+    right = others.select(key).rename_columns(names).append_column("at", int64_array(np.arange(len(others))))
+    last = right.group_by(names).aggregate([("at", "max")])
+    return left.join(last, names, join_type="left outer").sort_by("row")["at_max"].combine_chunks()
 
 
 def waiting(collection: Collection, columns: list[str], upper: int) -> Iterator[pa.Table]:

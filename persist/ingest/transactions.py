@@ -22,7 +22,7 @@ from persist.collection import Collection
 from persist.engine import MOMENT, MOMENT_TYPE, TIME
 from persist.errors import InvalidUsage
 from persist.ingest.copied import Copied
-from persist.ingest.source import Batch, Change, Run, Target
+from persist.ingest.source import Batch, Change, Run, Target, advise_copy
 from persist.ingest.table_rows import Piece, TableRows, Typed
 from persist.timeline import Timeline
 
@@ -40,6 +40,7 @@ class Transactions:
         is_inside: whether more of it is to come.
         behind: how many bytes of the log are still to be read.
         position: what collections are to say of the source with each commit that seals.
+        place: what the server calls the transaction of a time, for errors.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Transactions:
         batch_rows: int,
         behind: Callable[[], int | None],
         position: Position = dict,
+        place: Callable[[int], str] = str,
     ) -> None:
+        self.place = place
         self._run = run
         self._batch_rows = batch_rows
         self._behind = behind
@@ -60,7 +63,7 @@ class Transactions:
             late = min(run.uppers, key=lambda name: run.uppers[name])
             raise InvalidUsage(
                 f"the collection {late!r} is sealed to {run.uppers[late]}, and others of {name} to "
-                f"{max(run.uppers.values())}: somebody else sealed it. Drop it, and it is copied again"
+                f"{max(run.uppers.values())}: somebody else sealed it. {advise_copy([late])}"
             )
         self.time = self.moment_us = 0
         self.is_known, self.is_inside = True, False
@@ -90,13 +93,13 @@ class Transactions:
             return rows
         if rows is not None and (len(rows) or rows.is_there(self.time)):
             raise InvalidUsage(
-                f"the table {table} changed its columns within a transaction that had changed its rows: that "
-                "cannot be followed. Drop the collection, and copy the table again"
+                f"{self.place(self.time)}: the table {table} changed its columns within a transaction that had "
+                f"changed its rows: that cannot be followed. {advise_copy([name])}"
             )
         collection, copied = self._run.collections[name], self._copied[name]
         key = [*collection.schema.key_names] if collection.handle.keyed else []
         piece = Piece.of(collection) if rows is None else rows.piece
-        rows = self._rows[name] = TableRows(table, types, key, copied.begin, copied.reached, typed, piece)
+        rows = self._rows[name] = TableRows(table, types, key, copied.begin, copied.reached, typed, piece, self.place)
         return rows
 
     def known_rows(self, name: str) -> TableRows | None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
+from persist.codecs import to_objects
 from persist.dataflow import depths
 from persist.facts import Facts, portrait, survey, time_of
 from persist.ingest import SOURCE
@@ -183,7 +184,7 @@ def _differing(rows: pa.Table, values: Sequence[str]) -> list[list[str]]:
     changed = [kind == "update" for kind in rows["_change"].to_pylist()]
     differing: list[list[str]] = [[] for _ in changed]
     for name in values:
-        pairs = zip(rows[name].to_pylist(), rows[f"_old_{name}"].to_pylist(), strict=True)
+        pairs = zip(to_objects(rows[name]), to_objects(rows[f"_old_{name}"]), strict=True)
         for columns, is_update, (new, old) in zip(differing, changed, pairs, strict=True):
             if is_update and new != old and not (new != new and old != old):  # NaN is equal to itself.
                 columns.append(name)

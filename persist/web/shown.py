@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import persist
-from persist.codecs import TIME_MAX, CollectionSchema, Part, scalar_from_json
+from persist.codecs import TIME_MAX, CollectionSchema, Part, scalar_from_json, to_objects
 from persist.facts import Facts, time_of
 from persist.state import CollectionState
 
@@ -125,9 +125,14 @@ def _bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
         return []
     types = [schema.arrow.field(name).type for name in schema.key_names]
     return [
-        tuple(scalar_from_json(value, kind).as_py() for value, kind in zip(key, types, strict=True))
+        tuple(_ordered(scalar_from_json(value, kind)) for value, kind in zip(key, types, strict=True))
         for key in (keys[0], keys[-1])
     ]
+
+
+def _ordered(value: pa.Scalar) -> Any:
+    """Return a value in the order of its type; of a moment its number, as Python does not have all moments."""
+    return value.value if pa.types.is_temporal(value.type) and value.is_valid else value.as_py()
 
 
 def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -153,7 +158,7 @@ CELL_CHARS_MAX = 2000
 
 def cells(table: pa.Table) -> dict[str, Any]:
     """Return column names, and the rows as lists of texts, with None for NULL."""
-    columns = [[cell(value) for value in column.to_pylist()] for column in table.columns]
+    columns = [[cell(value) for value in to_objects(column, " ")] for column in table.columns]
     rows = [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(len(table))]
     return {"columns": table.column_names, "rows": rows}
 

@@ -58,6 +58,30 @@ def test_contents_are_read_as_of_a_time_with_columns_and_a_condition(place: str,
     assert lines(capsys) == [{"item": 7, "_diff": 1}]
 
 
+def test_moments_that_python_has_not_are_shown_and_bytes_that_are_no_text_are_refused_as_csv(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    place = str(tmp_path / "far")
+    moments = pa.array([2**63 - 1, -(10**17)], pa.timestamp("us"))
+    with persist.open(place) as client:
+        client.write("t", pa.table({"at": moments, "b": [b"\xff", b"a"]}), key=["at"], time=0, seal=1).result()
+        assert "294247-01-10 04:00:54.775807" in client["t"].snapshot()._repr_html_()
+    for arguments in (["read", place, "t"], ["sql", place, "SELECT * FROM t"], ["changes", place, "t", "0"]):
+        assert main(arguments) == 0
+        assert {"294247-01-10 04:00:54.775807", "-1199-02-15 14:13:20.000000"} <= {
+            word.strip()
+            for line in capsys.readouterr().out.splitlines()
+            for word in re.findall(r"-?\d{4,}-\d\d-\d\d [\d:.]+", line)
+        }
+    assert main(["read", place, "t", "-f", "json"]) == 0
+    assert [json.loads(line)["at"][:5] for line in capsys.readouterr().out.splitlines()] == ["-1199", "29424"]
+    for column, reason in (("at", "a date too far away"), ("b", "bytes that are not UTF-8")):
+        assert main(["read", place, "t", "-f", "csv", "--columns", column]) == 2
+        error = capsys.readouterr().err
+        assert f"the column '{column}' has {reason}" in error
+        assert "Traceback" not in error
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.arrow"])
 def test_contents_go_to_files_of_every_format(place: str, tmp_path: Path, name: str) -> None:
     file = tmp_path / name

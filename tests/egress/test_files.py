@@ -397,3 +397,17 @@ def test_status_says_how_far_behind_a_sink_is(
     assert (fed.behind_s, fed.behind_bytes > 0) == (2.5 * 3600, True)
     persist.egress(client, config(tmp_path, "orders", "timed"), drop=True)
     assert health_of(client).sinks == ()
+
+
+def test_a_value_that_a_format_cannot_hold_is_refused_by_its_column(client: persist.Client, tmp_path: Path) -> None:
+    """And a moment that Python has not is sent."""
+    far = pa.array([2**63 - 1], pa.timestamp("us"))
+    client.write("t", pa.table({"id": [1], "at": far, "b": [b"\xff"]}), key=["id"], time=0, seal=1).result()
+    with pytest.raises(
+        persist.InvalidUsage, match=r"out cannot take the collection 't': the column 'at' has a date too"
+    ):
+        sent(client, tmp_path, "t", format="csv")
+    sent(client, tmp_path, "t", format="json", name="again", sink=str(tmp_path / "json"))
+    [path] = (tmp_path / "json" / "t").iterdir()
+    [line] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (line["at"], line["b"]) == ("294247-01-10T04:00:54.775807", "/w==")

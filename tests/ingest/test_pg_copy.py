@@ -1,6 +1,7 @@
 """The first contents of tables of a real Postgres: cut off anywhere, and gone on with, while the tables change."""
 
 import contextlib
+import itertools
 import random
 from typing import Any
 
@@ -159,9 +160,72 @@ def test_a_copy_whose_slot_is_gone_says_what_to_do(database: Database, store: Me
         run(database, MortalBlob(store, 14, is_after=True))
     database.drop_slot()
     with pytest.raises(
-        persist.InvalidUsage, match=r"is gone.*persist drop LOCATION accounts; persist drop LOCATION lines"
+        persist.InvalidUsage, match=r"is gone.*persist rename LOCATION accounts accounts-before; persist ren"
     ):
         run(database, store)
+
+
+@pytest.mark.costly("it starts anew for each step at which it is killed")
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_start_that_is_killed_at_any_step_begins_again(database: Database, is_after: bool) -> None:
+    """With a slot that has a name, too."""
+    config = {"source": database.url, "publication": "p", "slot": f"mine_{is_after}".lower(), "copy_bytes": 2_000}
+    database.run("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    database.run("INSERT INTO t SELECT g, 0 FROM generate_series(1, 300) g")
+    is_slot_there = set()
+    for dies_at in itertools.count(1):
+        store = MemoryBlob()
+        mortal = MortalBlob(store, dies_at, is_after=is_after)
+        with contextlib.suppress(Died, persist.Unavailable, persist.Indeterminate), persist.open(mortal) as client:
+            persist.ingest(client, config, once=True)
+        if not mortal.is_dead:
+            break
+        is_slot_there.add(bool(database.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name LIKE 'mine%'")))
+        database.run(f"UPDATE t SET v = v + 1 WHERE id = {dies_at}")
+        with persist.open(store) as client:
+            persist.ingest(client, config, once=True)
+            assert rows_of(client.load("t")) == database.rows("SELECT * FROM t ORDER BY 1"), dies_at
+        database.drop_slot()
+    assert is_slot_there == {False, True}
+
+
+def test_a_slot_of_somebody_else_is_not_taken(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    database.rows("SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')")
+    with pytest.raises(persist.InvalidUsage, match=r"the slot 'theirs' is there, and this location has not made it"):
+        database.ingest(slot="theirs")
+    assert database.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'theirs'")
+
+
+def test_a_slot_that_was_read_further_than_what_was_taken_in_is_told(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    database.ingest(slot="further")
+    database.run("INSERT INTO t VALUES (1)")
+    while database.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'further' AND active"):
+        pass
+    database.rows("SELECT pg_replication_slot_advance('further', pg_current_wal_lsn())")
+    with pytest.raises(
+        persist.InvalidUsage, match=r"'further' was read up to .* somebody else read it.*persist rename"
+    ):
+        database.ingest(slot="further")
+    assert database.contents("t") == []
+
+
+def test_a_table_that_cannot_be_followed_is_copied_again_and_keeps_its_history(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1, 5)")
+    database.run("CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)")
+    database.ingest()
+    database.run("ALTER TABLE t ALTER v TYPE text USING 'v' || v")
+    database.run("INSERT INTO t VALUES (2, 'v6')", "INSERT INTO u VALUES (2)")
+    with pytest.raises(persist.InvalidUsage, match="persist rename LOCATION t t-before; and give the same command"):
+        database.ingest()
+    with persist.open(database.location) as client:
+        client.rename("t", "t-before").result()
+    database.ingest()
+    database.run("INSERT INTO t VALUES (3, 'v7')")
+    database.ingest()
+    assert [(row["id"], row["v"]) for row in database.contents("t")] == [(1, "v5"), (2, "v6"), (3, "v7")]
+    assert (database.contents("t-before"), len(database.contents("u"))) == ([{"id": 1, "v": 5}], 2)
 
 
 def test_large_transactions_come_before_they_are_committed(database: Database) -> None:

@@ -1,5 +1,6 @@
 """What databases do seldom, and collections follow or refuse: odd keys, columns and rows, and servers that go."""
 
+import datetime
 import threading
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_a_column_whose_name_went_to_another_one_is_told(database: Database) -> 
     database.run("ALTER TABLE t RENAME a TO b")
     database.run("INSERT INTO t VALUES (2, 'two')")
     database.run("ALTER TABLE t RENAME b TO c", "ALTER TABLE t ADD b text")
-    with pytest.raises(persist.InvalidUsage, match=r"more than once meanwhile.*'a' is.*copy the table again"):
+    with pytest.raises(persist.InvalidUsage, match=r"more than once meanwhile.*'a' is.*To copy again"):
         database.ingest()
     assert [tuple(row.values()) for row in database.contents("t")] == [(1, "one")]
 
@@ -74,7 +75,7 @@ def test_a_table_whose_rows_are_told_apart_otherwise_by_now_is_refused(database:
     database.run("DELETE FROM t")
     if key != "PRIMARY KEY":  # Else a collection without a key is told at the start.
         database.run("ALTER TABLE t REPLICA IDENTITY FULL")
-    with pytest.raises(persist.InvalidUsage, match=r"the table t .*identity.*copy the table again"):
+    with pytest.raises(persist.InvalidUsage, match=r"the table t .*identity.*To copy again"):
         database.ingest()
 
 
@@ -145,9 +146,49 @@ def test_a_publication_that_changes_is_told(database: Database, caplog: Any) -> 
     assert caplog.text.count("these collections are not filled any more") == 1
     assert (database.contents("t"), database.contents("u")) == ([{"id": 1}], [])
     database.run("ALTER PUBLICATION p ADD TABLE u")
-    with pytest.raises(persist.InvalidUsage, match=r"'u' is sealed to .* Drop it, and it is copied again"):
+    with pytest.raises(persist.InvalidUsage, match=r"'u' is sealed to .* somebody else sealed it. To copy again"):
         database.ingest()
     database.run("DROP PUBLICATION p", "INSERT INTO t VALUES (2)")
     database.run("CREATE PUBLICATION p FOR TABLE t")
-    with pytest.raises(persist.InvalidUsage, match=r"was made anew.*To copy the tables again: persist drop LOCATION t"):
+    with pytest.raises(
+        persist.InvalidUsage, match=r"was made anew.*To copy again and keep the history: persist rename LOCATION"
+    ):
+        database.ingest()
+
+
+def test_values_are_the_same_whatever_the_session_and_the_database_say(
+    database: Database, server: Server, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg2
+
+    monkeypatch.setenv("PGTZ", "America/New_York")
+    monkeypatch.setenv("PGDATESTYLE", "SQL, DMY")
+    admin = psycopg2.connect(server.url)
+    admin.autocommit = True
+    admin.cursor().execute("CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    admin.close()
+    latin = Database(server, "other", str(tmp_path / "latin"))
+    latin.connection.close()
+    latin.url = latin.url.replace("/other?", "/latin?")
+    latin.connection = psycopg2.connect(latin.url, client_encoding="UTF8")
+    latin.connection.autocommit = True
+    latin.run("CREATE PUBLICATION p FOR ALL TABLES")
+    try:
+        for found in (database, latin):
+            found.run("CREATE TABLE t (id int PRIMARY KEY, v text, d date, r tstzrange, m money)")
+            for id_ in (1, 2):
+                found.run(f"INSERT INTO t VALUES ({id_}, 'é', '2020-02-01', '[2020-02-01 00:00+00,)', 1234.5)")
+                found.ingest()
+            one, two = ([*row.values()][1:] for row in found.contents("t"))
+            assert one == two == ["é", datetime.date(2020, 2, 1), '["2020-02-01 00:00:00+00",)', "$1,234.50"]
+    finally:
+        latin.close()
+
+
+def test_an_error_names_the_transaction_the_table_the_column_and_the_value(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, d date)")
+    database.ingest()
+    database.run("INSERT INTO t VALUES (1, '2020-01-01')")
+    database.run("INSERT INTO t VALUES (2, 'infinity')")
+    with pytest.raises(persist.InvalidUsage, match=r"LSN [0-9A-F]+/[0-9A-F]+: a value of t\.d .*'infinity'.*as_text"):
         database.ingest()

@@ -249,7 +249,7 @@ def test_a_slot_that_is_gone_is_told_with_what_to_do(database: Database) -> None
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     database.ingest()
     database.drop_slot()
-    with pytest.raises(persist.InvalidUsage, match=r"the replication slot 'persist_.*' is gone.*persist drop"):
+    with pytest.raises(persist.InvalidUsage, match=r"the replication slot 'persist_.*' is gone.*persist rename"):
         database.ingest()
 
 

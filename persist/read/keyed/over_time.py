@@ -32,6 +32,7 @@ from persist.codecs import (
     dense_ranks,
     int64_values,
     order_keys,
+    to_dicts,
 )
 from persist.errors import NegativeMultiplicity
 from persist.read.scanning.reader import PartReader
@@ -133,8 +134,8 @@ def joined(
     counts = intervals.counts[interval]
     if len(counts) and counts.min() < 0:
         worst = int(counts.argmin())
-        record = updates.select(list(schema.names)).slice(int(intervals.rows[interval[worst]]), 1).to_pylist()[0]
-        raise NegativeMultiplicity(str(record), int(counts[worst]), int(at[row[worst]]))
+        record = updates.select(list(schema.names)).slice(int(intervals.rows[interval[worst]]), 1)
+        raise NegativeMultiplicity(str(to_dicts(record)[0]), int(counts[worst]), int(at[row[worst]]))
     # Each row as often as the record is there.
     row, interval = np.repeat(row, counts), np.repeat(interval, counts)
     # Rows without a record come once, at their place, with the first record under a mask.
@@ -230,7 +231,7 @@ def _wrong_within(
     bad = np.flatnonzero((held < 0) if most is None else (held < 0) | (held > most))
     once = bad[np.unique(number[bad], return_index=True)[1]]  # The first wrong update of each key.
     table = sums.select([*schema.key_names, "_time"]).filter(boolean_array(np.isin(np.arange(len(sums)), once)))
-    for row in table.to_pylist():
+    for row in to_dicts(table):
         *key, time = row.values()
         yield tuple(key), time
 
@@ -243,6 +244,6 @@ def keys_with_null(contents: CollectionState, reader: PartReader) -> Iterator[tu
         null &= pc.field(name).is_null()
     for part in contents.parts:
         table = reader.table(part, schema, [*keys, "_time"], filter=null)
-        for row in table.slice(0, 10).to_pylist():
+        for row in to_dicts(table.slice(0, 10)):
             *key, time = row.values()
             yield tuple(key), time

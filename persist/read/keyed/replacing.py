@@ -26,6 +26,7 @@ from persist.codecs import (
     int64_array,
     int64_values,
     order_keys,
+    to_dicts,
 )
 from persist.errors import DuplicateKeys, InvalidUsage
 from persist.log import KeyedForm
@@ -149,7 +150,7 @@ def repeated_keys(
     some = rows.select(keys).take(int64_array(np.asarray(repeats, np.int64))).combine_chunks()
     _, starts = RowSorter(order_keys(some, keys)).sort()
     firsts = some.take(int64_array(np.flatnonzero(starts)[:KEYS_NAMED]))
-    return [tuple(row.values()) for row in firsts.to_pylist()]
+    return [tuple(row.values()) for row in to_dicts(firsts)]
 
 
 def _passes(rows: pa.Table, where: pc.Expression) -> "np.ndarray[Any, np.dtype[np.bool_]]":

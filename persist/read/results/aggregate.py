@@ -50,6 +50,7 @@ from persist.codecs import (
     products,
     sort_indices,
     split,
+    to_dicts,
     whole_numbers,
 )
 from persist.read.scanning.reader import PartReader
@@ -384,7 +385,7 @@ class _Groups:
         if len(outside):
             at = int(outside[0])
             what = output.kind if output.column is None else f"{output.kind} of column {output.column!r}"
-            where = f" of the group {self._keys.slice(at, 1).to_pylist()[0]!r:.200}" if self._group_by else ""
+            where = f" of the group {to_dicts(self._keys.slice(at, 1))[0]!r:.200}" if self._group_by else ""
             raise DiffOverflow(
                 f"the {what}{where} is {values[at]}, outside of {type_} [{least}, {greatest}]. "
                 "Group or filter more finely; nothing was wrapped."

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from persist.blob import InvalidUsage
 from persist.closing import Closes
-from persist.codecs import with_both_zeros
+from persist.codecs import python_type, with_both_zeros
 from persist.read.results.frames import DtypeBackend, in_milliseconds, to_frame
 from persist.read.scanning.reader import ClaimedRead
 from persist.read.scanning.scan import rows_without_columns
@@ -184,7 +184,8 @@ class ArrowResult(Closes, ShownByRepr):
 def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
     """Return a dict for each row; errors are those of `ArrowResult.to_pylist`."""
     try:
-        return whole_as_int64(table).to_pylist()  # type: ignore[no-any-return]
+        kept = pa.schema([field.with_type(python_type(field.type)) for field in table.schema])
+        return whole_as_int64(table if kept == table.schema else table.cast(kept)).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise InvalidUsage(
             f'a value has no object in Python: {error}. Read it as Arrow; times also with times="int"'

@@ -23,6 +23,7 @@ from persist.codecs import (
     Part,
     did_you_mean,
     exact_sum,
+    to_dicts,
     to_rows,
     to_tuples,
 )
@@ -386,8 +387,8 @@ class Snapshot(ArrowResult):
     def _repr_html_(self) -> str:
         """Show the first rows to a notebook, and below them what this is. Cost: as `head`."""
         try:
-            rows = self.head(ROWS_SHOWN + 1).to_pylist()
-        except (PersistError, pa.ArrowException, ValueError, OverflowError):  # It is closed, say.
+            rows = to_dicts(self.head(ROWS_SHOWN + 1), " ")
+        except PersistError:  # It is closed, say.
             return super()._repr_html_()
         cells = [[_shown_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
         more = ", more rows" if len(rows) > ROWS_SHOWN else ""

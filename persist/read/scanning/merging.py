@@ -34,6 +34,7 @@ from persist.codecs import (
     int64_array,
     int64_values,
     sort_indices,
+    to_dicts,
     without_pairs,
 )
 from persist.errors import InvalidUsage, NegativeMultiplicity
@@ -305,7 +306,7 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
         return
     if counts.min() < 0:
         at = int(counts.argmin())
-        raise NegativeMultiplicity(str(rows.slice(at, 1).to_pylist()[:1]), int(counts[at]), scan.as_of)
+        raise NegativeMultiplicity(str(to_dicts(rows.slice(at, 1))), int(counts[at]), scan.as_of)
     if counts.max() == 1:
         yield rows if scan.columns else rows_without_columns(len(counts))
         return
@@ -314,7 +315,7 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
         at = int(counts.argmax())
         raise InvalidUsage(
             f"as rows, this would be about {float(ends[-1]):.3g} rows, and at most {ROWS_MAX} are given out: the "
-            f'record {rows.slice(at, 1).to_pylist()[:1]} alone has multiplicity {counts[at]}. Ask for form="diff".'
+            f'record {to_dicts(rows.slice(at, 1))} alone has multiplicity {counts[at]}. Ask for form="diff".'
         )
     for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
         # Row i is at the places from ends[i - 1] up to ends[i].

@@ -36,7 +36,6 @@ from persist.upsert.envelopes.messages import (
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 ZONED_TIMESTAMP = "io.debezium.time.ZonedTimestamp"
-UNAVAILABLE = "__debezium_unavailable_value"
 # What counts something: the column's own type follows from the name alone.
 COUNTED = {
     "org.apache.kafka.connect.data.Date": pa.date32(),

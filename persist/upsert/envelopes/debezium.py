@@ -6,8 +6,7 @@
     key     = {column: value, …} | {"schema": …, "payload": {…}}
 
 What is refused: "t", because a table that is emptied has no keys to name; "m", which is no row; rows that lack a large
-value that did not change (PostgreSQL's TOAST, `__debezium_unavailable_value`), because to take that for the value
-would destroy it.
+value that did not change, because its placeholder would replace it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,10 +35,11 @@ from persist.upsert.envelopes.assembly import (
     one_of,
     refused,
 )
-from persist.upsert.envelopes.connect import UNAVAILABLE, Described, Group, unwrapped
+from persist.upsert.envelopes.connect import Described, Group, unwrapped
 from persist.upsert.envelopes.json_rows import Bad, in_order, sifted
 from persist.upsert.envelopes.messages import Messages, samples_of, values_at
 from persist.upsert.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
+from persist.upsert.envelopes.unavailable import refuse_unavailable
 
 PLACES = ("before", "after")
 OP = "_op"
@@ -196,12 +196,13 @@ def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
     there = boolean_values(given.values.is_valid())
     rows = np.flatnonzero(there)
     apart = unwrapped(given.values.take(int64_array(rows)) if len(rows) < len(given) else given.values, rows)
+    groups, unavailable = refuse_unavailable(apart.groups, "after", wanted)
     paths = wanted.paths(given)
-    types = _row_types(apart.groups, wanted, keys)
-    samples = [sample for group in apart.groups[:1] for sample in samples_of(group.texts)]
+    types = _row_types(groups, wanted)
+    samples = [sample for group in groups[:1] for sample in samples_of(group.texts)]
     path_types = {name: wanted.path_type(name, samples) for name in paths}
-    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
-    for group in apart.groups:
+    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
+    for group in groups:
         check_told(group, PLACES, types, wanted)
         how = how_described(_described_row(group.described, PLACES), wanted.logical)
         plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
@@ -216,7 +217,7 @@ def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
     return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~there), apart.empty])), [*bad, *more])
 
 
-def _row_types(groups: list[Group], wanted: Wanted, keys: Keys) -> dict[str, pa.DataType]:
+def _row_types(groups: list[Group], wanted: Wanted) -> dict[str, pa.DataType]:
     if wanted.types is not None:
         return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
     row = merged([pa.struct(list(shown_types(group, PLACES, wanted).items())) for group in groups])
@@ -265,7 +266,7 @@ def _changes(
     ]
     if TIME in others:
         problems.append((_nulls(others[TIME]), lambda _: f"it has no {wanted.time!r} to take its time from"))
-    return refused(changes, [*problems, *_unavailable(columns["after"])])
+    return refused(changes, problems)
 
 
 def _always(reason: str) -> Callable[[int], str]:
@@ -282,26 +283,6 @@ def _is(column: pa.Array, value: Any) -> Mask:
 
 def _nulls(column: pa.Array) -> Mask:
     return boolean_values(column.is_null())
-
-
-def _unavailable(rows: pa.StructArray) -> list[Problem]:
-    """Return where large values that did not change were left out of rows."""
-    problems = list[Problem]()
-    for f in rows.type:
-        if pat.is_string(f.type) or pat.is_large_string(f.type):
-            mark: Any = UNAVAILABLE
-        elif pat.is_binary(f.type) or pat.is_large_binary(f.type):
-            mark = UNAVAILABLE.encode()
-        else:
-            continue
-        mask = _is(rows.field(f.name), pa.scalar(mark, f.type))
-        if mask.any():
-            reason = (
-                f"the column {f.name!r} holds a large value that did not change and is not in the message: set REPLICA "
-                "IDENTITY FULL for its table, or read the value from the database"
-            )
-            problems.append((mask, _always(reason)))
-    return problems
 
 
 def _with_tombstones(

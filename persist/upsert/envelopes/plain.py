@@ -24,10 +24,18 @@ from persist.upsert.envelopes.assembly import (
     delivered,
 )
 from persist.upsert.envelopes.connect import unwrapped
-from persist.upsert.envelopes.debezium import check_told, keys_of, merged_changes, no_rows, pieces_in_order, shown_types
+from persist.upsert.envelopes.debezium import (
+    check_told,
+    keys_of,
+    merged_changes,
+    no_rows,
+    pieces_in_order,
+    shown_types,
+)
 from persist.upsert.envelopes.json_rows import Bad, sifted
 from persist.upsert.envelopes.messages import Messages, samples_of
 from persist.upsert.envelopes.rows import RowPlan, how_described, merged
+from persist.upsert.envelopes.unavailable import refuse_unavailable
 
 NOTHING = "it has neither a value nor a key"
 
@@ -63,12 +71,13 @@ def plain(
     there = np.flatnonzero(boolean_values(given.values.is_valid()))
     values = given.values if len(there) == len(given) else given.values.take(int64_array(there))
     apart = unwrapped(values, there)
-    row = _row_type(apart.groups, wanted)
+    groups, unavailable = refuse_unavailable(apart.groups, None, wanted)  # Connect may have unwrapped Debezium's rows.
+    row = _row_type(groups, wanted)
     paths = wanted.paths(given)
-    samples = [sample for group in apart.groups[:1] for sample in samples_of(group.texts)]
+    samples = [sample for group in groups[:1] for sample in samples_of(group.texts)]
     path_types = {name: wanted.path_type(name, samples) for name in paths}
-    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
-    for group in apart.groups:
+    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
+    for group in groups:
         types_of_row = {f.name: f.type for f in row}
         check_told(group, (), types_of_row, wanted)
         plan = RowPlan((), types_of_row, how_described(group.described, wanted.logical), paths, path_types)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.errors import BadMessage, InvalidUsage
-from persist.upsert import debezium
+from persist.upsert import debezium, plain
 from persist.upsert.envelopes.messages import Unreadable, _named, _within_a_day, to_decimals
 
 ANNE = {"id": 1004, "first_name": "Anne", "last_name": "Kretchmar", "email": "annek@noanswer.org"}
@@ -198,6 +198,71 @@ def test_bytes_that_were_left_out_are_told_from_bytes_that_are_there(kind: pa.Da
         [json.dumps({"op": "c", "after": {"id": 1, "blob": "AQI="}})], key="id", schema=schema
     ).table.to_pylist()
     assert row["blob"] == b"\x01\x02"
+
+
+MARK = "__debezium_unavailable_value"
+PLACEHOLDERS = {  # As UnchangedToastedPlaceholder of the connector makes them: the type in Postgres, and here.
+    "text": (pa.string(), MARK),
+    "bytea": (pa.binary(), base64.b64encode(MARK.encode()).decode()),
+    "bytea, hexadecimal": (pa.string(), MARK.encode().hex()),
+    "bytea, base64 as text": (pa.large_string(), base64.b64encode(MARK.encode()).decode()),
+    "hstore": (pa.struct([("a", pa.string())]), {MARK: MARK}),
+    "hstore as JSON": (pa.string(), json.dumps({MARK: MARK})),
+    "text[]": (pa.list_(pa.string()), [MARK]),
+    "timestamptz[]": (pa.list_(pa.timestamp("us", "UTC")), [MARK]),
+    "bytea[]": (pa.list_(pa.binary()), [base64.b64encode(MARK.encode()).decode()]),
+    "uuid[]": (pa.list_(pa.string()), ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),
+    "smallint[]": (pa.list_(pa.int16()), list(MARK.encode())),
+    "date[]": (pa.list_(pa.int32()), list(MARK.encode())),
+    "real[]": (pa.list_(pa.float32()), [float(byte) for byte in MARK.encode()]),
+    "numeric(9, 2)[], as numbers": (pa.list_(pa.decimal128(9, 2)), [byte / 100 for byte in MARK.encode()]),
+    "numeric(9, 2)[]": (pa.list_(pa.string()), [base64.b64encode(bytes([byte])).decode() for byte in MARK.encode()]),
+    "numeric[]": (
+        pa.list_(pa.struct([("scale", pa.int32()), ("value", pa.string())])),
+        [{"scale": 0, "value": base64.b64encode(bytes([byte])).decode()} for byte in MARK.encode()],
+    ),
+    "boolean[]": (pa.list_(pa.bool_()), [True] * len(MARK)),
+}
+
+
+@pytest.mark.parametrize("kind", PLACEHOLDERS)
+@pytest.mark.parametrize("shape", ["schema", "shown", "described", "spaced", "unwrapped"])
+def test_a_placeholder_of_an_unchanged_value_is_refused_whatever_its_type(kind: str, shape: str) -> None:
+    arrow, placeholder = PLACEHOLDERS[kind]
+    if shape == "unwrapped" and kind == "boolean[]":
+        return  # A row without an envelope may hold such flags.
+    row = {"id": 1, "v": placeholder}
+    message: Any = row if shape == "unwrapped" else {"op": "u", "before": None, "after": row, "source": {"lsn": 9}}
+    if shape == "described":
+        message = with_schema(message, [*FIELDS[:1], {"type": "string", "field": "v"}])
+    text = json.dumps(message, indent=1 if shape == "spaced" else None)
+    schema = None if shape == "shown" else {"id": pa.int64(), "v": arrow}
+    read = plain if shape == "unwrapped" else debezium
+    events = read([text], key="id", schema=schema, on_error="collect")
+    (reason,) = events.rejected["reason"].to_pylist()
+    assert "'v' holds a large value that did not change" in reason
+    assert len(events) == 0
+
+
+def test_what_only_resembles_a_placeholder_is_a_value() -> None:
+    numbers = list(MARK.encode())
+    values = [numbers[:-1], [*numbers, 1], [2 * byte for byte in numbers], [1] * 28, [95, 95, 100]]
+    schema = {"id": pa.int64(), "v": pa.list_(pa.int64()), "t": pa.string()}
+    for number, value in enumerate(values):
+        row = {"id": number, "v": value, "t": f"see {MARK}", "left out": MARK}
+        message = json.dumps({"op": "u", "before": {"id": number, "t": MARK}, "after": row})
+        (event,) = debezium([message], key="id", schema=schema).table.to_pylist()
+        assert (event["v"], event["t"]) == (value, f"see {MARK}")
+    row = {"id": 1, "v": [True] * 28}
+    (event,) = plain([json.dumps(row)], key="id").table.to_pylist()
+    assert event["v"] == [True] * 28
+
+
+def test_a_message_with_a_placeholder_says_nothing_about_types() -> None:
+    messages = [json.dumps({"op": "u", "after": {"id": 1, "v": v}}) for v in ({MARK: MARK}, {"a": "x"}, [MARK])]
+    events = debezium(messages, key="id", on_error="collect")
+    assert events.table.select(["id", "v"]).to_pylist() == [{"id": 1, "v": {"a": "x"}}]
+    assert events.rejected["message"].to_pylist() == [0, 2]
 
 
 def test_the_row_before_a_change_is_there_if_asked_for() -> None:
