@@ -80,7 +80,7 @@ from persist.codecs.updates.inputs import (
     with_first,
 )
 from persist.codecs.updates.small import SmallUpdates, gathered, small_keys, small_updates
-from persist.codecs.updates.tuples import out_of_place, owned
+from persist.codecs.updates.tuples import lacks_columns, out_of_place, owned
 from persist.codecs.updates.updates import (
     Stamp,
     plain_rows,

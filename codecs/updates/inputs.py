@@ -27,8 +27,9 @@ from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.types.python_types import field_types, stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
-from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, owned
+from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, lacks_columns, owned
 
+DELETED = "_deleted"  # Of events by key: a row without it is no deletion, and a deletion needs no more than its key.
 _DICTS_PER_TABLE = 64 * 1024
 # Readers that were read: they would look like empty tables, in whose favour an overwrite retracts everything.
 _READ: "weakref.WeakSet[pa.RecordBatchReader]" = weakref.WeakSet()
@@ -283,7 +284,11 @@ def _with_index(data: Any) -> Any:
 
 
 def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
-    """Return rows that are dicts as a table; a column that a row lacks is NULL there."""
+    """Return rows that are dicts as a table.
+
+    Raises:
+        InvalidUpdate: a row lacks a column of the others, which would be NULL there.
+    """
     if not all(issubclass(kind, Mapping) for kind in {*map(type, rows)}):
         for row, record in enumerate(rows):
             if not is_record(record, schema):
@@ -293,6 +298,11 @@ def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
                 )
         rows = [*map(as_dict, rows)]
     names = dict.fromkeys(itertools.chain.from_iterable(rows))
+    if any(len(row) < len(names) for row in rows) and (schema is None or names.keys() <= {*schema.arrow.names}):
+        for number, row in enumerate(rows):
+            needed = names if schema is None or not row.get(DELETED) else schema.key.names
+            if lacking := [name for name in needed if name not in row and name != DELETED]:
+                raise InvalidUpdate(f"row {number} is {cut(row)} and {lacks_columns(lacking)}")
     return _from_columns({name: [row.get(name) for row in rows] for name in names}, schema)
 
 
