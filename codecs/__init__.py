@@ -75,6 +75,7 @@ from persist.codecs.updates.inputs import (
     as_table,
     check_given,
     columns_like,
+    is_repeatable,
     opened,
     sides_like,
     with_first,

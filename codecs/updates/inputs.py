@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persist.blob import InvalidUsage
+from persist.blob import InvalidUsage, PersistError
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.types.python_types import field_types, stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
@@ -106,6 +106,11 @@ def _is_table(data: Any) -> bool:
 
 def _is_in_memory(data: Any) -> bool:
     return hasattr(data, "__arrow_c_array__") or any(hasattr(data, name) for name in _IN_MEMORY)
+
+
+def is_repeatable(data: Any) -> bool:
+    """Return whether data certainly gives the same rows when it is read again."""
+    return isinstance(data, (list, tuple, Mapping)) or (_is_arrow(data) and _is_in_memory(data))
 
 
 def _streamed(values: Iterable[Any]) -> TableStream:
@@ -195,7 +200,21 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
         data = data if made is None else made
     elif hasattr(data, "collect_schema"):  # A LazyFrame of Polars, which is not computed for that.
         data = data.collect_schema()
-    described = field_types(data, "schema")
+    else:
+        _check_columns(data)
+        data = _with_index(data)
+    try:
+        described = field_types(data, "schema")
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, PersistError):
+            raise
+        if isinstance(data, Mapping):  # A schema of Polars.
+            data = dict(data)
+        elif hasattr(data, "columns") and hasattr(data, "dtypes"):
+            data = _from_columns({name: data[name] for name in data.columns}, None)
+        else:
+            raise _no_table(data, error) from error
+        described = field_types(data, "schema")  # Column by column, so that an error names one.
     for name, kind, _ in described:
         if kind == pa.null() and getattr(data, "shape", (1,))[0] == 0:  # Text, for which NULL is taken, would stay.
             raise SchemaMismatch(f"column {name!r} has no rows, and no type: give it one, such as int64, or a row")

@@ -42,6 +42,7 @@ class CollectionHandle:
         machine: which it does that with, if that is known here.
         is_kept: whether reads claim nothing, because a permanent hold keeps what they read as long as they are of use.
             Blobs outlive what refers to them by the grace period, so such a read is short.
+        create: what makes the collection, in the first commit, if there is none yet.
     """
 
     engine: Engine
@@ -51,6 +52,7 @@ class CollectionHandle:
     keyed: KeyedForm | None = None
     machine: Machine | None = None
     is_kept: bool = False
+    create: kinds.Create | None = None
 
     @property
     def name(self) -> str:
@@ -350,7 +352,8 @@ class CollectionHandle:
 
     def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
         """Queue steps on this collection as one commit; see `Engine.submit`."""
-        return self.engine.submit(action, steps, {self.id: self.name})
+        created = [] if self.create is None else [self.create]
+        return self.engine.submit(action, [*created, *steps], {self.id: self.name})
 
     @property
     def timeline(self) -> Timeline | None:
