@@ -137,6 +137,7 @@ def _batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
         if data in _READ:
             raise InvalidUsage(f"{cut(data)} was read before, and can be read once only. Make a new reader.")
         _READ.add(data)
+    _check_columns(data)
     try:
         for batch in pa.RecordBatchReader.from_stream(data):
             yield pa.Table.from_batches([batch])
@@ -268,6 +269,14 @@ def _check_kind(name: Any, kind: Any) -> None:
             f"column {name!r} is of Polars' type Object, whose values Arrow cannot see: cast it to another type, or "
             f"give frame[{name!r}].to_list() in a dict of columns"
         )
+    if str(kind) in ("BIT", "TIME WITH TIME ZONE"):  # DuckDB gives Arrow its own bytes, and a time without its zone.
+        raise SchemaMismatch(f"column {name!r} is of DuckDB's type {kind}, which Arrow has not: cast it, as to VARCHAR")
+    if (
+        isinstance(kind, np.dtype)
+        and kind.kind in "mM"
+        and np.datetime_data(kind)[0] not in ("D", "s", "ms", "us", "ns")
+    ):
+        raise SchemaMismatch(f"column {name!r} is of numpy's type {kind}, whose unit Arrow has not: cast it, as to ns")
 
 
 def _object_columns(frame: Any) -> list[Any]:

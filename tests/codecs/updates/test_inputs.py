@@ -15,7 +15,15 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
-from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch, TableStream, opened, to_updates
+from persist.codecs import (
+    CollectionSchema,
+    InvalidUpdate,
+    SchemaMismatch,
+    TableStream,
+    columns_like,
+    opened,
+    to_updates,
+)
 
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})
 DICTS: list[dict[str, Any]] = [
@@ -225,3 +233,19 @@ def test_a_row_that_lacks_a_column_is_refused_and_not_null_there(data: Any, mess
 def test_a_row_with_a_column_too_many_is_refused_by_that_name() -> None:
     with pytest.raises(SchemaMismatch, match="'more' is unexpected"):
         to_updates([ROW, {**ROW, "more": 1}], ORDERS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        duckdb.sql("SELECT 1 AS id, TIMETZ '12:00:00+05' AS status"),
+        duckdb.sql("SELECT 1 AS id, '101'::BIT AS status"),
+        {"id": [1], "status": np.array([1], "M8[ps]")},
+        {"id": [1], "status": np.array([1], "m8[h]")},
+    ],
+    ids=["time with zone", "bits", "picoseconds", "hours"],
+)
+def test_a_type_that_arrow_would_turn_into_another_value_is_refused(data: Any) -> None:
+    for use in (columns_like, lambda given: to_updates(given, ORDERS)):
+        with pytest.raises(SchemaMismatch, match=r"column 'status' is of (DuckDB|numpy)'s type .*: cast it"):
+            use(data)
