@@ -262,6 +262,8 @@ class ServedBlob:
         text = str(error).partition(". gRPC client debug context")[0].partition(" Detail: ")[0]
         if isinstance(error, flight.FlightUnauthenticatedError):
             return StoreMisconfigured(f"{self._url} refuses this client: {text}. Give storage_options={{'token': …}}")
+        if isinstance(error, flight.FlightUnauthorizedError):
+            return ReadOnlyStore(f"{self._url} refuses this client: {text}")
         if isinstance(error, pa.ArrowInvalid | msgspec.MsgspecError):
             return StoreMisconfigured(f"{self._url} does not serve a location to this client: {text}")
         failure = kind(f"{self._url} did not answer: {text or type(error).__name__}")

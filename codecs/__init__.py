@@ -76,12 +76,13 @@ from persist.codecs.updates.inputs import (
     as_table,
     check_given,
     columns_like,
+    is_repeatable,
     opened,
     sides_like,
     with_first,
 )
 from persist.codecs.updates.small import SmallUpdates, gathered, small_keys, small_updates
-from persist.codecs.updates.tuples import out_of_place, owned
+from persist.codecs.updates.tuples import lacks_columns, out_of_place, owned
 from persist.codecs.updates.updates import (
     Stamp,
     plain_rows,

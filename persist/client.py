@@ -482,10 +482,10 @@ class Client(CreatingCalls, ReadingTogether, Described):
             token: what clients must send; without one, everybody who reaches the port may read everything.
             certificate: the chain and the key of the server as PEM, for `grpc+tls://`.
             insecure: allow an address that other machines reach without a token.
-            commits: commit for clients that were opened with `commit_through=`, too. Whoever has the token may then do
-                what a client can that may write to the store. For mode "shared".
+            commits: commit for clients that were opened with `commit_through=`, too. Whoever has the write token, or
+                the token if there is no other, may then write and drop whatever they like. For mode "shared".
             store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
-            write_token: lets whoever sends it in place of the token write through the store, too.
+            write_token: lets its holders write; those of the token only read then.
             sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does. See `docs/sql.md`.
             sql_memory_bytes, sql_timeout_s, sql_rows_max: what one query may take: memory of DuckDB, seconds, and rows
                 of its answer. Eight run at a time.
@@ -505,8 +505,10 @@ class Client(CreatingCalls, ReadingTogether, Described):
             raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
         from persist.notify import BlobCalls, Server  # As above.
 
-        if write_token is not None and (not store or token is None):
-            raise InvalidUsage("write_token= goes with store=True, and with a token= for those who only read")
+        if write_token is not None and (not (store or commits) or token is None):
+            raise InvalidUsage(
+                "write_token= goes with store=True or commits=True, and a token= for those who only read"
+            )
         if write_token is not None and write_token == token:
             raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
         check_token(write_token)
@@ -521,13 +523,13 @@ class Client(CreatingCalls, ReadingTogether, Described):
             self.engine.follower,
             url,
             token=token,
+            write_token=write_token,
             certificate=certificate,
             insecure=insecure,
             slow_s=slow_s,
             committer=committer,
             queries=Queries(self.engine, limits) if sql else None,
-            store=BlobCalls(self.engine.storage.blob, write_token) if store else None,
-            write_token=write_token,
+            store=BlobCalls(self.engine.storage.blob) if store else None,
         )
         self._ends.append(server.close)
         self.engine.count_also("server", server.counts)

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, sides_like, with_first
+from persist.codecs import CollectionSchema, is_repeatable, sides_like, with_first
 from persist.collection import Collection
 from persist.engine import Engine, created_or_loaded, handle_on, loaded, target_of_rows
-from persist.errors import CollectionNotFound, InvalidUsage, PersistError
+from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.expression import add_function
 from persist.names import check_free_name
 from persist.read import record_count
@@ -123,7 +123,8 @@ class CreatingCalls:
     ) -> CommitFuture:
         """Append rows to the collection of that name; create it, with the columns of the rows, if there is none.
 
-        Of two clients that create it at once, one does, and the other's rows are then written to what that one created.
+        One commit creates it and writes the rows, which this call waits for: if that fails, nothing is created. Of two
+        clients that create it at once, one does, and the other's rows are then written to what that one created.
 
         Args:
             name: as for `create_or_load`.
@@ -140,25 +141,39 @@ class CreatingCalls:
         Raises:
             InvalidUsage: there is no such collection, and key is left out; or what is there has another timeline.
             SchemaMismatch: what is there has another key, or columns that the rows do not fit; see `evolve`.
+            CollectionExists: another client created it at once, and rows can be read only once.
             ReadOnly, ClientClosed: this client cannot write.
         """
         self.engine.check_open("write")
         check_token(token)
+        options: dict[str, Any] = {
+            "time": time,
+            "diff": diff,
+            "token": token,
+            "seal": seal,
+            "allow_future": allow_future,
+            "message": message,
+            "metadata": metadata,
+        }
         columns, rows = with_first(rows)
         handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
-        if getattr(columns, "shape", (1,))[0] == 0 and time is None and handle.contents().upper == Antichain(0):
+        if (
+            getattr(columns, "shape", (1,))[0] == 0
+            and time is None
+            and (handle.create is not None or handle.contents().upper == Antichain(0))
+        ):
             # There is no row that a commit could seal: but what was created can be read from then on, as others can.
-            return handle.submit("write", [handle.at_commit()])
-        return Collection(handle).write(
-            rows,
-            time=time,
-            diff=diff,
-            token=token,
-            seal=seal,
-            allow_future=allow_future,
-            message=message,
-            metadata=metadata,
-        )
+            future = handle.submit("write", [handle.at_commit()])
+        else:
+            future = Collection(handle).write(rows, **options)
+        if handle.create is not None:
+            try:
+                future.result()
+            except CollectionExists:  # Another client has created it meanwhile.
+                if not is_repeatable(rows):
+                    raise
+                return self.write(name, rows, key=key, timeline=timeline, **options)
+        return future
 
 
 SHOWN_MAX = 50  # Collections in a representation.

@@ -39,7 +39,7 @@ NO_MODULES = {
     ("persist.cli.exposition", "persist.collection"): "an attribute of spans",
     ("persist.dataflow.plan.origin", "persist.dataflow"): "a property of collections",
     ("persist.publish.delta", "persist.collection"): "a property of tables",
-    ("persist.publish.iceberg", "persist.collection"): "a property of tables",
+    ("persist.publish.iceberg_files", "persist.collection"): "a property of tables",
 }
 _ROOM_OF = {name: room for room, names in AT_ROOT.items() for name in names}
 _NAME = re.compile(r"(persist(?:\.\w+)+)(?::\w+)?")

@@ -1,5 +1,6 @@
 """`Client.write`: rows into a collection by its name, which is created from them if there is none."""
 
+import datetime as dt
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.blob import Fault, UnreliableBlob
+from tests.tuned import tuned
 
 FRAME = pd.DataFrame({"id": [1, 2], "status": ["new", "new"], "amount": [9.5, 3.0]})
 
@@ -136,6 +139,74 @@ def test_a_frame_without_rows_and_types_makes_none(client: persist.Client) -> No
     with pytest.raises(persist.errors.SchemaMismatch, match="column 'id' has no rows, and no type"):
         client.write("orders", pd.DataFrame({"id": [], "amount": pd.Series([], dtype=float)}, dtype=object), key=["id"])
     assert client.collections() == []
+
+
+UNTYPED: dict[str, Any] = {
+    "mixed": pd.DataFrame({"id": [1, 2], "odd": pd.Series([1, "a"], dtype=object)}),
+    "mixed dates": pd.DataFrame(
+        {"id": [1, 2], "odd": pd.Series([dt.date(2020, 1, 1), dt.datetime(2020, 1, 1, 5)], dtype=object)}
+    ),
+    "twice": pd.DataFrame([[1, 2, 3]], columns=["id", "odd", "odd"]),
+    "wide": pd.DataFrame({"id": [1, 2], "odd": pd.Series([2**70, 1], dtype=object)}),
+    "complex": pd.DataFrame({"id": [1], "odd": [1 + 2j]}),
+    "objects": pd.DataFrame({"id": [1], "odd": pd.Series([object()], dtype=object)}),
+    "nested": pd.DataFrame({"id": [1], "odd": [[[1, 2], 3]]}),
+    "int128": pl.DataFrame({"id": [1], "odd": pl.Series([2**100], dtype=pl.Int128)}),
+    "lazy": pl.DataFrame({"id": [1], "odd": pl.Series([2**100], dtype=pl.Int128)}).lazy(),
+    "dicts": [{"id": 1, "odd": 1}, {"id": 2, "odd": "a"}],
+    "columns": {"id": [1, 2], "odd": [1, "a"]},
+    "stream": iter([{"id": 1, "odd": 1}, {"id": 2, "odd": "a"}]),
+}
+
+
+@pytest.mark.parametrize("rows", UNTYPED.values(), ids=UNTYPED)
+def test_a_frame_that_has_no_types_is_refused_by_its_column_and_creates_nothing(
+    client: persist.Client, rows: Any
+) -> None:
+    with pytest.raises(persist.InvalidUsage, match="odd"):
+        client.write("orders", rows, key=["id"]).result()
+    assert client.collections() == []
+
+
+@pytest.mark.parametrize("index", ["id", "note", ["id", "note"]], ids=str)
+def test_a_named_index_of_pandas_is_a_column_of_what_is_created(client: persist.Client, index: Any) -> None:
+    frame = pd.DataFrame({"id": [1, 2], "note": ["a", "b"], "n": [3, 4]})
+    client.write("written", frame.set_index(index), key=["id"]).result()
+    assert {*client.create_or_load("made", like=frame.set_index(index), key=["id"]).schema.names} >= {"id", "n"}
+    assert client["written"].snapshot().to_arrow().select([*frame.columns]).to_pylist() == frame.to_dict("records")
+
+
+def test_a_first_write_that_fails_creates_nothing() -> None:
+    store = UnreliableBlob(persist.MemoryBlob())
+    rows = pa.table({"id": range(10)})
+
+    def cut_off() -> Iterator[pa.Table]:
+        yield rows
+        raise OSError("the source is gone")
+
+    with persist.open(store, settings=tuned(background=False, retry_s=0.05, inline_bytes=0)) as client:
+        with pytest.raises(OSError, match="the source is gone"):
+            client.write("orders", cut_off(), key=["id"])
+        for operation in ("set", "create"):
+            store.next_faults(operation, *[Fault.UNAVAILABLE] * 1000)
+        with pytest.raises(persist.Unavailable):
+            client.write("orders", rows, key=["id"]).result()
+        store.clear_faults()
+        assert client.collections() == []
+        client.write("orders", rows, key=["id"]).result()
+        assert (client.seqno, len(client["orders"].snapshot().to_arrow())) == (0, 10)
+
+
+def test_a_stream_that_another_client_came_before_is_refused_and_not_lost(client: persist.Client) -> None:
+    def rows() -> Iterator[pa.Table]:
+        yield pa.table({"id": [1]})
+        with persist.open(client.engine.storage.blob) as other:
+            other.write("orders", pa.table({"id": [7]}), key=["id"]).result()
+
+    with pytest.raises(persist.errors.CollectionExists):
+        client.write("orders", rows(), key=["id"])
+    client.write("orders", rows(), key=["id"]).result()
+    assert sorted(client["orders"].snapshot().to_arrow()["id"].to_pylist()) == [1, 7, 7]
 
 
 def test_two_clients_that_create_at_once_write_to_one_collection() -> None:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
+from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.protocol import KEY_BYTES_MAX, LIST_PAGE_ENTRIES, BlobEntry, check_key, check_range, is_key
 from persist.blob.stores.object_errors import ForkedProcess, ObjectErrorMap
 
@@ -96,15 +96,17 @@ class ObjectBlob:
         """Store value at key, replacing what was there."""
         check_key(key)
         try:
-            self._put(key, value, "overwrite")
+            has_tag = self._put(key, value, "overwrite")
         except Exception as error:
             raise self._errors.of_write("set", key, error) from self._errors.cause(error)
+        if not has_tag:
+            self._confirm("set", key, value)
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
         check_key(key)
         try:
-            self._put(key, value, "create")
+            has_tag = self._put(key, value, "create")
         except Exception as error:
             # Some servers have a 304 for it, or codes of their own; and a 409 may be said of what is there for long.
             answer = self._errors.answer(error)
@@ -113,6 +115,8 @@ class ObjectBlob:
             if answer.status == 409 and self._is_there(key):
                 return False
             raise self._errors.of_write("create", key, error) from self._errors.cause(error)
+        if not has_tag:
+            self._confirm("create", key, value)
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -177,21 +181,46 @@ class ObjectBlob:
     def _get(self, key: str, options: dict[str, Any] | None) -> bytes | None:
         try:
             result = self._ask(self._obstore.get, self._client(), self._base + key, options=options)
-            return bytes(self._ask(result.bytes))
+            value = bytes(self._ask(result.bytes))
+            kind = str(result.attributes.get("Content-Type", ""))
         except Exception as error:
             if self._errors.is_absent(error):
                 return None
             if self._errors.answer(error).status == 416:
                 return b""  # The range begins at or beyond the end.
             raise self._errors.of_read("get", key, error) from self._errors.cause(error)
+        if kind.startswith("text/html"):
+            raise StoreMisconfigured(
+                f"the answer to get {key!r} at {self.url} is no object but a page of type {kind}, which begins "
+                f"{value[:80].decode(errors='replace')!r}: something else answers in place of the store, such as a "
+                "proxy that wants you to sign in. Open such an address in a browser, or correct the endpoint and proxy."
+            )
+        return value
 
-    def _put(self, key: str, value: bytes, mode: str) -> None:
+    def _confirm(self, action: str, key: str, value: bytes) -> None:
+        """Read back what was written where the answer had no ETag: a proxy may have given it, and not the store.
+
+        Raises:
+            Indeterminate: something else is there, or nothing is told.
+        """
+        why = "something else is there"
+        try:
+            if self._get(key, None) == value:
+                return
+        except PersistError as error:
+            why = str(error)
+        raise Indeterminate(f"{action} of {key!r} at {self.url} got an answer without an ETag, and {why}")
+
+    def _put(self, key: str, value: bytes, mode: str) -> bool:
+        """Send a value; return whether the answer has an ETag, as that of a store has."""
         client = self._client(len(value))
         try:
             self._ask(self._obstore.put, client, self._base + key, value, mode=mode, use_multipart=False)
         except Exception as error:
             if not self._errors.is_success(error):
                 raise
+            return False
+        return True
 
     def _is_there(self, key: str) -> bool:
         """Return whether there is a value, as far as the store says."""

@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persist.blob import InvalidUsage
+from persist.blob import InvalidUsage, PersistError
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.types.python_types import field_types, stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
-from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, owned
+from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, lacks_columns, owned
 
+DELETED = "_deleted"  # Of events by key: a row without it is no deletion, and a deletion needs no more than its key.
 _DICTS_PER_TABLE = 64 * 1024
 # Readers that were read: they would look like empty tables, in whose favour an overwrite retracts everything.
 _READ: "weakref.WeakSet[pa.RecordBatchReader]" = weakref.WeakSet()
@@ -107,6 +108,11 @@ def _is_in_memory(data: Any) -> bool:
     return hasattr(data, "__arrow_c_array__") or any(hasattr(data, name) for name in _IN_MEMORY)
 
 
+def is_repeatable(data: Any) -> bool:
+    """Return whether data certainly gives the same rows when it is read again."""
+    return isinstance(data, (list, tuple, Mapping)) or (_is_arrow(data) and _is_in_memory(data))
+
+
 def _streamed(values: Iterable[Any]) -> TableStream:
     def tables(schema: CollectionSchema | None) -> Iterator[pa.Table]:
         for value in values:
@@ -131,6 +137,7 @@ def _batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
         if data in _READ:
             raise InvalidUsage(f"{cut(data)} was read before, and can be read once only. Make a new reader.")
         _READ.add(data)
+    _check_columns(data)
     try:
         for batch in pa.RecordBatchReader.from_stream(data):
             yield pa.Table.from_batches([batch])
@@ -194,7 +201,21 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
         data = data if made is None else made
     elif hasattr(data, "collect_schema"):  # A LazyFrame of Polars, which is not computed for that.
         data = data.collect_schema()
-    described = field_types(data, "schema")
+    else:
+        _check_columns(data)
+        data = _with_index(data)
+    try:
+        described = field_types(data, "schema")
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, PersistError):
+            raise
+        if isinstance(data, Mapping):  # A schema of Polars.
+            data = dict(data)
+        elif hasattr(data, "columns") and hasattr(data, "dtypes"):
+            data = _from_columns({name: data[name] for name in data.columns}, None)
+        else:
+            raise _no_table(data, error) from error
+        described = field_types(data, "schema")  # Column by column, so that an error names one.
     for name, kind, _ in described:
         if kind == pa.null() and getattr(data, "shape", (1,))[0] == 0:  # Text, for which NULL is taken, would stay.
             raise SchemaMismatch(f"column {name!r} has no rows, and no type: give it one, such as int64, or a row")
@@ -248,6 +269,14 @@ def _check_kind(name: Any, kind: Any) -> None:
             f"column {name!r} is of Polars' type Object, whose values Arrow cannot see: cast it to another type, or "
             f"give frame[{name!r}].to_list() in a dict of columns"
         )
+    if str(kind) in ("BIT", "TIME WITH TIME ZONE"):  # DuckDB gives Arrow its own bytes, and a time without its zone.
+        raise SchemaMismatch(f"column {name!r} is of DuckDB's type {kind}, which Arrow has not: cast it, as to VARCHAR")
+    if (
+        isinstance(kind, np.dtype)
+        and kind.kind in "mM"
+        and np.datetime_data(kind)[0] not in ("D", "s", "ms", "us", "ns")
+    ):
+        raise SchemaMismatch(f"column {name!r} is of numpy's type {kind}, whose unit Arrow has not: cast it, as to ns")
 
 
 def _object_columns(frame: Any) -> list[Any]:
@@ -283,7 +312,11 @@ def _with_index(data: Any) -> Any:
 
 
 def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
-    """Return rows that are dicts as a table; a column that a row lacks is NULL there."""
+    """Return rows that are dicts as a table.
+
+    Raises:
+        InvalidUpdate: a row lacks a column of the others, which would be NULL there.
+    """
     if not all(issubclass(kind, Mapping) for kind in {*map(type, rows)}):
         for row, record in enumerate(rows):
             if not is_record(record, schema):
@@ -293,6 +326,11 @@ def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
                 )
         rows = [*map(as_dict, rows)]
     names = dict.fromkeys(itertools.chain.from_iterable(rows))
+    if any(len(row) < len(names) for row in rows) and (schema is None or names.keys() <= {*schema.arrow.names}):
+        for number, row in enumerate(rows):
+            needed = names if schema is None or not row.get(DELETED) else schema.key.names
+            if lacking := [name for name in needed if name not in row and name != DELETED]:
+                raise InvalidUpdate(f"row {number} is {cut(row)} and {lacks_columns(lacking)}")
     return _from_columns({name: [row.get(name) for row in rows] for name in names}, schema)
 
 

@@ -131,14 +131,14 @@ def _are_dicts(values: list[Any], side: Side) -> bool:
 
 
 def _dict_columns(values: list[Any], side: Side) -> list[list[Any]]:
-    """Transpose dicts; a field that one lacks is NULL there, as in structs."""
+    """Transpose dicts, each of which has all fields."""
     if not all(issubclass(kind, Mapping) for kind in {*map(type, values)}):
         if not all(isinstance(value, Mapping) or is_object(value) for value in values):
             raise _Malformed
         values = [*map(as_dict, values)]
-    if not set(side.names).issuperset(chain.from_iterable(values)):
+    if not set(side.names).issuperset(chain.from_iterable(values)) or {*map(len, values)} != {len(side.names)}:
         raise _Malformed
-    return [[value.get(name) for value in values] for name in side.names]
+    return [[value[name] for value in values] for name in side.names]
 
 
 def _transposed(rows: Sequence[Any], width: int) -> list[list[Any]]:
@@ -216,6 +216,8 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
             if unknown := [name_given for name_given in as_dict(value) if name_given not in side.names]:
                 hint = did_you_mean(unknown[0], side.names)
                 return f"{cut(unknown[0])} is no field of the {name}{hint or ','} which has {', '.join(side.names)}"
+            if lacking := [field for field in side.names if field not in as_dict(value)]:
+                return f"the {name} {cut(value)} {lacks_columns(lacking)}"
             continue
         if count == 0 and value is not None:
             return f"the {name} {cut(value)} is not None, and this collection has no {name} fields"
@@ -366,6 +368,17 @@ def as_dict(record: Any) -> Mapping[Any, Any]:
     if is_named(record):
         return dict(zip(record._fields, record, strict=True))
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def lacks_columns(names: Iterable[str], null: str = "None") -> str:
+    """Return what is wrong with a row that lacks columns, and what to do.
+
+    Args:
+        null: how NULL is written where the row comes from.
+    """
+    first, *others = names
+    them = f"the columns {', '.join(map(repr, [first, *others]))}" if others else f"the column {first!r}"
+    return f"lacks {them}, which would be NULL: give {first!r} as {null} if that is meant"
 
 
 def out_of_place(values: Sequence[Any], places: tuple[str, ...]) -> Any:

@@ -18,7 +18,6 @@ browser that has its name point here gets nothing.
 """
 
 import contextlib
-import hmac
 import math
 import re
 import socket
@@ -35,7 +34,7 @@ from persist.closing import Closes
 from persist.engine import failures_of
 from persist.facts import Facts, KnownFacts
 from persist.metrics import Reading, readings
-from persist.notify import host_of, is_loopback, listening
+from persist.notify import RIGHTS, Tokens, host_of, is_loopback, listening
 
 COLLECTIONS_MAX = 2000
 CONNECTIONS_MAX = 8
@@ -123,7 +122,15 @@ class MetricsServer(Closes):
         url: of the metrics.
     """
 
-    def __init__(self, client: "persist.Client", address: str, *, token: str | None, insecure: bool) -> None:
+    def __init__(
+        self,
+        client: "persist.Client",
+        address: str,
+        *,
+        token: str | None,
+        insecure: bool,
+        write_token: str | None = None,
+    ) -> None:
         """Begin to serve at HOST:PORT; port 0 takes a free one.
 
         Raises:
@@ -136,7 +143,8 @@ class MetricsServer(Closes):
                 f"--metrics {address}: others reach this address, and there is no token. Set PERSIST_SERVE_TOKEN, "
                 "listen at 127.0.0.1, or say --insecure"
             )
-        self._server = _Server(listening(host, port), _handler(Exposition(client), token, is_local and token is None))
+        handler = _handler(Exposition(client), Tokens(token, write_token), is_local and token is None)
+        self._server = _Server(listening(host, port), handler)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_address[1]}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, name="persist-metrics", daemon=True)
@@ -187,14 +195,13 @@ def _read_no_more(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RD)
 
 
-def _handler(exposition: Exposition, token: str | None, checks_host: bool) -> type[BaseHTTPRequestHandler]:
+def _handler(exposition: Exposition, tokens: Tokens, checks_host: bool) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = TIMEOUT_S
         server_version, sys_version = "persist", ""
 
         def do_GET(self) -> None:
-            given = self.headers.get("Authorization", "")
-            if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            if RIGHTS["metrics"] not in tokens.rights(self.headers.items()):
                 self._answer(401, "The token is missing or wrong: send Authorization: Bearer TOKEN.\n")
             elif checks_host and not is_loopback(host_of(self.headers.get("Host", ""))):
                 self._answer(403, "Ask for this by 127.0.0.1 or localhost.\n")

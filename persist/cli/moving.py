@@ -230,13 +230,13 @@ def serve(
     """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
 
     The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN, and the one that lets
-    write through --store from PERSIST_SERVE_WRITE_TOKEN.
+    write through --store and --commits from PERSIST_SERVE_WRITE_TOKEN. With the second, the first lets read only.
     """
     token = os.environ.get(TOKEN_VARIABLE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
     opened = at.writing(background=True) if commits else at.reading()
     with opened as client, ExitStack() as stack, stopped_by_sigterm() as stop:
-        write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store else None
+        write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits else None
         limits = {"sql_memory_bytes": sql_memory and sql_memory << 20, "sql_timeout_s": sql_timeout}
         options: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
         server = stack.enter_context(
@@ -257,7 +257,9 @@ def serve(
         if metrics is not None:
             from persist.cli.exposition import MetricsServer
 
-            shown = stack.enter_context(MetricsServer(client, metrics, token=token, insecure=insecure))
+            shown = stack.enter_context(
+                MetricsServer(client, metrics, token=token, write_token=write_token, insecure=insecure)
+            )
             addresses["metrics"] = shown.url
             line += f"\nMetrics are at {shown.url}"
         tell_done(at, addresses, line)

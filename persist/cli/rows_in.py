@@ -8,7 +8,8 @@ CSV is read as text by Arrow. An empty field is NULL, unless it is in quotes; th
 or fewer fields than the head do not fit. Line numbers are found by reading the file once more, because a record may
 span several lines.
 
-JSON lines hold an object on each line. A field that is not there is NULL; one that is no column makes it a misfit.
+JSON lines hold an object on each line. One without a column, or with a field that is no column, is a misfit: null says
+that it is NULL. A line with `"_deleted": true` needs no more than its key.
 """
 
 import csv
@@ -29,7 +30,7 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.cli.casting import REASONS_MAX, Caster, Misfits, check_text_types
-from persist.codecs import arrow_type, children, did_you_mean
+from persist.codecs import arrow_type, children, did_you_mean, lacks_columns
 from persist.ingest import BLOCK_BYTES, READ, csv_batches, format_by_name, schema_of, stored_batches
 from persist.shown import counted
 
@@ -300,7 +301,10 @@ def _piece(
 ) -> Iterator[pa.Table]:
     good: list[pa.Table] = []
     at: list[int] = []
-    bad: list[tuple[int, str]] = []
+    bad = [(number, why) for number, line in numbered if (why := _lacks(line, caster))]
+    if bad:
+        lacking = {number for number, _ in bad}
+        numbered = [(number, line) for number, line in numbered if number not in lacking]
 
     def halves(start: int, stop: int) -> None:
         try:
@@ -314,7 +318,8 @@ def _piece(
             else:
                 bad.append((numbered[start][0], _why(numbered[start][1], schema, caster.ignored, error)))
 
-    halves(0, len(numbered))
+    if numbered:
+        halves(0, len(numbered))
     if good:
         table = pa.concat_tables(good)
         cast = caster.cast(table)
@@ -322,6 +327,20 @@ def _piece(
         yield cast.table
     bad.sort()
     misfits.add(len(bad), [f"line {line}: {why}" for line, why in bad[:REASONS_MAX]])
+
+
+def _lacks(line: bytes, caster: Caster) -> str:
+    """Return which columns a line lacks, as a reason; empty if it has all, or is wrong otherwise."""
+    try:
+        given = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return ""
+    is_deletion = caster.is_events and bytes(given.get("_deleted", b"")) == b"true"
+    needed = {*caster.schema.key_names, caster.time_column} if is_deletion else caster.types.keys()
+    if len(caster.wanted([*given])) + sum(name in caster.ignored for name in given) < len(given):
+        return ""  # It has another field, perhaps a column's name that is misspelt, and that is said.
+    lacking = [name for name in caster.types if name in needed and name not in given]
+    return f"it {lacks_columns(lacking, 'null')}" if lacking else ""
 
 
 def _parsed(lines: list[bytes], schema: pa.Schema, ignored: tuple[str, ...] = ()) -> pa.Table:

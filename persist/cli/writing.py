@@ -428,13 +428,13 @@ def _made_like(
     import pyarrow as pa
 
     from persist.cli.rows_in import types_of
-    from persist.engine import target_of_rows
+    from persist.engine import create_target_of_rows
 
     is_new = client.seqno < 0 or collection not in client
     types = types_of(rows.path, rows.format) if is_new else {}
     columns = pa.schema([(name, kind) for name, kind in types.items() if name not in (ignore or ())])
     unit: Any = ... if timeline is None else None if timeline == "none" else timeline
-    target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
+    create_target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
 
 
 def _caster(

@@ -23,6 +23,7 @@ from persist.engine.moments import MOMENT, MOMENT_TYPE, MOMENTS, TIME
 from persist.engine.opening import (
     OnEngine,
     UpgradeReport,
+    create_target_of_rows,
     created_or_loaded,
     drop,
     engine_of,

@@ -54,6 +54,7 @@ class CollectionHandle:
         is_kept: whether reads claim nothing, because a permanent hold keeps what they read as long as they are of use.
             Blobs outlive what refers to them by the grace period, so such a read is short.
         allow_future: whether a clock that is far ahead may give writes their time.
+        create: what makes the collection, in the first commit, if there is none yet.
     """
 
     engine: Engine
@@ -64,6 +65,7 @@ class CollectionHandle:
     machine: Machine | None = None
     is_kept: bool = False
     allow_future: bool = False
+    create: kinds.Create | None = None
 
     def dating(self, *, allow_future: bool) -> "CollectionHandle":
         """Return the same collection for writes whose time a clock that is far ahead may give, or not."""
@@ -371,7 +373,8 @@ class CollectionHandle:
 
     def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
         """Queue steps on this collection as one commit; see `Engine.submit`."""
-        return self.engine.submit(action, steps, {self.id: self.name})
+        created = [] if self.create is None else [self.create]
+        return self.engine.submit(action, [*created, *steps], {self.id: self.name})
 
     @property
     def timeline(self) -> Timeline | None:

@@ -116,7 +116,9 @@ def created_or_loaded(
 def target_of_rows(
     engine: Engine, name: str, rows: Any, *, key: Any = ..., timeline: Any = ..., time: Any = None
 ) -> CollectionHandle:
-    """Return the collection of a name that rows are for; it is created, with their columns, if there is none.
+    """Return the collection of a name that rows are for; if there is none, the next commit by the handle creates it.
+
+    That commit fails with CollectionExists if somebody else has created it by then.
 
     Args:
         rows: what has the columns and their types; see `sides_like`.
@@ -141,13 +143,8 @@ def target_of_rows(
             )
         both = sides_like(rows, key)
         unit = _timeline_like(columns, time) if timeline is ... else timeline
-        try:
-            contents, schema = created_or_loaded(engine, name, CollectionSchema.of(*both, unit))
-            return handle_on(engine, contents, schema)
-        except SchemaMismatch:
-            # Somebody may have created it in between: then the rows are for that one, as if this call had come later.
-            if engine.follower.newest_id_of(name) is None:
-                raise
+        id_, schema = uuid.uuid4().hex, CollectionSchema.of(*both, unit)
+        return CollectionHandle(engine, id_, name, schema, create=kinds.Create(id_, name, schema.to_json(), None))
     handle = loaded(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:
         raise SchemaMismatch(
@@ -160,6 +157,16 @@ def target_of_rows(
             "timeline out, or use another name"
         )
     return handle
+
+
+def create_target_of_rows(engine: Engine, name: str, rows: Any, **options: Any) -> None:
+    """Create a collection for rows, unless there is one that fits; see `target_of_rows`."""
+    handle = target_of_rows(engine, name, rows, **options)
+    if handle.create is not None:
+        try:
+            handle.submit("create", []).result()
+        except CollectionExists:
+            target_of_rows(engine, name, rows, **options)
 
 
 def _timeline_like(columns: Mapping[str, pa.Field], time: Any) -> str | None:

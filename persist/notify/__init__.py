@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from persist.late_names import late_names
 from persist.notify.messages import Notify, check_token, host_of, is_loopback, listening
+from persist.notify.rights import RIGHTS, Tokens
 
 if TYPE_CHECKING:
     from persist.notify.asking import Listener, commit_through

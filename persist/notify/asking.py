@@ -178,11 +178,16 @@ class FlightRelay:
         try:
             answer = ask(self._connected(), self._server, "commits", b"{}", COMMIT_S)
             commits = decode_message(answer, Commits)
-        except (pa.ArrowInvalid, flight.FlightUnauthenticatedError, ValueError) as error:
+        except (
+            pa.ArrowInvalid,
+            flight.FlightUnauthenticatedError,
+            flight.FlightUnauthorizedError,
+            ValueError,
+        ) as error:
             self.close()
             raise InvalidUsage(
-                f"{self._server.url} does not commit for this client: {error}. Give the address and the token "
-                "of a Client.serve(commits=True) of the same location."
+                f"{self._server.url} does not commit for this client: {error}. Give the address and a token that "
+                "may write of a Client.serve(commits=True) of the same location."
             ) from error
         except wire.CALL_FAILED as error:
             self._failed(error)

@@ -17,12 +17,11 @@ An error reaches the client as its class and message, never with a traceback, or
 """
 
 import contextlib
-import hmac
 import logging
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
@@ -34,7 +33,6 @@ import pyarrow as pa
 from persist.blob import (
     LIST_PAGE_ENTRIES,
     SERVED_DELETE_KEYS,
-    SERVED_PUT_BYTES_MAX,
     Blob,
     BlobDelete,
     BlobEntry,
@@ -46,13 +44,13 @@ from persist.blob import (
     BlobPut,
     DaemonThreads,
     NotDeleted,
-    ReadOnlyStore,
     delete_all,
     failure_of,
     get_at_most,
 )
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.notify.messages import Address, decode_message, message_of
+from persist.notify.rights import RIGHTS, NotAllowed, Tokens
 
 try:
     import grpc
@@ -86,7 +84,7 @@ class FlightCalls:
         self,
         methods: Mapping[str, Method],
         address: Address,
-        tokens: Sequence[str],
+        tokens: Tokens,
         certificate: tuple[str | bytes, str | bytes] | None,
         *,
         calls_max: int,
@@ -96,13 +94,13 @@ class FlightCalls:
 
         Args:
             methods: by the name of a Flight call, what returns its answers, given its messages.
-            tokens: of which a call must send one; anybody may call if there are none.
+            tokens: say who may call.
             hidden: the URL of the location, which no error shows.
 
         Raises:
             OSError: the port is taken, or the certificate is none.
         """
-        self._expected = [f"Bearer {token}".encode() for token in tokens]
+        self._tokens = tokens
         self._methods = {_SERVICE + name: method for name, method in methods.items()}
         self._hidden = hidden
         self._receiving: dict[int, tuple[grpc.ServicerContext, float]] = {}
@@ -128,10 +126,11 @@ class FlightCalls:
         return self._threads.close(1.0)
 
     def _handler(self, details: "grpc.HandlerCallDetails") -> "grpc.RpcMethodHandler | None":
-        if not self._is_allowed(details.invocation_metadata):
+        rights = self._tokens.rights(details.invocation_metadata)
+        if not rights:
             return grpc.stream_stream_rpc_method_handler(_refuse)
         method = self._methods.get(details.method)
-        if method is None:
+        if method is None or RIGHTS[details.method.removeprefix(_SERVICE)] not in rights:
             return None
 
         def answer(requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
@@ -144,14 +143,6 @@ class FlightCalls:
                 context.abort(code, text)
 
         return grpc.stream_stream_rpc_method_handler(answer)
-
-    def _is_allowed(self, headers: Iterable[tuple[str, str | bytes]]) -> bool:
-        if not self._expected:
-            return True
-        given = [value for name, value in headers if name.lower() == "authorization"]
-        first = given[0] if len(given) == 1 else b""
-        first = first.encode() if isinstance(first, str) else first
-        return any(hmac.compare_digest(first, expected) for expected in self._expected)
 
     def _timed(self, requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
         """Yield messages, all of which must come within `RECEIVE_S` after the first was asked for."""
@@ -247,6 +238,8 @@ def _told(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
     code = grpc.StatusCode.UNAVAILABLE
     if isinstance(error, CollectionNotFound):
         code = grpc.StatusCode.NOT_FOUND
+    elif isinstance(error, NotAllowed):
+        code = grpc.StatusCode.PERMISSION_DENIED
     elif isinstance(error, InvalidUsage | ValueError):
         code = grpc.StatusCode.INVALID_ARGUMENT
     elif not isinstance(error, PersistError):
@@ -314,33 +307,21 @@ T = TypeVar("T")
 
 
 class BlobCalls:
-    """Answers the calls of `ServedBlob`.
+    """Answers the calls of `ServedBlob`; `persist.notify.rights` says who may call."""
 
-    Args:
-        write_token: whoever sends it may write and delete; None if nobody may.
-    """
-
-    def __init__(self, blob: Blob, write_token: str | None) -> None:
+    def __init__(self, blob: Blob) -> None:
         self._blob = blob
         self._turns = threading.BoundedSemaphore(GETS_MAX)
-        self._expected = None if write_token is None else f"Bearer {write_token}".encode()
 
-    def done(self, what: str, body: bytes, context: Any) -> Iterator[bytes] | None:
+    def done(self, what: str, body: bytes) -> Iterator[bytes] | None:
         """Do an action and yield its results; None if it is none of a store."""
         if what == "blob.get":
             return self._got(decode_message(body, BlobGet))
         if what == "blob.list":
             return iter([msgspec.json.encode(self._page(decode_message(body, BlobListPage)))])
         if what == "blob.delete":
-            return iter([msgspec.json.encode(self._deleted(decode_message(body, BlobDelete), context))])
+            return iter([msgspec.json.encode(self._deleted(decode_message(body, BlobDelete)))])
         return None
-
-    def refusal(self, put: BlobPut, context: Any) -> bytes | None:
-        """Return the answer to who may not store a value; None if it may."""
-        if put.bytes > SERVED_PUT_BYTES_MAX or put.bytes < 0:
-            raise ValueError(f"a value of {put.bytes:,} bytes is not taken: at most {SERVED_PUT_BYTES_MAX:,} are")
-        failure = self._not_allowed(context)
-        return None if failure is None else msgspec.json.encode(BlobHead(failure=failure))
 
     def put(self, put: BlobPut, value: bytes) -> bytes:
         """Store a value, and return the answer."""
@@ -379,12 +360,9 @@ class BlobCalls:
 
         return self._told(read, lambda failure: BlobPage([], failure))
 
-    def _deleted(self, wanted: BlobDelete, context: Any) -> BlobHead:
+    def _deleted(self, wanted: BlobDelete) -> BlobHead:
         if len(wanted.keys) > SERVED_DELETE_KEYS:
             raise ValueError(f"{len(wanted.keys)} keys are too many: at most {SERVED_DELETE_KEYS} are deleted at once")
-        failure = self._not_allowed(context)
-        if failure is not None:
-            return BlobHead(failure=failure)
 
         def delete() -> BlobHead:
             try:
@@ -394,20 +372,6 @@ class BlobCalls:
             return BlobHead(found=True)
 
         return self._told(delete, lambda failure: BlobHead(failure=failure))
-
-    def _not_allowed(self, context: Any) -> BlobFailure | None:
-        """Return why a call may not write; None if it may."""
-        given = [value for name, value in context.invocation_metadata() if name.lower() == "authorization"]
-        first = given[0] if len(given) == 1 else b""
-        first = first.encode() if isinstance(first, str) else first
-        if self._expected is not None and hmac.compare_digest(first, self._expected):
-            return None
-        return failure_of(
-            ReadOnlyStore(
-                'this token lets read only: open the location with mode="read", or give the token that the server '
-                "has for writing"
-            )
-        )
 
     def _told(self, do: Callable[[], T], told: Callable[[BlobFailure], T]) -> T:
         """Return what something returns, or what is told of its error."""

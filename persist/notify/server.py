@@ -60,6 +60,7 @@ from persist.notify.messages import (
     message_of,
     parsed_address,
 )
+from persist.notify.rights import NotAllowed, Tokens
 from persist.replica import Follower
 from persist.write import Committer
 
@@ -127,13 +128,13 @@ class Server(Closes):
         url: str,
         *,
         token: str | None,
+        write_token: str | None = None,
         certificate: tuple[str | bytes, str | bytes] | None,
         insecure: bool,
         slow_s: float,
         committer: Committer | None = None,
         queries: Queries | None = None,
         store: BlobCalls | None = None,
-        write_token: str | None = None,
     ) -> None:
         """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them; with queries, it
         speaks Flight SQL; with a store, others open the location through it.
@@ -144,7 +145,8 @@ class Server(Closes):
         self._hub = _Hub(seqno=follower.state.seqno)
         self._slow_s = slow_s
         sql = None if queries is None else FlightSql(queries)
-        answers = _Answers(face, follower, self._hub, self._commits, sql, store)
+        tokens = Tokens(token, write_token)
+        answers = _Answers(face, follower, self._hub, tokens, self._commits, sql, store)
         methods: dict[str, Method] = {
             "ListFlights": answers.list_flights,
             "GetFlightInfo": answers.get_flight_info,
@@ -156,7 +158,6 @@ class Server(Closes):
             "ListActions": answers.list_actions,
         }
         try:
-            tokens = [] if token is None else [token] if write_token is None else [token, write_token]
             self._calls = FlightCalls(methods, address, tokens, certificate, calls_max=CALLS_MAX, hidden=face.url)
         except OSError as error:
             raise InvalidUsage(
@@ -232,6 +233,7 @@ class _Answers:
         face: Face,
         follower: Follower,
         hub: _Hub,
+        tokens: Tokens,
         commits: CommitsForOthers | None,
         sql: FlightSql | None,
         store: BlobCalls | None,
@@ -242,6 +244,7 @@ class _Answers:
         self._sql = sql
         self._follower = follower
         self._hub = hub
+        self._tokens = tokens
         self._commits = commits
 
     def list_flights(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -279,8 +282,9 @@ class _Answers:
 
     def do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         action = _parsed(flight.Action, next(requests))
+        self._tokens.check(f"DoAction/{action.type}", context.invocation_metadata())
         body = action.body.to_pybytes()
-        results = None if self._store is None else self._store.done(action.type, body, context)
+        results = None if self._store is None else self._store.done(action.type, body)
         if results is not None:
             # Values are large, so they are streams: there are not too many of them, and none waits for long.
             stream = self._entered(lambda: None, partial(cut, context))
@@ -294,8 +298,16 @@ class _Answers:
         message = fields_of(next(requests))
         descriptor = _parsed(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
         command = descriptor.command or b""
-        if command.startswith(b'{"put"'):
-            yield message_of((METADATA, self._stored(decode_message(command, BlobPut), message, requests, context)))
+        kind = "put" if command.startswith(b'{"put"') else "commit"
+        if kind == "put" and self._store is None:
+            raise ValueError("this server does not serve its store: it needs serve(store=True)")
+        try:
+            self._tokens.check(f"DoExchange/{kind}", context.invocation_metadata())
+        except NotAllowed:
+            _drain(requests)
+            raise
+        if kind == "put":
+            yield message_of((METADATA, self._stored(decode_message(command, BlobPut), message, requests)))
             return
         length = decode_message(command, CommitRequest).commit
         commits = self._committing()
@@ -335,13 +347,10 @@ class _Answers:
             raise ValueError(f"there is no action {what[:200]!r}: use wait, leave, committed or commits")
         return b"{}"
 
-    def _stored(self, put: BlobPut, first: dict[int, bytes], requests: Iterator[bytes], context: Any) -> bytes:
-        if self._store is None:
-            raise ValueError("this server does not serve its store: it needs serve(store=True)")
-        refusal = self._store.refusal(put, context)
-        if refusal is not None:
-            _drain(requests)
-            return refusal
+    def _stored(self, put: BlobPut, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+        assert self._store is not None
+        if not 0 <= put.bytes <= SERVED_PUT_BYTES_MAX:
+            raise ValueError(f"a value of {put.bytes:,} bytes is not taken: at most {SERVED_PUT_BYTES_MAX:,} are")
         with self._putting.of(put.bytes):
             value = _received(put.bytes, first, requests)
             _drain(requests)

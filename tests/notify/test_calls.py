@@ -15,7 +15,6 @@ from persist.antichain import Antichain
 from persist.blob import (
     LIST_PAGE_ENTRIES,
     SERVED_DELETE_KEYS,
-    SERVED_PUT_BYTES_MAX,
     BlobDelete,
     BlobGet,
     BlobHead,
@@ -24,7 +23,6 @@ from persist.blob import (
     BlobPut,
     Fault,
     MemoryBlob,
-    ReadOnlyStore,
     Unavailable,
     UnreliableBlob,
 )
@@ -44,8 +42,6 @@ from persist.notify.flight_calls import (
 from persist.notify.messages import fields_of, message_of
 from tests.stepped import wait_until
 
-TOKEN = "it-lets-write"
-
 
 class Call:
     """A call with some headers, which goes on until a test ends it."""
@@ -60,9 +56,6 @@ class Call:
         return self.is_on
 
 
-WRITES, READS = Call(("authorization", f"Bearer {TOKEN}")), Call(("authorization", "Bearer other"))
-
-
 @pytest.fixture
 def blob() -> MemoryBlob:
     return MemoryBlob()
@@ -70,11 +63,11 @@ def blob() -> MemoryBlob:
 
 @pytest.fixture
 def calls(blob: MemoryBlob) -> BlobCalls:
-    return BlobCalls(blob, TOKEN)
+    return BlobCalls(blob)
 
 
 def got(calls: BlobCalls, *wanted: Any) -> tuple[BlobHead, bytes]:
-    answers = calls.done("blob.get", msgspec.json.encode(BlobGet(*wanted)), READS)
+    answers = calls.done("blob.get", msgspec.json.encode(BlobGet(*wanted)))
     assert answers is not None
     head, *pieces = answers
     assert all(len(piece) <= PIECE_BYTES for piece in pieces)
@@ -91,16 +84,16 @@ def test_values_come_in_pieces_after_a_head_that_says_how_long_they_are(blob: Me
     assert got(calls, "k", None, 10)[1] == b"0123456789"
     assert got(calls, "k", None, 9)[0].failure is not None
     assert got(calls, "gone") == (BlobHead(), b"")
-    assert calls.done("wait", b"", READS) is None
+    assert calls.done("wait", b"") is None
 
 
 def test_only_so_many_values_are_in_memory_at_a_time(blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_calls, "GETS_MAX", 1)
     monkeypatch.setattr(flight_calls, "GET_S", 0.01)
-    calls = BlobCalls(blob, None)
+    calls = BlobCalls(blob)
     blob.set("k", b"value")
     for _ in range(2):
-        reading = calls.done("blob.get", msgspec.json.encode(BlobGet("k")), READS)
+        reading = calls.done("blob.get", msgspec.json.encode(BlobGet("k")))
         assert reading is not None
         next(reading)
         with pytest.raises(Unavailable, match="1 values are being read"):
@@ -116,7 +109,7 @@ def test_a_listing_comes_in_pages(blob: MemoryBlob, calls: BlobCalls, monkeypatc
         blob.set(name, name.encode())
 
     def page(prefix: str, start_after: str | None = None) -> list[str]:
-        answers = calls.done("blob.list", msgspec.json.encode(BlobListPage(prefix, start_after)), READS)
+        answers = calls.done("blob.list", msgspec.json.encode(BlobListPage(prefix, start_after)))
         assert answers is not None
         [answer] = answers
         made = msgspec.json.decode(answer, type=BlobPage)
@@ -129,59 +122,42 @@ def test_a_listing_comes_in_pages(blob: MemoryBlob, calls: BlobCalls, monkeypatc
 
 
 def put(calls: BlobCalls, wanted: BlobPut, value: bytes) -> BlobHead:
-    assert calls.refusal(wanted, WRITES) is None
     return msgspec.json.decode(calls.put(wanted, value), type=BlobHead)
 
 
-def test_only_the_token_for_writing_writes(blob: MemoryBlob, calls: BlobCalls) -> None:
+def test_a_value_is_stored_or_created_as_is_asked(blob: MemoryBlob, calls: BlobCalls) -> None:
     assert put(calls, BlobPut("k", 3, True), b"new") == BlobHead(found=True)
     assert put(calls, BlobPut("k", 3, True), b"two") == BlobHead(found=False)
     assert put(calls, BlobPut("k", 3, False), b"set") == BlobHead(found=True)
     assert blob.get("k") == b"set"
-    bad = [READS, Call(), Call(("authorization", TOKEN)), Call(*WRITES.headers, *WRITES.headers), Call(("x", "y"))]
-    for call in bad:
-        refused = calls.refusal(BlobPut("k", 3, True), call)
-        assert refused is not None
-        failure = msgspec.json.decode(refused, type=BlobHead).failure
-        assert failure is not None
-        assert failure.kind == ReadOnlyStore.__name__
-    assert calls.refusal(BlobPut("k", 3, True), Call(("Authorization", f"Bearer {TOKEN}".encode()))) is None
-    assert BlobCalls(blob, None).refusal(BlobPut("k", 3, True), WRITES) is not None
-    assert put(calls, BlobPut("k", SERVED_PUT_BYTES_MAX, False), b"") == BlobHead(found=True)
-    for size in (SERVED_PUT_BYTES_MAX + 1, -1):
-        with pytest.raises(ValueError, match="bytes is not taken"):
-            calls.refusal(BlobPut("k", size, True), WRITES)
-    assert calls.refusal(BlobPut("k", 0, True), WRITES) is None
 
 
-def test_keys_are_deleted_by_who_may_and_what_stays_is_named(blob: MemoryBlob) -> None:
+def test_keys_are_deleted_and_what_stays_is_named(blob: MemoryBlob) -> None:
     store = UnreliableBlob(blob)
-    calls = BlobCalls(store, TOKEN)
+    calls = BlobCalls(store)
 
-    def deleted(call: Call, *keys: str) -> BlobHead:
-        answers = calls.done("blob.delete", msgspec.json.encode(BlobDelete([*keys])), call)
+    def deleted(*keys: str) -> BlobHead:
+        answers = calls.done("blob.delete", msgspec.json.encode(BlobDelete([*keys])))
         assert answers is not None
         [answer] = answers
         return msgspec.json.decode(answer, type=BlobHead)
 
     for name in "abc":
         blob.set(name, b"x")
-    assert deleted(READS, "a").failure is not None
-    assert blob.get("a") == b"x"
-    assert deleted(WRITES, "a") == BlobHead(found=True)
+    assert deleted("a") == BlobHead(found=True)
     assert blob.get("a") is None
     store.next_faults("delete", Fault.UNAVAILABLE)
-    assert [*deleted(WRITES, "b", "c").failed] == ["b"]
+    assert [*deleted("b", "c").failed] == ["b"]
     assert (blob.get("b"), blob.get("c")) == (b"x", None)
-    assert deleted(WRITES, *("k" * 3 for _ in range(SERVED_DELETE_KEYS))) == BlobHead(found=True)
+    assert deleted(*("k" * 3 for _ in range(SERVED_DELETE_KEYS))) == BlobHead(found=True)
     with pytest.raises(ValueError, match="keys are too many"):
-        deleted(WRITES, *("k" * 3 for _ in range(SERVED_DELETE_KEYS + 1)))
+        deleted(*("k" * 3 for _ in range(SERVED_DELETE_KEYS + 1)))
 
 
 def test_errors_of_the_store_are_told_without_where_it_is(blob: MemoryBlob) -> None:
     store = UnreliableBlob(blob)
     store.next_faults("get", Fault.UNAVAILABLE)
-    head, _ = got(BlobCalls(store, None), "k")
+    head, _ = got(BlobCalls(store), "k")
     assert head.failure is not None
     assert head.failure.kind == "Unavailable"
     assert store.url not in head.failure.text

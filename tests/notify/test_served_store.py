@@ -157,7 +157,7 @@ def test_values_are_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = bytes(range(256)) * 4096 * 5
     served.set("five", value)
     assert served.get("five") == value
-    monkeypatch.setattr("persist.notify.flight_calls.SERVED_PUT_BYTES_MAX", 1000)
+    monkeypatch.setattr("persist.notify.server.SERVED_PUT_BYTES_MAX", 1000)
     with pytest.raises(StoreMisconfigured, match="at most 1,000 are"):
         served.set("more", b"x" * 1001)
     monkeypatch.setattr("persist.blob.served.SERVED_PUT_BYTES_MAX", 1000)

@@ -152,6 +152,41 @@ def test_a_version_that_is_shown_after_its_table_was_given_up_is_taken_back(
         assert not client.fsck().problems
 
 
+@pytest.mark.parametrize("table", ["delta", "iceberg"])
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_table_that_was_given_up_before_it_is_shown_is_not_left_to_readers(
+    table: Table, version: int, tmp_path: Path
+) -> None:
+    """Who was asked to publish publishes anew then: what readers find is a table that the log has."""
+    blob = FileBlob(tmp_path, fsync=False)
+    stepped: Any = Stepped(blob)
+    with persist.open(stepped, settings=SETTINGS) as client, persist.open(blob, settings=SETTINGS) as other:
+        c = orders(client, 50)
+        for time in range(1, version + 1):
+            c.publish(table)
+            gone(c, time)
+        folder = f"part/{c.id}/{'_delta_log/' if table == 'delta' else 'metadata/v'}"
+        given_up: list[str] = []
+
+        def give_up() -> None:
+            given_up.extend(made.url for made in other.load("orders").published())
+            other.load("orders").unpublish(table)
+
+        stepped.before("create", folder, give_up)
+        made = c.publish(table)
+        assert stepped.is_done
+        assert given_up
+        assert [(shown.version, shown.url) for shown in c.published()] == [(0, made.url)]
+        assert same_rows((by_polars if table == "delta" else by_pyiceberg)(made.url), c) == 50 - version
+        assert c.unpublish(table)
+        with pytest.raises(
+            Exception, match=r"(?i)no such|not found|failed to open|no files|not a delta|does not exist"
+        ):
+            (by_polars if table == "delta" else by_pyiceberg)(made.url)
+        names = [entry.key for entry in blob.list(f"part/{c.id}/")]
+        assert not [name for name in names if name.endswith((".json", "_last_checkpoint", "version-hint.text"))]
+
+
 class Failing:
     """A catalog that is down for some calls."""
 

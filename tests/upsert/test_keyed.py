@@ -49,13 +49,14 @@ def test_upserts_are_the_way_back_and_give_the_same_changes_again(client: persis
     "events",
     [
         [{"k": 1, "v": "a", "_time": 0}, {"k": 2, "v": None, "_time": 0, "_deleted": True}],
+        [{"k": 1, "v": "a", "_time": 0}, {"k": 2, "_time": 0, "_deleted": True}],
         {"k": [1, 2], "v": ["a", None], "_time": [0, 0], "_deleted": [None, True]},
         pa.table({"k": [1, 2], "v": ["a", None], "_time": [0, 0], "_deleted": [False, True]}),
         pd.DataFrame({"k": [1, 2], "v": ["a", None], "_time": [0, 0], "_deleted": [False, True]}),
         pl.DataFrame({"k": [1, 2], "v": ["a", None], "_time": [0, 0], "_deleted": [False, True]}),
         [(1, "a", 0), (2, None, 0)],
     ],
-    ids=["dicts", "columns", "arrow", "pandas", "polars", "tuples"],
+    ids=["dicts", "a deletion of a key", "columns", "arrow", "pandas", "polars", "tuples"],
 )
 def test_events_come_in_any_form(client: persist.Client, events: Any) -> None:
     users = keyed(client)

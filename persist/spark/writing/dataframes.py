@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, canonical, digest_of, int64_array
-from persist.engine import open_engine, target_of_rows
+from persist.engine import create_target_of_rows, open_engine
 from persist.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
 from persist.sink import PlannedWrite, Target
 from persist.source import CollectionAddress
@@ -135,7 +135,7 @@ def write(
     if key is not None:
         columns = pa.schema([field.with_nullable(True) for field in utc_arrow_schema(df.schema)])
         with open_engine(options.location, options.storage) as engine:
-            target_of_rows(engine, collection, columns, key=key, timeline=timeline, time=time)
+            create_target_of_rows(engine, collection, columns, key=key, timeline=timeline, time=time)
     elif timeline is not ...:
         raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
     if mode == "append":

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Callable
+from contextlib import closing
 from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 
@@ -145,6 +148,76 @@ def test_a_read_that_fails_is_unavailable(trouble: Trouble) -> None:
         with pytest.raises(Unavailable, match="cannot list 'log/' at s3://bucket/prefix"):
             list(blob.list("log/"))
         blob.close()
+
+
+class LoginPage(BaseHTTPRequestHandler):
+    """A proxy that answers everything with a page, and success."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        page = b"<html>Sign in to the network</html>"
+        self.send_response(200)
+        self.send_header("content-type", "text/html; charset=utf-8")
+        self.send_header("content-length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    do_PUT = do_DELETE = do_GET
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+def test_a_page_of_a_proxy_is_no_object_and_stores_nothing() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), LoginPage) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        options = {"endpoint_url": f"http://127.0.0.1:{server.server_port}", "region": "us-east-1"}
+        with closing(S3Blob("box", options={**options, "access_key_id": "a", "secret_access_key": "b"})) as blob:
+            with pytest.raises(
+                StoreMisconfigured, match=r"page of type text/html.*begins '<html>Sign in.*sign in\. Open"
+            ):
+                blob.get("log/1")
+            for write in (lambda: blob.create("log/1", b"value"), lambda: blob.set("log/1", b"value")):
+                with pytest.raises(Indeterminate, match=r"an answer without an ETag, and .* page of type text/html"):
+                    write()
+        server.shutdown()
+
+
+class Tagless(LoginPage):
+    """A store that tells no ETag of what it has stored, and stores all that does not begin with "lost"."""
+
+    values: ClassVar[dict[str, bytes]] = {}
+
+    def do_PUT(self) -> None:
+        value = self.rfile.read(int(self.headers["content-length"]))
+        if not value.startswith(b"lost"):
+            self.values[self.path] = value
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        value = self.values[self.path]
+        self.send_response(200)
+        found = {"ETag": '"e"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content-Length": str(len(value))}
+        for name, text in found.items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(value)
+
+
+def test_an_answer_without_an_etag_counts_if_the_value_is_there() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tagless) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        options = {"endpoint_url": f"http://127.0.0.1:{server.server_port}", "region": "us-east-1"}
+        with closing(S3Blob("box", options={**options, "access_key_id": "a", "secret_access_key": "b"})) as blob:
+            assert blob.create("k", b"value")
+            blob.set("k", b"other")
+            with pytest.raises(Indeterminate, match="something else is there"):
+                blob.set("k", b"lost")
+        server.shutdown()
 
 
 def test_access_denied_names_the_operation_and_the_bucket() -> None:

@@ -3,6 +3,7 @@
 import datetime as dt
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,15 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
-from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch, TableStream, opened, to_updates
+from persist.codecs import (
+    CollectionSchema,
+    InvalidUpdate,
+    SchemaMismatch,
+    TableStream,
+    columns_like,
+    opened,
+    to_updates,
+)
 
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})
 DICTS: list[dict[str, Any]] = [
@@ -44,12 +53,14 @@ def columns() -> dict[str, Any]:
 
 FORMS: dict[str, Callable[[], Any]] = {
     "tuples": lambda: [((1, ("new", 9.5)), 10, 1), ((2, (None, None)), 11, -1)],
-    "tuples of dicts": lambda: [((1, {"amount": 9.5, "status": "new"}), 10, 1), ((2, {}), 11, -1)],
+    "tuples of dicts": lambda: [
+        ((1, {"amount": 9.5, "status": "new"}), 10, 1),
+        ((2, {"amount": None, "status": None}), 11, -1),
+    ],
     "dicts of one field": lambda: [(({"id": 1}, ("new", 9.5)), 10, 1), (({"id": 2}, [None, None]), 11, -1)],
     "tuples with whole floats": lambda: [((1.0, ("new", 9.5)), 10, 1), ((Decimal("2.00"), (None, None)), 11, -1)],
     "list of dicts": lambda: DICTS,
     "generator of dicts": lambda: (row for row in DICTS),
-    "dicts that lack what is NULL": lambda: [DICTS[0], {"id": 2, "_time": 11, "_diff": -1}],
     "dict of columns": columns,
     "dict of numpy": lambda: {**columns(), "id": np.array([1, 2]), "_time": np.array([10, 11])},
     "dict of Arrow": lambda: {**columns(), "id": TABLE["id"], "status": TABLE["status"].chunk(0)},
@@ -190,3 +201,51 @@ def test_times_and_diffs_are_integers_and_nobody_is_told_of_null(name: str, wron
 def test_what_is_no_table_is_refused_with_what_to_do(data: Any, message: str) -> None:
     with pytest.raises(SchemaMismatch, match=message):
         to_updates(data, ORDERS)
+
+
+@dataclass
+class Point:
+    """A row with a key alone."""
+
+    id: int
+
+
+ROW = {"id": 1, "status": "new", "amount": 9.5, "_time": 10, "_diff": 1}
+LACKING = {"id": 2, "status": "new", "_time": 10, "_diff": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([ROW, LACKING], "row 1 is .* lacks the column 'amount', which would be NULL: give 'amount' as None if"),
+        (iter([LACKING, ROW]), "row 0 is .* lacks the column 'amount'"),
+        ([ROW, Point(3)], "row 1 is .* lacks the columns 'status', 'amount', '_time', '_diff'"),
+        ([((1, {"amount": 1.0}), 10, 1)], "update 0 is .* the value .* lacks the column 'status'"),
+        ([((1, {"amount": 1.0, "status": ""}), 10, 1), ((2, {}), 10, 1)], "update 1 is .* lacks the columns"),
+    ],
+    ids=["dicts", "generator", "dataclass", "tuples", "empty value"],
+)
+def test_a_row_that_lacks_a_column_is_refused_and_not_null_there(data: Any, message: str) -> None:
+    with pytest.raises(InvalidUpdate, match=message):
+        to_updates(data, ORDERS)
+
+
+def test_a_row_with_a_column_too_many_is_refused_by_that_name() -> None:
+    with pytest.raises(SchemaMismatch, match="'more' is unexpected"):
+        to_updates([ROW, {**ROW, "more": 1}], ORDERS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        duckdb.sql("SELECT 1 AS id, TIMETZ '12:00:00+05' AS status"),
+        duckdb.sql("SELECT 1 AS id, '101'::BIT AS status"),
+        {"id": [1], "status": np.array([1], "M8[ps]")},
+        {"id": [1], "status": np.array([1], "m8[h]")},
+    ],
+    ids=["time with zone", "bits", "picoseconds", "hours"],
+)
+def test_a_type_that_arrow_would_turn_into_another_value_is_refused(data: Any) -> None:
+    for use in (columns_like, lambda given: to_updates(given, ORDERS)):
+        with pytest.raises(SchemaMismatch, match=r"column 'status' is of (DuckDB|numpy)'s type .*: cast it"):
+            use(data)
