@@ -70,11 +70,6 @@ _OF_INTERVALS = (
     *("lag", "lead", "first_value", "last_value", "nth_value"),
 )
 _EXCLUDED = {"NO_OTHER": "", "CURRENT_ROW": "current row", "GROUP": "group", "TIES": "ties"}
-_NOT_DEFINITE = (
-    *("random", "now", "current_timestamp", "current_date", "current_time", "today", "uuid", "gen_random_uuid"),
-    *("get_current_timestamp", "current_localtimestamp", "current_localtime", "transaction_timestamp", "nextval"),
-    *("localtime", "localtimestamp", "setseed", "get_current_time", "txid_current", "pg_sleep", "sleep_ms"),
-)
 
 
 _KNOWN = (
@@ -246,12 +241,6 @@ class Expressions:
 
     def _call(self, node: Json) -> Term:
         name = name_of(node)
-        if name in _NOT_DEFINITE or (name == "age" and len(node["children"]) == 1):  # Until today.
-            self.refuse(
-                f"{name}() gives something else each time, and a view is the same whenever it is computed: keep the "
-                "value in a collection, and join with it",
-                node,
-            )
         function = _of_python(node)
         if function is not None:
             return function.term(self.every(node.get("children")), self._at(node))

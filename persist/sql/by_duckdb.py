@@ -10,6 +10,7 @@ from typing import Any
 
 from persist.expression import Term, is_cast
 from persist.query import quoted
+from persist.sql.definite import indefinite_functions
 from persist.sql.types import fields_of, of_duckdb, to_arrow, to_duckdb
 
 Json = dict[str, Any]
@@ -18,9 +19,8 @@ Json = dict[str, Any]
 _NOT_DEFINITE = frozenset(
     (
         *("alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key"),
-        *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql", "stats"),
-        *("parse_duckdb_log_message", "to_aggregate_state", "vector_type", "version", "write_log", "getvariable"),
-        *("now", "today", "transaction_timestamp", "get_current_timestamp", "get_current_time", "current_date"),
+        *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql"),
+        *("parse_duckdb_log_message", "to_aggregate_state"),
     )
 )
 _OF_OTHER_TYPES = ("collate_", "icu_collate_", "__", "st_", "uuid_extract", "variant_")
@@ -52,11 +52,10 @@ def _definite_functions() -> frozenset[str]:
 
     with duckdb.connect(":memory:") as connection:
         rows = connection.execute(
-            "SELECT lower(function_name), bool_or(stability = 'VOLATILE') FROM duckdb_functions() "
-            "WHERE function_type = 'scalar' GROUP BY 1 HAVING NOT bool_and(stability = 'CONSISTENT_WITHIN_QUERY')"
+            "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
         ).fetchall()
-    names = {name for name, is_volatile in rows if not is_volatile and not name.startswith(_OF_OTHER_TYPES)}
-    return frozenset(names - _NOT_DEFINITE)
+        names = {name for (name,) in rows if not name.startswith(_OF_OTHER_TYPES)} - {"error"}
+        return frozenset(names - _NOT_DEFINITE - (indefinite_functions(connection) - {"age"}))
 
 
 def bare(node: Json) -> Json:
