@@ -24,18 +24,20 @@ from persist.codecs import did_you_mean
 from persist.engine import LATEST, CollectionHandle, Engine, loaded_together, snapshots_together
 from persist.errors import InvalidUsage, PersistError
 from persist.index import indexed
-from persist.query.statements import is_statement
+from persist.query.statement_text import is_statement
 from persist.query.tables import (
     DUCKDB,
     MAIN,
     SEALED_OFF,
-    TimedTable,
+    Path,
+    TableAt,
     add_functions,
-    collection_of,
     path_of,
     register,
+    table_at,
+    told_apart,
     why_refused,
-    with_times,
+    with_catalogs,
 )
 from persist.query.time_windows import windowed_table
 from persist.read import ArrowResult, Snapshot, required
@@ -50,7 +52,6 @@ INTERRUPT_AGAIN_S = 0.05
 _WITH_FILES = {"python_enable_replacements": "false"}
 
 AsOf = int | Moment | Mapping[str, int | Moment] | None
-Path = tuple[str, ...]  # Of a table in a query: its catalog and its schema, as far as they are there, and its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,6 @@ class QueryLimits:
 
 
 QUERY_LIMITS = QueryLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of a query: which collection it is, and which time its catalog says."""
-
-    name: str
-    as_of: int | str | None = None
 
 
 class QueryResult(ArrowResult):
@@ -140,11 +133,12 @@ class QueryResult(ArrowResult):
         with ExitStack() as opening:
             self._connection = opening.enter_context(duckdb.connect(config=config))
             add_functions(self._connection, sql)
-            self._text, timed = _with_catalogs(sql)
+            self._text, timed = with_catalogs(sql)
             tables = _tables_of(self._text, self._connection)
-            read = {path: table for path in tables if (table := _table_of(path, self._collections)) is not None}
+            collections = {path: table_at(path, self._collections) for path in tables}
+            read = told_apart({path: table for path, table in collections.items() if table is not None})
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
-            for path in timed.keys() - read.keys():
+            for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].refused(self._collections)
             bound = _bound(engine, read, as_of, times or {})
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
@@ -292,39 +286,8 @@ def _later(after_s: float, do: Callable[[str], object], argument: str) -> thread
     return timer
 
 
-def _with_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
-    """Return a query whose tables say their times by catalogs, and these tables."""
-    timed: dict[Path, TimedTable] = {}
-
-    def path_at(table: TimedTable) -> str:
-        path = (f"@{table.as_of}", *(table.parts if len(table.parts) > 1 else (MAIN, *table.parts)))
-        timed[path] = table
-        return path_of(path)
-
-    return with_times(sql, path_at), timed
-
-
-def _table_of(path: Path, names: Sequence[str]) -> _Table | None:
-    """Return what a table of a query is; None if it is no collection, as a named subquery is none."""
-    *qualifiers, table = path
-    name = collection_of(path, names)
-    if name is not None or not qualifiers:
-        return None if name is None else _Table(name)
-    catalog, *schemas = qualifiers
-    schema = schemas[0] if schemas else MAIN
-    name = collection_of([table] if schema == MAIN else [schema, table], names)
-    if name is None:
-        return None
-    if not schemas and catalog == MAIN:
-        return _Table(name)
-    if not catalog.startswith("@"):
-        return _Table(name, LATEST if catalog.lower() == LATEST else catalog)  # Or else it is a tag.
-    time = catalog.removeprefix("@")
-    return _Table(name, int(time) if time.isdecimal() else time)
-
-
 def _bound(
-    engine: Engine, read: Mapping[Path, _Table], as_of: AsOf, known: Mapping[Path, int]
+    engine: Engine, read: Mapping[Path, TableAt], as_of: AsOf, known: Mapping[Path, int]
 ) -> dict[Path, tuple[CollectionHandle, int | Moment | None]]:
     """Return for each table its collection and the time to read it at, None for the latest."""
     times = as_of if isinstance(as_of, Mapping) else {"": as_of}
@@ -414,7 +377,7 @@ class Queries:
         duckdb = required(DUCKDB)
         with duckdb.connect(config=SEALED_OFF) as connection:
             try:
-                statements = connection.extract_statements(sql)
+                statements = connection.extract_statements(with_catalogs(sql)[0])
             except duckdb.Error as error:
                 raise InvalidUsage(f"DuckDB refuses the query: {why_refused(error)}") from error
         names = set().union(*(statement.named_parameters for statement in statements))

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from persist.codecs import sql_name
 from persist.errors import InvalidUsage
 from persist.expression import DUCKDB
 from persist.query import add_functions, check_lengths, is_time_window, quoted, windowed_table
@@ -100,7 +101,7 @@ def tables_of(sql: str) -> dict[str, int]:
         if is_time_window(node):
             with _binder(sql) as connection:
                 check_lengths(connection, sql, node)
-    return {name: at for name, at in sorted(tables.items()) if name.lower() not in own}
+    return {name: at for name, at in sorted(tables.items()) if sql_name(name) not in own}
 
 
 def names_column(sql: str, name: str) -> bool:
@@ -158,7 +159,7 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
     if windowed := windowed_table(node):
         tables.setdefault(str(windowed[-1]), node.get("query_location", 0))
     if isinstance(node.get("cte_map"), dict):
-        own.update(str(entry["key"]).lower() for entry in node["cte_map"].get("map", ()))
+        own.update(sql_name(str(entry["key"])) for entry in node["cte_map"].get("map", ()))
     if node.get("type") == "VALUE_PARAMETER":
         where = place(sql, node.get("query_location", 0))
         raise InvalidUsage(f"the query has a parameter, and nobody gives it a value: write the value instead{where}")

@@ -91,6 +91,8 @@ def test_a_query_gives_the_rows_and_types_of_the_collections(client: Client, con
         ("opening.main.orders", "new"),
         ('"@3".main.orders', "new"),
         ('"@4".orders', "paid"),
+        ("orders VERSION AS OF 3", "new"),
+        ("main.orders FOR SYSTEM_TIME AS OF 'opening' AS o", "new"),
     ],
 )
 def test_a_catalog_is_a_time(connection: Any, table: str, status: str) -> None:
