@@ -6,6 +6,7 @@ names itself, so this holds in macros, subqueries and keywords (`current_date`),
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from persist.errors import InvalidUsage
@@ -28,9 +29,13 @@ _MARKED = (
 )
 
 
-def indefinite_functions(connection: Any) -> frozenset[str]:
+@cache
+def indefinite_functions() -> frozenset[str]:
     """Return the functions of DuckDB whose value does not depend on their arguments alone."""
-    marked = {name for (name,) in connection.execute(_MARKED).fetchall()}
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        marked = {name for (name,) in connection.execute(_MARKED).fetchall()}
     return frozenset(marked - {"error"}) | _CLOCK | {"getenv"}  # `error` fails always.
 
 
@@ -38,7 +43,7 @@ def forbid_indefinite(connection: Any) -> None:
     """Let a database refuse queries that call such functions."""
     letters = "abc"[:_ARGUMENTS_MAX]
     statements = []
-    for name in sorted(indefinite_functions(connection)):
+    for name in sorted(indefinite_functions()):
         body = f"{quoted(_REFUSED + name)}()"
         overloads = [f"({', '.join(letters[:count])}) AS {body}" for count in range(len(letters) + 1)]
         if name == "age":  # Of two moments it is the distance between them; of one, until today.
@@ -93,6 +98,7 @@ def check_qualified(parts: Iterator[Mapping[str, Any]]) -> None:
         parts: of the parsed query.
     """
     for part in parts:
-        path = (part.get("qualified_name") or {}).get("path") or ()
-        if part.get("class") == "FUNCTION" and len(path) > 1 and path[0].lower() == "system":
+        path = (part.get("qualified_name") or {}).get("path") or [""]
+        is_whole = part.get("class") == "FUNCTION" and path[0].lower() == "system"
+        if is_whole and path[-1].lower() in indefinite_functions() | {"query"}:
             raise InvalidUsage(f"a view calls functions by their name alone: write {path[-1]}() for {'.'.join(path)}()")

@@ -268,6 +268,9 @@ def of_duckdb(kind: dict[str, Any]) -> str:
         InvalidUsage: queries here cannot have such values.
     """
     name = kind.get("id", "?")
+    alias = (kind.get("type_info") or {}).get("alias")
+    if alias not in (None, "", "JSON"):
+        raise InvalidUsage(f"values of type {alias} are not supported; cast them to another type, or leave them out")
     if name == "DECIMAL":
         info = kind["type_info"]
         return f"decimal({info['width']},{info['scale']})"

@@ -191,7 +191,7 @@ def sources() -> Iterator[persist.Client]:
         'MERGE INTO k AS "T x" USING (VALUES (1, 3), (1, 4)) v(id, a) ON "T x".id = v.id WHEN MATCHED THEN UPDATE',
         "MERGE INTO bag USING s ON s.id = bag.id WHEN NOT MATCHED THEN INSERT WHEN MATCHED THEN UPDATE -- all",
         "UPDATE k SET a = s.a FROM s WHERE s.id = k.id",
-        "UPDATE k t SET a = CASE WHEN a IS DISTINCT FROM 1 THEN 3 ELSE s.a END FROM s JOIN (FROM s) o USING (a) WHERE s.id = t.id",
+        "UPDATE k t SET a = CASE WHEN t.a IS DISTINCT FROM 1 THEN 3 ELSE s.a END FROM s WHERE s.id = t.id",
         "UPDATE bag SET a = 0 FROM s;",
         "INSERT INTO k VALUES (5, 1), (5, 2) ON CONFLICT DO NOTHING",
         "INSERT INTO k SELECT * FROM s ON CONFLICT (id) DO UPDATE SET a = excluded.a",
