@@ -68,7 +68,7 @@ from persist.codecs.types.evolution import (
     widened_column,
 )
 from persist.codecs.types.python_types import arrow_type, field_types, stored_type
-from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side
+from persist.codecs.types.schema import DIFF, NAME_CHARS_MAX, TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side
 from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.codecs.types.values import cut, to_array, to_values
 from persist.codecs.updates.inputs import (

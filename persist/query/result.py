@@ -8,7 +8,6 @@ and `"quarter-end".main.orders` for a tag. The schema `main` is that of names wi
 `Queries` are those of others, whom a server of SQL answers within limits; it also tells what there is to be asked.
 """
 
-import json
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,10 +23,11 @@ from persist.codecs import did_you_mean
 from persist.engine import LATEST, CollectionHandle, Engine, loaded_together, snapshots_together
 from persist.errors import InvalidUsage, PersistError
 from persist.index import indexed
+from persist.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
+from persist.query.parsing import every_node, parsed_query
 from persist.query.statement_text import is_statement
 from persist.query.tables import (
     DUCKDB,
-    MAIN,
     SEALED_OFF,
     Path,
     TableAt,
@@ -42,7 +42,6 @@ from persist.query.tables import (
 from persist.query.time_windows import windowed_table
 from persist.read import ArrowResult, Snapshot, required
 from persist.shown import some_of
-from persist.state import CollectionState
 from persist.timeline import Moment
 
 BATCH_ROWS = 100_000
@@ -134,7 +133,8 @@ class QueryResult(ArrowResult):
             self._connection = opening.enter_context(duckdb.connect(config=config))
             add_functions(self._connection, sql)
             self._text, timed = with_catalogs(sql)
-            tables = _tables_of(self._text, self._connection)
+            parsed = parsed_query(self._text, self._connection)
+            tables = _tables_of(parsed)
             collections = {path: table_at(path, self._collections) for path in tables}
             read = told_apart({path: table for path, table in collections.items() if table is not None})
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
@@ -145,6 +145,8 @@ class QueryResult(ArrowResult):
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
                 register(self._connection, path, self._dataset(path, result))
+            if asks_what_there_is(parsed):
+                declare(self._connection, tables_there(engine), {table.name for table in read.values()})
             try:
                 # Only its types are asked for: what an answer is made of is read when it is.
                 relation = self._relation()
@@ -304,50 +306,18 @@ def _bound(
     return bound
 
 
-def _tables_of(query: str, connection: Any) -> list[Path]:
-    """Return each table that a query reads once, named subqueries, too.
-
-    Raises:
-        InvalidUsage: it is not one query.
-    """
-    with connection.cursor() as parser:
-        parsed = json.loads(parser.execute("SELECT json_serialize_sql($1)", [query]).fetchone()[0])
-    if parsed["error"] or len(parsed["statements"]) != 1:
-        why = parsed.get("error_message", f"there are {len(parsed.get('statements', ()))} of them")
-        raise InvalidUsage(f"this is not one query that begins with SELECT, FROM or WITH: {why}")
+def _tables_of(parsed: Any) -> list[Path]:
+    """Return each table that a parsed query reads once, named subqueries, too."""
     tables: dict[Path, None] = {}
-    left: list[Any] = [parsed]
-    while left:
-        node = left.pop()
-        if isinstance(node, dict):
-            if node.get("type") == "BASE_TABLE":
-                parts = (node["catalog_name"], node["schema_name"], node["table_name"])
-                tables[tuple(part for part in parts if part)] = None
-            elif windowed := windowed_table(node):
-                tables[windowed] = None
-            left += node.values()
-        elif isinstance(node, list):
-            left += node
+    for node in every_node(parsed):
+        if node.get("type") == "BASE_TABLE":
+            parts = (node["catalog_name"], node["schema_name"], node["table_name"])
+            tables[tuple(part for part in parts if part)] = None
+        elif node.get("show_type") == "SHOW":
+            tables[tuple(node["qualified_name"]["path"])] = None
+        elif windowed := windowed_table(node):
+            tables[windowed] = None
     return [*tables]
-
-
-@dataclass(frozen=True, slots=True)
-class TableAbout:
-    """What a collection is as a table of SQL.
-
-    Attributes:
-        schema: the part of its name before the last dot; "main" if there is none.
-        table: the rest of its name.
-        is_view: whether it follows a query.
-        key: the columns of which each combination has one row at most; empty if there are none.
-        columns: their names and types.
-    """
-
-    schema: str
-    table: str
-    is_view: bool
-    key: tuple[str, ...]
-    columns: pa.Schema
 
 
 class Queries:
@@ -387,24 +357,12 @@ class Queries:
 
     def catalogs(self) -> list[str]:
         """Return the times that have a name: the latest, and the tags of all collections."""
-        tags = {tag for contents in self._contents() for tag in contents.tags}
+        tags = {tag for contents in contents_of(self._engine) for tag in contents.tags}
         return [LATEST, *sorted(tags - {LATEST})]
 
     def tables(self) -> list[TableAbout]:
         """Return all collections, by schema and table."""
-        tables = []
-        for contents in self._contents():
-            schema, _, table = contents.name.rpartition(".")
-            known = contents.schema
-            columns = pa.schema([known.arrow.field(name) for name in known.names])
-            key = () if contents.keyed is None else known.key_names
-            tables.append(TableAbout(schema or MAIN, table, contents.view is not None, key, columns))
-        return sorted(tables, key=lambda about: (about.schema, about.table))
-
-    def _contents(self) -> list[CollectionState]:
-        names, follower = self._engine.names(""), self._engine.follower
-        ids = follower.state.ids
-        return follower.known_at_once([(ids[name], name) for name in names if name in ids])[1]
+        return tables_there(self._engine)
 
 
 def _check_reads(sql: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-from persist.codecs import CollectionSchema, check_sql_names, sql_name
+from persist.codecs import NAME_CHARS_MAX, CollectionSchema, check_sql_names, sql_name
 from persist.errors import InvalidUsage
 from persist.expression import Call, Place, Term, sql_call
 from persist.log import KeyedForm
@@ -146,6 +146,11 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
     for name, kind in columns:
         if names.count(name) > 1:
             raise InvalidUsage(f"the query has two columns {name!r}: give one of them another name with AS")
+        if len(name) > NAME_CHARS_MAX:
+            raise InvalidUsage(
+                f"column {name!r:.80} of the query has a name of {len(name)} characters, and the name of a column has "
+                f"{NAME_CHARS_MAX} at most: give it another name with AS"
+            )
         if name in ("_time", "_diff"):
             raise InvalidUsage(f"a column of a view cannot be called {name!r}: give it another name with AS")
         if kind == "null":

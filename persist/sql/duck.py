@@ -154,6 +154,11 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
             _collect(child, tables, own, sql)
     if not isinstance(node, dict):
         return
+    if node.get("type") == "SHOW_REF" or str(node.get("schema_name")).lower() in _CATALOGS:
+        raise InvalidUsage(
+            "a view follows what collections hold, and SHOW, DESCRIBE, SUMMARIZE and information_schema tell of "
+            "tables as they are when they are asked: ask them with client.sql()"
+        )
     if node.get("type") == "BASE_TABLE":
         tables.setdefault(str(node.get("table_name")), node.get("query_location", 0))
     if windowed := windowed_table(node):
@@ -176,6 +181,7 @@ def _kind(name: str, shown: str, kind: str) -> str:
         ) from None
 
 
+_CATALOGS = ("information_schema", "pg_catalog")
 _PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true)"
 _SERIALIZE = "SELECT json_serialize_plan(?, skip_null := true, skip_empty := true)"
 

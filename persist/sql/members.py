@@ -58,7 +58,8 @@ _RELATIONS = {
     "LOGICAL_WINDOW": f"{_RUNS} expressions window_index",
     "LOGICAL_MATERIALIZED_CTE": f"{_RUNS} ctename materialize",
     "LOGICAL_CTE_REF": f"{_RUNS} bound_columns chunk_types cte_index is_recurring",
-    "LOGICAL_RECURSIVE_CTE": f"{_RUNS} ctename internal_types union_all key_targets payload_aggregates",
+    "LOGICAL_RECURSIVE_CTE": f"{_RUNS} ctename internal_types ref_recurring union_all key_targets "
+    "payload_aggregates",  # What reads the rows that recur is refused where it stands.
     "LOGICAL_DUMMY_SCAN": _RUNS,
     "LOGICAL_EXPRESSION_GET": f"{_RUNS} expr_types expressions",
     "LOGICAL_ASOF_JOIN": f"{_JOIN} delim_flipped",
@@ -95,7 +96,6 @@ _VALUES: dict[tuple[str, str], tuple[Any, ...]] = {
     **{(part, "type"): ("ASCENDING", "DESCENDING") for part in ("orders", "arg_orders")},
     **{(part, "null_order"): ("NULLS LAST", "NULLS FIRST") for part in ("orders", "arg_orders")},
     ("column_indexes", "index_type"): ("FULL_READ",),
-    **{(part, "constant_percentage"): (-1.0, 0.0) for part in ("limit_val", "offset_val")},
 }
 # What an aggregate says of its arguments besides them.
 _AGGREGATE_DATA = "desc order quantiles separator"

@@ -257,7 +257,9 @@ def of_name(name: str) -> str:
 
 def fields_of(kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the names and types of the fields of a struct that DuckDB's plan describes."""
-    parts = kind["type_info"]["child_types"]
+    parts = (kind.get("type_info") or {}).get("child_types")
+    if not parts:
+        raise InvalidUsage("values of structs without fields are not supported: leave them out")
     return [(part["first"] or f"v{number}", part["second"]) for number, part in enumerate(parts, 1)]
 
 
