@@ -264,6 +264,11 @@ class Expressions:
         if name not in AGGREGATES:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
         self._refuse_interval(node, name)
+        kind = (node.get("children") or [{}])[0].get("return_type", {}).get("id", "")
+        if AGGREGATES[name] == "avg" and kind.startswith(("DATE", "TIME")):
+            self.refuse(
+                f"{name}() of {kind} is not supported in a view: take make_timestamp({name}(epoch_us(…)))", node
+            )
         function, arguments = self._extreme(node, AGGREGATES[name], self._aggregated(node, name))
         order = tuple(map(self.order, node.get("order_bys", {}).get("orders") or ()))
         return Aggregation(

@@ -472,6 +472,8 @@ def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -
         ("SELECT '01'::BIT AS b FROM orders", "values of type BIT are not supported; cast them"),
         (f"SELECT id AS {'c' * 129} FROM orders", "has a name of 129 characters.*128 at most: give it another name"),
         ("SELECT id FROM orders LIMIT 10%", "LIMIT of a percentage"),
+        ("SELECT avg(to_timestamp(id)) AS a FROM orders", r"avg\(\) of TIMESTAMP.*epoch_us"),
+        ("SELECT mean(DATE '2020-01-01') AS a FROM orders", r"mean\(\) of TIMESTAMP.*epoch_us"),
         ("SELECT max(id, 0) AS m FROM orders", r"max\(\) gives one row or more"),
         ("SELECT max(id, id) AS m FROM orders", "constant"),
         ("SELECT [to_days(id)] AS l FROM orders", "lists, structs and maps hold no intervals"),

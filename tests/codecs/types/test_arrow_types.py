@@ -136,5 +136,5 @@ def test_a_decimal_with_more_digits_than_its_type_is_refused_with_its_row(nested
         if is_right:
             assert cast_column(column, column.type, "x").equals(column)
         else:
-            with pytest.raises(InvalidUpdate, match="update 2 has .* in column 'x'.*does not fit in precision"):
+            with pytest.raises(InvalidUpdate, match=r"update 2 has .* in column 'x'.*does not fit in precision"):
                 cast_column(column, column.type, "x")
