@@ -48,7 +48,7 @@ def parsed_query(query: str, connection: Any) -> Any:
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1:
         raise InvalidUsage(
-            f"this is not one query that begins with SELECT, FROM or WITH: there are {len(kinds)} statements"
+            f"this is not one query that begins with SELECT, FROM or WITH: there are {len(kinds)} of them"
         )
     if kinds != ["SELECT"]:
         word = (query.split() or [""])[0].upper()

@@ -72,7 +72,7 @@ def test_collections_are_tables_of_the_catalog(client: persist.Client, sql: str,
         ("BEGIN", "multi_write"),
         ("FROM (PIVOT orders ON v USING count(*))", "PIVOT is no query.*IN"),
         ("WITH n AS (SELECT 5 AS id, '' AS v) INSERT INTO orders FROM n", "INSERT is no query.*put WITH behind"),
-        ("SELECT 1; SELECT 2", "there are 2 statements"),
+        ("SELECT 1; SELECT 2", "there are 2 of them"),
         ("SELEC 1", "not one query that begins with SELECT.*syntax error"),
     ],
 )
