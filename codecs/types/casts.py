@@ -217,7 +217,7 @@ _FAMILIES: tuple[Callable[[Any], bool], ...] = (
 
 
 def _checked(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Return the column, or raise InvalidUpdate for a temporal value that Parquet would store as another."""
+    """Return the column, or raise InvalidUpdate for a value that its type has not, or that Parquet would change."""
     if _needs_check(column.type):
         try:
             _check_leaves(column)
@@ -233,7 +233,8 @@ def _checked(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 @lru_cache(maxsize=1024)
 def _needs_check(t: pa.DataType) -> bool:
     if is_flat(t):
-        return bool(t == pa.timestamp("s", getattr(t, "tz", None)) or pat.is_date64(t) or pat.is_time(t))
+        is_of_time = t == pa.timestamp("s", getattr(t, "tz", None)) or pat.is_date64(t) or pat.is_time(t)
+        return bool(is_of_time or pat.is_decimal(t))
     return any(_needs_check(f.type) for f in children(t))
 
 
@@ -251,5 +252,7 @@ def _check_leaf(leaf: pa.Array) -> None:
         ends = pc.min_max(leaf.view(pa.int32() if t.bit_width == 32 else pa.int64())).as_py()
         if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < _TICKS_PER_DAY[t.unit]:
             raise pa.ArrowInvalid("it is not a time of a day")
+    elif pat.is_decimal(t):
+        leaf.validate(full=True)  # DuckDB gives a HUGEINT of 39 digits as a decimal of 38.
     elif pat.is_timestamp(t) and t.unit == "s":
         leaf.cast(pa.timestamp("ms", t.tz))

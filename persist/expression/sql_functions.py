@@ -174,7 +174,7 @@ def _database() -> Any:
 
     limits = {"threads": "1", "memory_limit": _MEMORY, "temp_directory": "", "autoinstall_known_extensions": "false"}
     database = duckdb.connect(":memory:", config={**limits, "python_enable_replacements": "false"})
-    database.execute("SET TimeZone = 'UTC'")
+    database.execute("SET GLOBAL TimeZone = 'UTC'")  # Of all cursors.
     database.execute("SET enable_external_access = false")
     database.execute("SET lock_configuration = true")
     return database

@@ -6,6 +6,7 @@ at nothing else that its user may read. Views, which are kept up to date, are in
 """
 
 from persist.query.result import QUERY_LIMITS, AsOf, Queries, QueryLimits, QueryResult
-from persist.query.statements import Outcome, execute, is_statement
+from persist.query.statement_text import is_statement
+from persist.query.statements import Outcome, execute
 from persist.query.tables import TimedTable, add_functions, collection_of, quoted, with_times, words_of
 from persist.query.time_windows import arguments_of, check_lengths, is_time_window, windowed_table

@@ -8,7 +8,6 @@ and `"quarter-end".main.orders` for a tag. The schema `main` is that of names wi
 `Queries` are those of others, whom a server of SQL answers within limits; it also tells what there is to be asked.
 """
 
-import json
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,23 +23,25 @@ from persist.codecs import did_you_mean
 from persist.engine import LATEST, CollectionHandle, Engine, loaded_together, snapshots_together
 from persist.errors import InvalidUsage, PersistError
 from persist.index import indexed
-from persist.query.statements import is_statement
+from persist.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
+from persist.query.parsing import every_node, parsed_query
+from persist.query.statement_text import is_statement
 from persist.query.tables import (
     DUCKDB,
-    MAIN,
     SEALED_OFF,
-    TimedTable,
+    Path,
+    TableAt,
     add_functions,
-    collection_of,
     path_of,
     register,
+    table_at,
+    told_apart,
     why_refused,
-    with_times,
+    with_catalogs,
 )
 from persist.query.time_windows import windowed_table
 from persist.read import ArrowResult, Snapshot, required
 from persist.shown import some_of
-from persist.state import CollectionState
 from persist.timeline import Moment
 
 BATCH_ROWS = 100_000
@@ -50,7 +51,6 @@ INTERRUPT_AGAIN_S = 0.05
 _WITH_FILES = {"python_enable_replacements": "false"}
 
 AsOf = int | Moment | Mapping[str, int | Moment] | None
-Path = tuple[str, ...]  # Of a table in a query: its catalog and its schema, as far as they are there, and its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,6 @@ class QueryLimits:
 
 
 QUERY_LIMITS = QueryLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of a query: which collection it is, and which time its catalog says."""
-
-    name: str
-    as_of: int | str | None = None
 
 
 class QueryResult(ArrowResult):
@@ -140,17 +132,21 @@ class QueryResult(ArrowResult):
         with ExitStack() as opening:
             self._connection = opening.enter_context(duckdb.connect(config=config))
             add_functions(self._connection, sql)
-            self._text, timed = _with_catalogs(sql)
-            tables = _tables_of(self._text, self._connection)
-            read = {path: table for path in tables if (table := _table_of(path, self._collections)) is not None}
+            self._text, timed = with_catalogs(sql)
+            parsed = parsed_query(self._text, self._connection)
+            tables = _tables_of(parsed)
+            collections = {path: table_at(path, self._collections) for path in tables}
+            read = told_apart({path: table for path, table in collections.items() if table is not None})
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
-            for path in timed.keys() - read.keys():
+            for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].refused(self._collections)
             bound = _bound(engine, read, as_of, times or {})
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
                 register(self._connection, path, self._dataset(path, result))
+            if asks_what_there_is(parsed):
+                declare(self._connection, tables_there(engine), {table.name for table in read.values()})
             try:
                 # Only its types are asked for: what an answer is made of is read when it is.
                 relation = self._relation()
@@ -292,39 +288,8 @@ def _later(after_s: float, do: Callable[[str], object], argument: str) -> thread
     return timer
 
 
-def _with_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
-    """Return a query whose tables say their times by catalogs, and these tables."""
-    timed: dict[Path, TimedTable] = {}
-
-    def path_at(table: TimedTable) -> str:
-        path = (f"@{table.as_of}", *(table.parts if len(table.parts) > 1 else (MAIN, *table.parts)))
-        timed[path] = table
-        return path_of(path)
-
-    return with_times(sql, path_at), timed
-
-
-def _table_of(path: Path, names: Sequence[str]) -> _Table | None:
-    """Return what a table of a query is; None if it is no collection, as a named subquery is none."""
-    *qualifiers, table = path
-    name = collection_of(path, names)
-    if name is not None or not qualifiers:
-        return None if name is None else _Table(name)
-    catalog, *schemas = qualifiers
-    schema = schemas[0] if schemas else MAIN
-    name = collection_of([table] if schema == MAIN else [schema, table], names)
-    if name is None:
-        return None
-    if not schemas and catalog == MAIN:
-        return _Table(name)
-    if not catalog.startswith("@"):
-        return _Table(name, LATEST if catalog.lower() == LATEST else catalog)  # Or else it is a tag.
-    time = catalog.removeprefix("@")
-    return _Table(name, int(time) if time.isdecimal() else time)
-
-
 def _bound(
-    engine: Engine, read: Mapping[Path, _Table], as_of: AsOf, known: Mapping[Path, int]
+    engine: Engine, read: Mapping[Path, TableAt], as_of: AsOf, known: Mapping[Path, int]
 ) -> dict[Path, tuple[CollectionHandle, int | Moment | None]]:
     """Return for each table its collection and the time to read it at, None for the latest."""
     times = as_of if isinstance(as_of, Mapping) else {"": as_of}
@@ -341,50 +306,18 @@ def _bound(
     return bound
 
 
-def _tables_of(query: str, connection: Any) -> list[Path]:
-    """Return each table that a query reads once, named subqueries, too.
-
-    Raises:
-        InvalidUsage: it is not one query.
-    """
-    with connection.cursor() as parser:
-        parsed = json.loads(parser.execute("SELECT json_serialize_sql($1)", [query]).fetchone()[0])
-    if parsed["error"] or len(parsed["statements"]) != 1:
-        why = parsed.get("error_message", f"there are {len(parsed.get('statements', ()))} of them")
-        raise InvalidUsage(f"this is not one query that begins with SELECT, FROM or WITH: {why}")
+def _tables_of(parsed: Any) -> list[Path]:
+    """Return each table that a parsed query reads once, named subqueries, too."""
     tables: dict[Path, None] = {}
-    left: list[Any] = [parsed]
-    while left:
-        node = left.pop()
-        if isinstance(node, dict):
-            if node.get("type") == "BASE_TABLE":
-                parts = (node["catalog_name"], node["schema_name"], node["table_name"])
-                tables[tuple(part for part in parts if part)] = None
-            elif windowed := windowed_table(node):
-                tables[windowed] = None
-            left += node.values()
-        elif isinstance(node, list):
-            left += node
+    for node in every_node(parsed):
+        if node.get("type") == "BASE_TABLE":
+            parts = (node["catalog_name"], node["schema_name"], node["table_name"])
+            tables[tuple(part for part in parts if part)] = None
+        elif node.get("show_type") == "SHOW":
+            tables[tuple(node["qualified_name"]["path"])] = None
+        elif windowed := windowed_table(node):
+            tables[windowed] = None
     return [*tables]
-
-
-@dataclass(frozen=True, slots=True)
-class TableAbout:
-    """What a collection is as a table of SQL.
-
-    Attributes:
-        schema: the part of its name before the last dot; "main" if there is none.
-        table: the rest of its name.
-        is_view: whether it follows a query.
-        key: the columns of which each combination has one row at most; empty if there are none.
-        columns: their names and types.
-    """
-
-    schema: str
-    table: str
-    is_view: bool
-    key: tuple[str, ...]
-    columns: pa.Schema
 
 
 class Queries:
@@ -414,7 +347,7 @@ class Queries:
         duckdb = required(DUCKDB)
         with duckdb.connect(config=SEALED_OFF) as connection:
             try:
-                statements = connection.extract_statements(sql)
+                statements = connection.extract_statements(with_catalogs(sql)[0])
             except duckdb.Error as error:
                 raise InvalidUsage(f"DuckDB refuses the query: {why_refused(error)}") from error
         names = set().union(*(statement.named_parameters for statement in statements))
@@ -424,24 +357,12 @@ class Queries:
 
     def catalogs(self) -> list[str]:
         """Return the times that have a name: the latest, and the tags of all collections."""
-        tags = {tag for contents in self._contents() for tag in contents.tags}
+        tags = {tag for contents in contents_of(self._engine) for tag in contents.tags}
         return [LATEST, *sorted(tags - {LATEST})]
 
     def tables(self) -> list[TableAbout]:
         """Return all collections, by schema and table."""
-        tables = []
-        for contents in self._contents():
-            schema, _, table = contents.name.rpartition(".")
-            known = contents.schema
-            columns = pa.schema([known.arrow.field(name) for name in known.names])
-            key = () if contents.keyed is None else known.key_names
-            tables.append(TableAbout(schema or MAIN, table, contents.view is not None, key, columns))
-        return sorted(tables, key=lambda about: (about.schema, about.table))
-
-    def _contents(self) -> list[CollectionState]:
-        names, follower = self._engine.names(""), self._engine.follower
-        ids = follower.state.ids
-        return follower.known_at_once([(ids[name], name) for name in names if name in ids])[1]
+        return tables_there(self._engine)
 
 
 def _check_reads(sql: str) -> None:

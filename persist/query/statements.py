@@ -5,9 +5,11 @@ the contents, by the difference, so records that it left alone are not written. 
 read as of their last sealed times. If somebody else changes the collection meanwhile, the statement is carried out
 again on what is there then; with a time given, it is refused if the collection is not keyed. If it is, events that wait
 at times up to that of the commit are resolved first. Cost: reading the whole collection. Memory: as much.
+
+A statement that would change one row for several rows of its source is refused, as is an INSERT … ON CONFLICT of
+several rows of one key.
 """
 
-import re
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,30 +18,34 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs import did_you_mean
-from persist.engine import CollectionHandle, Engine, loaded, rewrite, snapshot
+from persist.codecs import check_sql_names, did_you_mean, sql_name
+from persist.engine import LATEST, CollectionHandle, Engine, loaded, rewrite, snapshot
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, PersistError
+from persist.query.statement_text import StatementText, statement_text
 from persist.query.tables import (
     DUCKDB,
+    MAIN,
     SEALED_OFF,
+    Path,
+    TableAt,
     add_functions,
     collection_of,
+    make_schema,
     path_of,
+    paths_in,
     quoted,
     register,
+    table_at,
+    told_apart,
+    whole_path,
     why_refused,
+    with_catalogs,
 )
 from persist.read import ArrowResult, required
 from persist.shown import some_of
 from persist.timeline import Moment
 
-_STATEMENT = re.compile(
-    r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
-    r"(?:UPDATE|DELETE\s+FROM|INSERT\s+INTO|MERGE\s+INTO)\s+"
-    r'((?:"(?:[^"]|"")+"|[^\W\d][\w$-]*)(?:\s*\.\s*(?:"(?:[^"]|"")+"|[^\W\d][\w$-]*))*)',
-    re.IGNORECASE | re.DOTALL,
-)
-_PART = re.compile(r'"((?:[^"]|"")+)"|([^\s."]+)')
+_CONTENTS, _NEW_ROWS = "the contents", "the new rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,6 @@ class Outcome(ArrowResult):
         yield self._table
 
 
-def is_statement(sql: str) -> bool:
-    """Return whether a text begins like a statement that changes a collection."""
-    return isinstance(sql, str) and _STATEMENT.match(sql) is not None
-
-
 def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Changed:
     """Carry a statement out, durably.
 
@@ -101,15 +102,15 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
     """
     duckdb = required(DUCKDB)
     engine.writer("sql")
-    match = _STATEMENT.match(sql) if isinstance(sql, str) else None
-    if match is None:
+    sql, _ = with_catalogs(sql)
+    statement = statement_text(sql)
+    if statement is None:
         raise InvalidUsage(
             f"{sql!r:.100} is no statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT INTO or "
             "MERGE INTO, and the name of the collection"
         )
-    parts = tuple((part[1] or "").replace('""', '"') or part[2] for part in _PART.finditer(match[1]))
     names = engine.names("")
-    handle = loaded(engine, _named(parts, names))
+    handle = loaded(engine, _named(statement.table, names))
     if handle.contents().view is not None:
         raise InvalidUsage(
             f"{handle.name!r} is a view: it holds what its query gives, and no statement changes it. Change the "
@@ -117,6 +118,12 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
         )
     if handle.contents().upper.is_empty:
         raise InvalidUsage(f"{handle.name!r} is complete for ever: nothing can change it any more")
+    if statement.is_upsert and handle.keyed is None:
+        raise InvalidUsage(
+            f"{handle.name!r} is not keyed, so it may hold several rows of a key, and none is in the way of another: "
+            "leave ON CONFLICT and OR REPLACE out, or use MERGE INTO, or make it with keyed=persist.Keyed()"
+        )
+    others = _others(sql, statement.table, handle.name, names)
     count = 0
 
     def rewritten(contents: Iterator[pa.Table]) -> pa.Table | None:
@@ -124,15 +131,15 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
         failed: list[PersistError] = []
         with ExitStack() as stack, duckdb.connect(config=SEALED_OFF) as connection:
             try:
-                _fill(connection, parts, handle, contents, failed)
-                for name in names:
-                    if name != handle.name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sql, re.IGNORECASE):
-                        with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
-                            others = stack.enter_context(snapshot(loaded(engine, name), timeout_s=0.0))
-                            register(connection, name.split(".") if name.count(".") == 1 else [name], others.dataset())
+                _fill(connection, statement, handle, contents, failed)
+                for path, table in others.items():
+                    _add(connection, path, table, statement.table, handle, stack)
                 add_functions(connection, sql)
-                count = _carried_out(connection, sql)
-                return _contents_of(connection, parts, handle) if count else None
+                connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
+                _check_each_row_once(connection, statement, handle)
+                connection.execute(sql)
+                (count,) = map(int, connection.fetchone())
+                return _contents_of(connection, statement.table, handle) if count else None
             except duckdb.Error as error:
                 if failed:
                     raise failed[0] from error
@@ -144,18 +151,68 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
     return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
 
 
-def _named(parts: tuple[str, ...], names: list[str]) -> str:
-    name = collection_of(parts, names)
-    if name is None or len(parts) > 2:
-        wanted = ".".join(parts)
+def _named(path: Path, names: list[str]) -> str:
+    table = table_at(path, names)
+    if table is None:
+        wanted = ".".join(path)
         hint = did_you_mean(wanted, names) or ":"
         raise InvalidUsage(f"the statement changes {wanted!r}, which is no collection here{hint} there are {names}")
-    return name
+    if table.as_of not in (None, LATEST):
+        raise InvalidUsage(f"{path_of(path)} is {table.name!r} as of a time: a statement changes what is there now")
+    return table.name
+
+
+def _others(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
+    """Return the other tables that a statement may read. Some of them may be columns of the same name.
+
+    Args:
+        name: of the collection that it changes.
+    """
+    tables = {target: TableAt(name)}
+    for path in paths_in(sql):
+        # A path of two parts may be a column of a table: so it is no tag, and its table.
+        is_table = len(path) != 2 or path[0].startswith("@") or sql_name(path[0]) in (MAIN, LATEST)
+        is_table = is_table or collection_of(path, names) is not None
+        table = table_at(path, names) if is_table else None
+        if table is not None:
+            tables[path] = table
+    tables = told_apart(tables)
+    return {path: table for path, table in tables.items() if whole_path(path) != whole_path(target)}
+
+
+def _add(connection: Any, path: Path, table: TableAt, target: Path, handle: CollectionHandle, stack: ExitStack) -> None:
+    """Make a table of a collection that a statement reads, if that is sealed."""
+    if table == TableAt(handle.name):
+        make_schema(connection, path)
+        connection.execute(f"CREATE VIEW {path_of(path)} AS FROM {path_of(target)}")
+        return
+    with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
+        other = snapshot(loaded(handle.engine, table.name), table.as_of, timeout_s=0.0)
+        register(connection, path, stack.enter_context(other).dataset())
+
+
+def _check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:
+    """Raise InvalidUsage if a statement changes one row for several rows of its source, or inserts a key twice."""
+    key, columns = handle.schema.key_names, handle.schema.names
+    if statement.is_upsert:
+        connection.execute(f"CREATE TABLE {quoted(_NEW_ROWS)} AS FROM {path_of(statement.table)} LIMIT 0")
+        connection.execute(statement.new_rows(_NEW_ROWS))
+        names = ", ".join(map(quoted, key))
+        query: str | None = f"SELECT {names} FROM {quoted(_NEW_ROWS)} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
+    else:
+        query = statement.repeats(key, columns)
+    repeated = None if query is None else connection.execute(query).fetchone()
+    if repeated is not None:
+        shown = ", ".join(f"{name}={value!r:.80}" for name, value in zip(key, repeated, strict=True))
+        raise InvalidUsage(
+            f"the statement has several rows for the one with {shown} of {handle.name!r}, and any of them might count: "
+            "let its source have one row for each, by GROUP BY, DISTINCT or QUALIFY row_number() OVER (…) = 1"
+        )
 
 
 def _fill(
     connection: Any,
-    parts: tuple[str, ...],
+    statement: StatementText,
     handle: CollectionHandle,
     contents: Iterator[pa.Table],
     failed: list[PersistError],
@@ -171,13 +228,17 @@ def _fill(
             failed.append(error)
             raise
 
+    check_sql_names(handle.name, schema)
+    table = path_of(statement.table)
     dataset = pa.RecordBatchReader.from_batches(schema, batches())
-    if len(parts) > 1:
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(parts[0])}")
-    connection.register("the contents", dataset)
-    connection.execute(f'CREATE TABLE {path_of(parts)} AS FROM "the contents"')
-    connection.unregister("the contents")
-    kept = connection.sql(f"FROM {path_of(parts)} LIMIT 0").to_arrow_table().schema
+    make_schema(connection, statement.table)
+    connection.register(_CONTENTS, dataset)
+    connection.execute(f"CREATE TABLE {table} AS FROM {quoted(_CONTENTS)}")
+    connection.unregister(_CONTENTS)
+    if statement.is_upsert:
+        keys = ", ".join(map(quoted, handle.schema.key_names))
+        connection.execute(f"CREATE UNIQUE INDEX the_key ON {table} ({keys})")
+    kept = connection.sql(f"FROM {table} LIMIT 0").to_arrow_table().schema
     for field, back in zip(schema, kept, strict=True):
         if not _is_same(field.type, back.type):
             raise InvalidUsage(
@@ -196,19 +257,7 @@ def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
     return bool(kind == back)
 
 
-def _carried_out(connection: Any, sql: str) -> int:
-    """Run the statement; return how many rows it touched."""
-    statements = connection.extract_statements(sql)
-    if len(statements) != 1:
-        raise InvalidUsage(f"there are {len(statements)} statements: give one, which is one commit")
-    connection.execute(statements[0])
-    if [column[0] for column in connection.description] != ["Count"]:
-        raise InvalidUsage("the statement has RETURNING: leave it out, and read the changes of its time instead")
-    (count,) = connection.fetchone()
-    return int(count)
-
-
-def _contents_of(connection: Any, parts: tuple[str, ...], handle: CollectionHandle) -> pa.Table:
+def _contents_of(connection: Any, path: Path, handle: CollectionHandle) -> pa.Table:
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
-    table = connection.sql(f"FROM {path_of(parts)}").to_arrow_table()
+    table = connection.sql(f"FROM {path_of(path)}").to_arrow_table()
     return table.cast(pa.schema([field.with_nullable(True) for field in schema]))

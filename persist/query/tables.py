@@ -9,13 +9,14 @@ one to the rest of the query.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs import did_you_mean
+from persist.codecs import check_sql_names, did_you_mean, sql_name
+from persist.engine import LATEST
 from persist.errors import InvalidUsage
 from persist.expression import functions_of_python
 from persist.query.time_windows import add_time_windows
@@ -31,6 +32,8 @@ SEALED_OFF = {
 DUCKDB = "duckdb>=2.0,<2.1"
 MAIN = "main"  # The schema of names without a dot.
 
+Path = tuple[str, ...]  # Of a table in a query: its catalog and its schema, as far as they are there, and its name.
+
 
 def quoted(name: str) -> str:
     """Return a name as SQL has it, whatever is in it."""
@@ -43,21 +46,90 @@ def path_of(parts: Sequence[str]) -> str:
 
 
 def collection_of(parts: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the collection that a table is; None if there is none. Case tells names apart only if it must."""
+    """Return the collection that a table is; None if there is none. Case tells names apart only if it must.
+
+    Raises:
+        InvalidUsage: it may be several, and is written like none of them.
+    """
     wanted = ".".join(parts)
-    alike = [wanted] if wanted in names else [name for name in names if name.lower() == wanted.lower()]
-    return alike[0] if len(alike) == 1 else None
+    alike = [wanted] if wanted in names else [name for name in names if sql_name(name) == sql_name(wanted)]
+    if len(alike) > 1:
+        raise InvalidUsage(f"table {wanted!r} may be any of the collections {alike}: write one of them, in any quotes")
+    return alike[0] if alike else None
+
+
+@dataclass(frozen=True, slots=True)
+class TableAt:
+    """A table of a query: which collection it is, and which time its catalog names."""
+
+    name: str
+    as_of: int | str | None = None
+
+
+def table_at(path: Path, names: Sequence[str]) -> TableAt | None:
+    """Return what a table of a query is; None if it is no collection, as a named subquery is none."""
+    *qualifiers, table = path
+    name = collection_of(path, names)
+    if name is not None or not qualifiers:
+        return None if name is None else TableAt(name)
+    catalog, *schemas = qualifiers
+    schema = schemas[0] if schemas else MAIN
+    name = collection_of([table] if sql_name(schema) == MAIN else [schema, table], names)
+    if name is None:
+        return None
+    if not schemas and sql_name(catalog) == MAIN:
+        return TableAt(name)
+    if not catalog.startswith("@"):
+        return TableAt(name, LATEST if sql_name(catalog) == LATEST else catalog)  # Or else it is a tag.
+    time = catalog.removeprefix("@")
+    return TableAt(name, int(time) if time.isdecimal() else time)
+
+
+def told_apart(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
+    """Return the tables of a query, each once for SQL, which does not look at case.
+
+    Raises:
+        InvalidUsage: SQL would take two of them for one.
+    """
+    read: dict[Path, Path] = {}
+    for path, table in tables.items():
+        other = read.setdefault(whole_path(path), path)
+        if tables[other] != table:
+            raise InvalidUsage(
+                f"the query reads {path_of(other)} and {path_of(path)}, which differ by case only, and SQL takes them "
+                f"for one: write {path_of((LATEST, MAIN, table.name))} for one of them, or a view of it"
+            )
+    every: dict[Path, Path] = {}
+    for path in tables:
+        every.setdefault(tuple(map(sql_name, path)), path)
+    return {path: tables[path] for path in every.values()}
+
+
+def whole_path(path: Path) -> Path:
+    """Return the path of a table with its schema, and without the case that SQL does not look at."""
+    return tuple(map(sql_name, (MAIN, *path) if len(path) == 1 else path))
 
 
 def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
-    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three."""
+    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three.
+
+    Raises:
+        InvalidUsage: SQL would take two of its columns for one.
+    """
+    check_sql_names(".".join(parts), dataset.schema)
     name = path_of(parts) if len(parts) > 1 else parts[0]
     connection.register(name, dataset)
+    make_schema(connection, parts)
+    if len(parts) > 1:
+        connection.execute(f"CREATE VIEW {path_of(parts)} AS FROM {quoted(name)}")
+
+
+def make_schema(connection: Any, parts: Sequence[str]) -> None:
+    """Make the catalog and the schema of a table, as far as its name has them."""
     if len(parts) > 2:
         connection.execute(f"ATTACH IF NOT EXISTS ':memory:' AS {quoted(parts[0])}")
     if len(parts) > 1:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {path_of(parts[:-1])}")
-        connection.execute(f"CREATE VIEW {path_of(parts)} AS FROM {quoted(name)}")
 
 
 def add_functions(connection: Any, sql: str, late_by: str | None = None) -> None:
@@ -69,7 +141,7 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> None
     Raises:
         InvalidUsage: DuckDB does not have the types of one.
     """
-    add_time_windows(connection, words_of(sql), late_by)
+    add_time_windows(connection, map(sql_name, words_of(sql)), late_by)
     for function in functions_of_python():
         if re.search(rf"(?<!\w){function.name}(?!\w)", sql, re.IGNORECASE):
             kinds = [*function.arguments, function.returns]
@@ -89,14 +161,16 @@ def why_refused(error: Exception) -> str:
 
 # What is text, a name or a comment is passed over as a whole: what it says is not SQL.
 _NAME = r'(?:"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d][\w$-]*)'
+_SKIPPED = r"(?P<skipped>'(?:[^']|'')*'|\$\$.*?\$\$|--[^\n]*|/\*.*?\*/)"
 _TOKEN = re.compile(
-    r"(?P<skipped>'(?:[^']|'')*'|\$\$.*?\$\$|--[^\n]*|/\*.*?\*/)"
+    rf"{_SKIPPED}"
     rf"|(?P<table>{_NAME}(?:\s*\.\s*{_NAME})*)"
     r"(?P<asked>\s+(?P<for>FOR\s+)?(?:SYSTEM_TIME|SYSTEM_VERSION|TIMESTAMP|VERSION)\s+AS\s+OF\b\s*)"
     r"(?P<time>(?:TIMESTAMP\s*|DATE\s*)?'(?:[^']|'')*'|\d+\b)?"
     rf"|{_NAME}",
     re.IGNORECASE | re.DOTALL,
 )
+_PATH = re.compile(rf"{_SKIPPED}|{_NAME}(?:\s*\.\s*{_NAME})*", re.DOTALL)
 _PART = re.compile(r'"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`]+)')
 # What may follow a table and is no other name for it.
 _NO_ALIAS = re.compile(
@@ -145,6 +219,18 @@ def with_times(sql: str, named: Callable[[TimedTable], str], alias: Callable[[st
     return _TOKEN.sub(renamed, sql) if isinstance(sql, str) else sql
 
 
+def with_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
+    """Return a query whose tables say their times by catalogs, and these tables."""
+    timed: dict[Path, TimedTable] = {}
+
+    def path_at(table: TimedTable) -> str:
+        path = (f"@{table.as_of}", *(table.parts if len(table.parts) > 1 else (MAIN, *table.parts)))
+        timed[path] = table
+        return path_of(path)
+
+    return with_times(sql, path_at), timed
+
+
 def parts_of(name: str) -> tuple[str, ...]:
     """Return the parts of the name of a table, as SQL has it."""
     matches = _PART.finditer(name)
@@ -152,10 +238,15 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def words_of(sql: str) -> Iterable[str]:
-    """Return all names of a query, and its other words, in lower case."""
+    """Return all names of a query, and its other words, as they are written."""
     for match in _TOKEN.finditer(sql):
         if match["skipped"] is None:
-            yield from (part.lower() for part in parts_of(match[0]))
+            yield from parts_of(match[0])
+
+
+def paths_in(sql: str) -> Iterable[Path]:
+    """Return all names of a statement with what stands before them: tables, columns, and its other words."""
+    return dict.fromkeys(parts_of(match[0]) for match in _PATH.finditer(sql) if match["skipped"] is None)
 
 
 def _refused_or_kept(sql: str, match: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist.errors import InvalidUsage
 from persist.expression import Call, Lit, Place, Term, all_of, conjuncts, places_in, shifted, sql_call
-from persist.sql.adapt_expression import Expressions, Json, check_members, is_of_list
+from persist.sql.adapt_expression import Expressions, Json, is_of_list
 from persist.sql.algebra import (
     TRUE,
     Aggregate,
@@ -43,6 +43,7 @@ from persist.sql.algebra import (
 from persist.sql.by_duckdb import name_of
 from persist.sql.by_place import by_place, is_by_place
 from persist.sql.duck import Columns
+from persist.sql.members import check_members
 from persist.sql.temporal import bounded, check_without_now, reads_now
 from persist.sql.types import Unreadable, constant, to_arrow
 
@@ -93,7 +94,7 @@ class Adapter:
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
         if plan["type"] == "LOGICAL_GET" and name_of(plan) not in _SERIES:
             self._check_table(plan)
-        check_members(plan, _MEMBERS[plan["type"]].split(), plan["type"])
+        check_members(plan)
         node: Node = adapter(self, plan)
         for term in terms_of(node):
             check_without_now(term, self._sql)
@@ -332,7 +333,7 @@ class Adapter:
         below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
         through = [child for child in below if bool(child.get("setop_all")) or not is_all]
         for child in through:
-            check_members(child, _MEMBERS[child["type"]].split(), child["type"])
+            check_members(child)
         every = [
             self._parts(child, is_all) if any(child is other for other in through) else [self.adapted(child)]
             for child in plan["children"]
@@ -417,41 +418,6 @@ _ADAPTED: dict[str, Any] = {
     "LOGICAL_UNNEST": Adapter.unnest,
     "LOGICAL_ASOF_JOIN": Adapter.asof,
     "LOGICAL_EMPTY_RESULT": Adapter.empty,
-}
-
-
-# What is translated of each node, and what only helps DuckDB to run it.
-_RUNS = "type children table_index column_count estimated_cardinality has_estimated_cardinality"
-_SET = f"{_RUNS} setop_all allow_out_of_order"
-_JOIN = (
-    f"{_RUNS} join_type conditions condition expressions mark_index mark_types left_projection_map right_projection_map"
-)
-_MEMBERS = {
-    "LOGICAL_GET": f"{_RUNS} column_indexes extra_info function_data has_serialize names positional_arguments qname "
-    "returned_types source_ordinality table_filters_by_projection arguments parameters input_table_types "
-    "input_table_names projected_input ordinality_idx",
-    "LOGICAL_PROJECTION": f"{_RUNS} expressions",
-    "LOGICAL_FILTER": f"{_RUNS} expressions projection_map",
-    "LOGICAL_CROSS_PRODUCT": _RUNS,
-    "LOGICAL_COMPARISON_JOIN": _JOIN,
-    "LOGICAL_ANY_JOIN": _JOIN,
-    "LOGICAL_AGGREGATE_AND_GROUP_BY": f"{_RUNS} expressions groups grouping_sets grouping_functions group_index "
-    "aggregate_index groupings_index distinct_validity",
-    "LOGICAL_DISTINCT": f"{_RUNS} distinct_type distinct_targets order_by",
-    "LOGICAL_ORDER_BY": f"{_RUNS} orders projection_map",
-    "LOGICAL_LIMIT": f"{_RUNS} limit_val offset_val",
-    "LOGICAL_UNION": _SET,
-    "LOGICAL_EXCEPT": _SET,
-    "LOGICAL_INTERSECT": _SET,
-    "LOGICAL_WINDOW": f"{_RUNS} expressions window_index",
-    "LOGICAL_MATERIALIZED_CTE": f"{_RUNS} ctename materialize",
-    "LOGICAL_CTE_REF": f"{_RUNS} bound_columns chunk_types cte_index is_recurring",
-    "LOGICAL_RECURSIVE_CTE": f"{_RUNS} ctename internal_types union_all key_targets payload_aggregates",
-    "LOGICAL_DUMMY_SCAN": _RUNS,
-    "LOGICAL_EXPRESSION_GET": f"{_RUNS} expr_types expressions",
-    "LOGICAL_ASOF_JOIN": f"{_JOIN} delim_flipped",
-    "LOGICAL_UNNEST": f"{_RUNS} expressions unnest_index",
-    "LOGICAL_EMPTY_RESULT": f"{_RUNS} return_types bindings",
 }
 
 

@@ -1,6 +1,6 @@
 """Expressions of DuckDB 2.0's bound plans, as those of our plans. What is not known is refused with its place."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -11,10 +11,10 @@ from persist.expression import Call, Lit, Place, PythonFunction, Term, all_of, c
 from persist.sql.algebra import Aggregation, Frame, Order, WindowCall
 from persist.sql.by_duckdb import Text, bare, is_another, is_nested, is_within, name_of, shown_type
 from persist.sql.duck import place
+from persist.sql.members import NOWHERE, check_members
 from persist.sql.types import constant, has_interval, of_duckdb, to_arrow
 
 Json = dict[str, Any]
-_NOWHERE = 2**64 - 1
 
 # What our plans call the functions of DuckDB that they have themselves. It computes all others itself.
 FUNCTIONS = {
@@ -70,31 +70,6 @@ _OF_INTERVALS = (
     *("lag", "lead", "first_value", "last_value", "nth_value"),
 )
 _EXCLUDED = {"NO_OTHER": "", "CURRENT_ROW": "current row", "GROUP": "group", "TIES": "ties"}
-_NOT_DEFINITE = (
-    *("random", "now", "current_timestamp", "current_date", "current_time", "today", "uuid", "gen_random_uuid"),
-    *("get_current_timestamp", "current_localtimestamp", "current_localtime", "transaction_timestamp", "nextval"),
-    *("localtime", "localtimestamp", "setseed", "get_current_time", "txid_current", "pg_sleep", "sleep_ms"),
-)
-
-
-_KNOWN = (
-    *("alias", "arguments", "case_checks", "children", "else_expr", "expression_class", "function_data"),
-    *("has_serialize", "index", "is_operator", "qname", "query_location", "query_location_length", "return_type"),
-    *("type", "value", "aggregate_type", "filter", "state_export", "end", "end_expr", "exclude_clause", "orders"),
-    *("partitions", "sql_range_order_type", "start", "start_expr", "arg_orders", "distinct", "ignore_nulls"),
-    *("filter_expr", "order_bys", "input", "lower", "upper", "lower_inclusive", "upper_inclusive", "try_cast"),
-    "positional_arguments",  # How many of the children are; the others, which have names, are in a member of their own.
-    # As start_expr and end_expr say, and the casts in the order.
-    *("sql_range_start", "sql_range_end", "sql_range_start_boundary", "sql_range_end_boundary"),
-    *("sql_range_order_casts", "filters", "named_arguments", "binding", "depth"),
-)
-
-
-def check_members(node: Json, known: Collection[str], what: str) -> None:
-    """Raise InvalidUsage if a node of DuckDB's plan has a member that is not translated, and means something."""
-    for name, value in node.items():
-        if name not in known and value not in (None, False, "", _NOWHERE) and value != [] and value != {}:
-            raise InvalidUsage(f"{what} of DuckDB's plan has a member {name!r} that is not supported in a view")
 
 
 class Expressions:
@@ -114,12 +89,12 @@ class Expressions:
     def refuse(self, what: str, node: Json) -> NoReturn:
         """Raise InvalidUsage that says what is not supported, and where."""
         at = node.get("query_location")
-        raise InvalidUsage(what + place(self.sql, None if at == _NOWHERE else at))
+        raise InvalidUsage(what + place(self.sql, None if at == NOWHERE else at))
 
     def check(self, node: Json) -> None:
         """Refuse an expression that says something that is not understood here."""
         try:
-            check_members(node, _KNOWN, "an expression")
+            check_members(node)
         except InvalidUsage as error:
             self.refuse(str(error), node)
 
@@ -147,7 +122,7 @@ class Expressions:
                 return self._constant(node)
             case "BOUND_CASE":
                 return self._case(node)
-            case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" | "BOUND_COMPARISON" | "BOUND_CAST":
+            case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION":
                 return self._call(node)
             case "BOUND_PARAMETER":
                 self.refuse("a view has no parameters: write the value into the query", node)
@@ -208,7 +183,7 @@ class Expressions:
         return kind == "BOUND_FUNCTION" and (_own_name(node) is None or any(map(is_nested, given)))
 
     def _by_duckdb(self, node: Json) -> Term:
-        text = Text(self.one, self.refuse, self._is_by_duckdb)
+        text = Text(self.one, self.refuse, self._is_by_duckdb, self.check)
         shown, kind = self._as_arrow(text.of(node), node["return_type"], node)
         return sql_call("duckdb", kind, Lit(pa.scalar(shown)), *text.columns, at=self._at(node))
 
@@ -223,7 +198,7 @@ class Expressions:
         With ordinality, the last one says the number of each element.
         """
         name, kinds = name_of(plan), plan["input_table_types"]
-        text = Text(self.one, self.refuse, self._is_by_duckdb)
+        text = Text(self.one, self.refuse, self._is_by_duckdb, self.check)
         given = plan.get("parameters") or []
         if given:
             shown = [text.constant(value) for value in given]
@@ -246,12 +221,6 @@ class Expressions:
 
     def _call(self, node: Json) -> Term:
         name = name_of(node)
-        if name in _NOT_DEFINITE or (name == "age" and len(node["children"]) == 1):  # Until today.
-            self.refuse(
-                f"{name}() gives something else each time, and a view is the same whenever it is computed: keep the "
-                "value in a collection, and join with it",
-                node,
-            )
         function = _of_python(node)
         if function is not None:
             return function.term(self.every(node.get("children")), self._at(node))
@@ -295,6 +264,11 @@ class Expressions:
         if name not in AGGREGATES:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
         self._refuse_interval(node, name)
+        kind = (node.get("children") or [{}])[0].get("return_type", {}).get("id", "")
+        if AGGREGATES[name] == "avg" and kind.startswith(("DATE", "TIME")):
+            self.refuse(
+                f"{name}() of {kind} is not supported in a view: take make_timestamp({name}(epoch_us(…)))", node
+            )
         function, arguments = self._extreme(node, AGGREGATES[name], self._aggregated(node, name))
         order = tuple(map(self.order, node.get("order_bys", {}).get("orders") or ()))
         return Aggregation(
@@ -332,7 +306,7 @@ class Expressions:
         """Return an aggregate that DuckDB computes of a list of the values, or that is its first ones."""
         name, children = name_of(node), node["children"]
         kind = shown_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}})
-        shown, text = f'CAST("$1" AS {kind})', Text(self.one, self.refuse, self._is_by_duckdb)
+        shown, text = f'CAST("$1" AS {kind})', Text(self.one, self.refuse, self._is_by_duckdb, self.check)
         if name in AGGREGATES and name != "histogram":
             count = self.whole(children[-1], f"how many rows {name}() gives")
             if count < 1:
@@ -375,7 +349,7 @@ class Expressions:
             self.refuse(f"window function {node['type']} is not supported in a view", node)
         arguments: tuple[Term, ...] = ()
         kind = node["return_type"]
-        condition = node.get("filters") or node.get("filter_expr")
+        condition = node.get("filters")
         within = tuple(map(self.order, node.get("arg_orders") or ()))
         where = self.one(condition) if condition else None
         if function == "aggregate" and is_of_list(node):
@@ -436,8 +410,8 @@ class Expressions:
         return int(number.value.as_py())
 
     def _at(self, node: Json) -> int | None:
-        at = node.get("query_location", _NOWHERE)
-        return None if at == _NOWHERE else at
+        at = node.get("query_location", NOWHERE)
+        return None if at == NOWHERE else at
 
 
 def _is_interval(node: Json) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from persist.expression import Term, is_cast
 from persist.query import quoted
+from persist.sql.definite import indefinite_functions
 from persist.sql.types import fields_of, of_duckdb, to_arrow, to_duckdb
 
 Json = dict[str, Any]
@@ -18,9 +19,8 @@ Json = dict[str, Any]
 _NOT_DEFINITE = frozenset(
     (
         *("alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key"),
-        *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql", "stats"),
-        *("parse_duckdb_log_message", "to_aggregate_state", "vector_type", "version", "write_log", "getvariable"),
-        *("now", "today", "transaction_timestamp", "get_current_timestamp", "get_current_time", "current_date"),
+        *("json_deserialize_sql", "json_serialize_plan", "json_serialize_sql"),
+        *("parse_duckdb_log_message", "to_aggregate_state"),
     )
 )
 _OF_OTHER_TYPES = ("collate_", "icu_collate_", "__", "st_", "uuid_extract", "variant_")
@@ -52,11 +52,10 @@ def _definite_functions() -> frozenset[str]:
 
     with duckdb.connect(":memory:") as connection:
         rows = connection.execute(
-            "SELECT lower(function_name), bool_or(stability = 'VOLATILE') FROM duckdb_functions() "
-            "WHERE function_type = 'scalar' GROUP BY 1 HAVING NOT bool_and(stability = 'CONSISTENT_WITHIN_QUERY')"
+            "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
         ).fetchall()
-    names = {name for name, is_volatile in rows if not is_volatile and not name.startswith(_OF_OTHER_TYPES)}
-    return frozenset(names - _NOT_DEFINITE)
+    names = {name for (name,) in rows if not name.startswith(_OF_OTHER_TYPES)} - {"error"}
+    return frozenset(names - _NOT_DEFINITE - (indefinite_functions() - {"age"}))
 
 
 def bare(node: Json) -> Json:
@@ -159,12 +158,20 @@ class Text:
     """One expression as text, and the terms that are its columns.
 
     Args:
-        term: makes a term of a node; refuse: raises for one; is_own: tells whether DuckDB computes one.
+        term: makes a term of a node.
+        refuse: raises for one.
+        is_own: tells whether DuckDB computes one.
+        check: refuses one that says what is not understood.
     """
 
     def __init__(
-        self, term: Callable[[Json], Term], refuse: Callable[[str, Json], Any], is_own: Callable[[Json], bool]
+        self,
+        term: Callable[[Json], Term],
+        refuse: Callable[[str, Json], Any],
+        is_own: Callable[[Json], bool],
+        check: Callable[[Json], None],
     ) -> None:
+        self._check = check
         self.columns: list[Term] = []
         self._term = term
         self._refuse = refuse
@@ -175,6 +182,7 @@ class Text:
     def of(self, node: Json) -> str:
         """Return the text of a node."""
         node = bare(node)
+        self._check(node)
         match node.get("expression_class"):
             case "BOUND_CONSTANT":
                 return self.constant(node["value"])
@@ -185,7 +193,7 @@ class Text:
                     f"WHEN {self.of(one['when_expr'])} THEN {self.of(one['then_expr'])}" for one in node["case_checks"]
                 )
                 return f"(CASE {' '.join(whens)} ELSE {self.of(node['else_expr'])} END)"
-            case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" | "BOUND_COMPARISON" if (
+            case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" if (
                 self._names or self._is_whole or self._is_own(node) or _is_number(node)
             ):
                 return self._call(node)
@@ -285,6 +293,7 @@ class Text:
     def _with_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
         """Return arguments with a lambda, and as many more; what it takes from outside stands behind them."""
         function = children[at]
+        self._check(function)
         count = function["parameter_count"]
         others = [self.of(child) for child in children[at + 1 : at + 1 + more]]
         outer = [self.of(child) for child in children[at + 1 + more :]]

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-from persist.codecs import CollectionSchema
+from persist.codecs import NAME_CHARS_MAX, CollectionSchema, check_sql_names, sql_name
 from persist.errors import InvalidUsage
 from persist.expression import Call, Place, Term, sql_call
 from persist.log import KeyedForm
+from persist.query import collection_of
 from persist.sql.adapt import Adapter
 from persist.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of, types_of
 from persist.sql.duck import Columns, bound, names_column, place, tables_of
@@ -36,19 +37,23 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
     with _deep_is_refused():
         tables = tables_of(without_emission(sql)[0])
     for table, at in tables.items():
-        same = [name for name in names if name == table] or [name for name in names if name.lower() == table.lower()]
-        if len(same) > 1:
-            raise InvalidUsage(
-                f"the query reads {table!r}, and there are the collections {sorted(same)}: write one of them"
-            )
-        if not same:
+        collection = collection_of([table], names)
+        if collection is None:
             close = get_close_matches(table, names, 3, 0.5)
             hint = f"; did you mean {', '.join(map(repr, close))}?" if close else f"; there are {sorted(names)[:20]}"
             raise InvalidUsage(
                 f"the query reads {table!r}, and there is no collection of that name{hint}{place(sql, at)}"
             )
-        collections.append(same[0])
-    return list(dict.fromkeys(collections))
+        collections.append(collection)
+    read: dict[str, str] = {}
+    for collection in collections:
+        other = read.setdefault(sql_name(collection), collection)
+        if other != collection:
+            raise InvalidUsage(
+                f"the query reads {other!r} and {collection!r}, which differ by case only, and SQL takes them for one: "
+                "make a view of one of them, by another name"
+            )
+    return [*read.values()]
 
 
 def columns_of(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
@@ -89,6 +94,8 @@ def _planned(
     sql, is_final = without_emission(whole)
     late_by = lateness(sql, schemas, keyed) if is_final else None
     names_row_id = names_column(sql, _ROW_ID)
+    for name, schema in schemas.items():
+        check_sql_names(name, schema.arrow)
     tables = {name: columns_of(name, schema, names_row_id=names_row_id) for name, schema in schemas.items()}
     for name, columns in tables.items():
         if all(isinstance(kind, Unreadable) for _, kind in columns):
@@ -139,6 +146,11 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
     for name, kind in columns:
         if names.count(name) > 1:
             raise InvalidUsage(f"the query has two columns {name!r}: give one of them another name with AS")
+        if len(name) > NAME_CHARS_MAX:
+            raise InvalidUsage(
+                f"column {name!r:.80} of the query has a name of {len(name)} characters, and the name of a column has "
+                f"{NAME_CHARS_MAX} at most: give it another name with AS"
+            )
         if name in ("_time", "_diff"):
             raise InvalidUsage(f"a column of a view cannot be called {name!r}: give it another name with AS")
         if kind == "null":

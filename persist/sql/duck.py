@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from persist.codecs import sql_name
 from persist.errors import InvalidUsage
 from persist.expression import DUCKDB
 from persist.query import add_functions, check_lengths, is_time_window, quoted, windowed_table
+from persist.sql.definite import check_qualified, forbid_indefinite, indefinite, refused_function, spellings
 from persist.sql.types import Unreadable, is_nested, of_name, to_duckdb
 
 Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
@@ -58,7 +60,12 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None
             shown = ", ".join(f"{quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
             connection.execute(f"CREATE TABLE {quoted(name)} ({shown})")
         add_functions(connection, sql, late_by)
+        statement = _statement(connection, sql)
+        check_qualified(every_part(statement))
         serialized = _json(_first(connection, _SERIALIZE, sql, sql))
+        function = refused_function(serialized.get("name"))
+        if function is not None:
+            raise InvalidUsage(f"{indefinite(function)}{_place_of(function, statement, sql)}")
         if serialized["error"]:
             raise InvalidUsage(_explained(serialized, sql))
         if len(serialized.get("plans", ())) != 1:
@@ -94,7 +101,7 @@ def tables_of(sql: str) -> dict[str, int]:
         if is_time_window(node):
             with _binder(sql) as connection:
                 check_lengths(connection, sql, node)
-    return {name: at for name, at in sorted(tables.items()) if name.lower() not in own}
+    return {name: at for name, at in sorted(tables.items()) if sql_name(name) not in own}
 
 
 def names_column(sql: str, name: str) -> bool:
@@ -124,7 +131,11 @@ def parsed(sql: str) -> Any:
         InvalidUsage: it is not a query that can be parsed.
     """
     with _binder(sql) as connection:
-        answer = _json(_first(connection, _PARSE, sql, sql))
+        return _statement(connection, sql)
+
+
+def _statement(connection: Any, sql: str) -> Any:
+    answer = _json(_first(connection, _PARSE, sql, sql))
     if answer["error"]:
         raise InvalidUsage(_explained(answer, sql))
     if len(answer.get("statements", ())) != 1:
@@ -143,12 +154,17 @@ def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None
             _collect(child, tables, own, sql)
     if not isinstance(node, dict):
         return
+    if node.get("type") == "SHOW_REF" or str(node.get("schema_name")).lower() in _CATALOGS:
+        raise InvalidUsage(
+            "a view follows what collections hold, and SHOW, DESCRIBE, SUMMARIZE and information_schema tell of "
+            "tables as they are when they are asked: ask them with client.sql()"
+        )
     if node.get("type") == "BASE_TABLE":
         tables.setdefault(str(node.get("table_name")), node.get("query_location", 0))
     if windowed := windowed_table(node):
         tables.setdefault(str(windowed[-1]), node.get("query_location", 0))
     if isinstance(node.get("cte_map"), dict):
-        own.update(str(entry["key"]).lower() for entry in node["cte_map"].get("map", ()))
+        own.update(sql_name(str(entry["key"])) for entry in node["cte_map"].get("map", ()))
     if node.get("type") == "VALUE_PARAMETER":
         where = place(sql, node.get("query_location", 0))
         raise InvalidUsage(f"the query has a parameter, and nobody gives it a value: write the value instead{where}")
@@ -165,6 +181,7 @@ def _kind(name: str, shown: str, kind: str) -> str:
         ) from None
 
 
+_CATALOGS = ("information_schema", "pg_catalog")
 _PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true)"
 _SERIALIZE = "SELECT json_serialize_plan(?, skip_null := true, skip_empty := true)"
 
@@ -232,7 +249,10 @@ _one_at_a_time = threading.Lock()
 
 @cache
 def _database(duckdb: Any) -> Any:
-    return duckdb.connect(":memory:", config={"enable_external_access": "false", "threads": "1"})
+    database = duckdb.connect(":memory:", config={"enable_external_access": "false", "threads": "1"})
+    database.execute("SET GLOBAL TimeZone = 'UTC'")  # As where a view is computed; else it is that of the machine.
+    forbid_indefinite(database)
+    return database
 
 
 def _explained(answer: dict[str, Any], sql: str) -> str:
@@ -241,6 +261,15 @@ def _explained(answer: dict[str, Any], sql: str) -> str:
     if "Only SELECT statements" in message:
         message = "a view is a query: only a SELECT can be one"
     return message + place(sql, answer.get("position"))
+
+
+def _place_of(function: str, statement: Any, sql: str) -> str:
+    """Return the place of a call in the text of a query; nothing if a macro calls it."""
+    for node in every_part(statement):
+        names = node.get("column_names") or (node.get("qualified_name") or {}).get("path") or [""]
+        if node.get("class") in ("FUNCTION", "COLUMN_REF") and str(names[-1]).lower() in spellings(function):
+            return place(sql, node.get("query_location"))
+    return ""
 
 
 def place(sql: str, position: Any) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow.types as pat
 
-from persist.codecs import CollectionSchema
+from persist.codecs import CollectionSchema, sql_name
 from persist.errors import InvalidUsage
 from persist.log import KeyedForm
 from persist.query import arguments_of, is_time_window
@@ -71,7 +71,7 @@ def lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[s
         raise InvalidUsage(f"{_SHAPE}, and nothing else that reads collections: make views of the other parts")
     _check_parts(node, sql)
     [(name, schema)] = schemas.items()  # It reads no other collection.
-    _check_groups(node, [column.lower() for column in schema.names])
+    _check_groups(node, [*map(sql_name, schema.names)])
     moments = [given.get("column_names") or [str(given.get("type"))] for given in arguments_of(source)[1:2]]
     return _distance(name, str(moments[0][-1]) if moments else "", schema, keyed.get(name))
 
@@ -80,7 +80,7 @@ def _distance(name: str, column: str, schema: CollectionSchema, form: KeyedForm 
     """Return the distance of a late bound; see `lateness`."""
     wanted = f"Keyed(order_by=[{column!r}], late_bound=Behind(…), machine=InsertIfAbsent())"
     first = form.order_by[0] if form is not None and form.order_by else None
-    if form is None or form.late_by is None or first is None or first.lower() != column.lower():
+    if form is None or form.late_by is None or first is None or sql_name(first) != sql_name(column):
         raise InvalidUsage(
             f"EMIT FINAL: collection {name!r} has no late bound that follows {column!r}, so no window of it is ever "
             f"final: make the collection with keyed={wanted}, or ask HAVING window_end <= _now()"
@@ -124,7 +124,7 @@ def _check_groups(node: Json, columns: Sequence[str]) -> None:
         columns: those of its collection, which count before the aliases of the query.
     """
     items = node.get("select_list") or []
-    aliases = {item["alias"].lower(): item for item in items if item.get("alias")}
+    aliases = {sql_name(item["alias"]): item for item in items if item.get("alias")}
     groups = node.get("group_expressions") or []
     if node.get("aggregate_handling") == "FORCE_AGGREGATES":  # GROUP BY ALL
         groups = items
@@ -134,7 +134,9 @@ def _check_groups(node: Json, columns: Sequence[str]) -> None:
             at = int(group["literal"]["text"]) - 1
             return 0 <= at < len(items) and _is_bound(items[at])
         names = group.get("column_names") or [""]
-        return _is_bound(group) or (names[-1].lower() not in columns and _is_bound(aliases.get(names[0].lower(), {})))
+        return _is_bound(group) or (
+            sql_name(names[-1]) not in columns and _is_bound(aliases.get(sql_name(names[0]), {}))
+        )
 
     if len(node.get("group_sets") or [()]) > 1 or not any(map(is_of_window, groups)):
         raise InvalidUsage(f"{_SHAPE} or window_start, and no ROLLUP, CUBE or GROUPING SETS")

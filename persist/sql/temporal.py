@@ -16,7 +16,8 @@ from persist.sql.algebra import Node, Temporal
 from persist.sql.duck import place
 
 MARK = "persist: the time as of which a view is read"
-_TIMES = (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int64())
+_MOMENTS = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
+_TIMES = (*_MOMENTS, pa.int64())
 _MIRRORED = {
     "less": "greater",
     "less_equal": "greater_equal",
@@ -83,6 +84,10 @@ def _moved_over(now: Term, other: Term, sql: str) -> Term:
     """Return what `_now()` alone is compared with: `_now() - x < y` is `_now() < y + x`."""
     if is_now(now):
         return other
+    if isinstance(now, Call) and calls(now, "cast") and now.kind in _MOMENTS:
+        [inner] = now.arguments
+        if isinstance(inner, Call) and inner.kind in _MOMENTS:  # In UTC, both are the same moment.
+            return _moved_over(inner, sql_call("cast", inner.kind, other, at=now.at), sql)
     if isinstance(now, Call) and calls(now, "add", "subtract") and now.kind in _TIMES:
         one, constant = now.arguments
         if calls(now, "add") and reads_now(constant):

@@ -257,7 +257,9 @@ def of_name(name: str) -> str:
 
 def fields_of(kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the names and types of the fields of a struct that DuckDB's plan describes."""
-    parts = kind["type_info"]["child_types"]
+    parts = (kind.get("type_info") or {}).get("child_types")
+    if not parts:
+        raise InvalidUsage("values of structs without fields are not supported: leave them out")
     return [(part["first"] or f"v{number}", part["second"]) for number, part in enumerate(parts, 1)]
 
 
@@ -268,6 +270,9 @@ def of_duckdb(kind: dict[str, Any]) -> str:
         InvalidUsage: queries here cannot have such values.
     """
     name = kind.get("id", "?")
+    alias = (kind.get("type_info") or {}).get("alias")
+    if alias not in (None, "", "JSON"):
+        raise InvalidUsage(f"values of type {alias} are not supported; cast them to another type, or leave them out")
     if name == "DECIMAL":
         info = kind["type_info"]
         return f"decimal({info['width']},{info['scale']})"

@@ -91,6 +91,8 @@ def test_a_query_gives_the_rows_and_types_of_the_collections(client: Client, con
         ("opening.main.orders", "new"),
         ('"@3".main.orders', "new"),
         ('"@4".orders', "paid"),
+        ("orders VERSION AS OF 3", "new"),
+        ("main.orders FOR SYSTEM_TIME AS OF 'opening' AS o", "new"),
     ],
 )
 def test_a_catalog_is_a_time(connection: Any, table: str, status: str) -> None:
@@ -214,10 +216,10 @@ def limited(client: Client) -> Iterator[Any]:
     [
         ("DELETE FROM orders", "this server only reads"),
         ("INSERT INTO orders VALUES (3, 'x', 1.0)", "this server only reads"),
-        ("CREATE TABLE x (a INT)", "not one query that begins with SELECT"),
-        ("SET memory_limit = '100GB'", "not one query that begins with SELECT"),
+        ("CREATE TABLE x (a INT)", "is no query"),
+        ("SET memory_limit = '100GB'", "is no query"),
         ("SELECT 1; SELECT 2", "there are 2 of them"),
-        ("INSTALL httpfs", "not one query that begins with SELECT"),
+        ("INSTALL httpfs", "is no query"),
         ("FROM read_csv('/etc/passwd')", "reads something that is no collection"),
         ("FROM '/etc/passwd'", "does not exist"),
         ("SELECT * FROM glob('/*')", "reads something that is no collection"),

@@ -168,3 +168,81 @@ def test_a_statement_on_a_keyed_collection_is_carried_out_again_if_somebody_come
         assert execute(client.engine, "UPDATE users SET v = v + 1").rows == 2
         assert store.is_done
         assert sorted(users.snapshot().rows()) == [(1, 11), (2, 21)]
+
+
+@pytest.fixture
+def sources() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+        client.create_or_load("k", key={"id": int}, value={"a": int}, keyed=persist.Keyed()).upsert(
+            [(1, 1), (2, 2)], time=0, seal=1
+        ).result()
+        source = client.create_or_load("s", key={"id": int}, value={"a": int})
+        source.write([(1, 5), (1, 6), (9, 7), (9, 8)], time=0, seal=1).result()
+        client.create_or_load("bag", key={"id": int}, value={"a": int}).write([(1, 1)], time=0, seal=1).result()
+        yield client
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "MERGE INTO k t USING s ON t.id = s.id WHEN MATCHED THEN UPDATE SET a = s.a",
+        "MERGE INTO k USING s USING (id) WHEN MATCHED THEN UPDATE SET a = s.a;",
+        "MERGE INTO main.k USING s ON k.id = s.id WHEN MATCHED AND s.a = 5 THEN UPDATE WHEN MATCHED THEN DELETE",
+        'MERGE INTO k AS "T x" USING (VALUES (1, 3), (1, 4)) v(id, a) ON "T x".id = v.id WHEN MATCHED THEN UPDATE',
+        "MERGE INTO bag USING s ON s.id = bag.id WHEN NOT MATCHED THEN INSERT WHEN MATCHED THEN UPDATE -- all",
+        "UPDATE k SET a = s.a FROM s WHERE s.id = k.id",
+        "UPDATE k t SET a = CASE WHEN t.a IS DISTINCT FROM 1 THEN 3 ELSE s.a END FROM s WHERE s.id = t.id",
+        "UPDATE bag SET a = 0 FROM s;",
+        "INSERT INTO k VALUES (5, 1), (5, 2) ON CONFLICT DO NOTHING",
+        "INSERT INTO k SELECT * FROM s ON CONFLICT (id) DO UPDATE SET a = excluded.a",
+        "INSERT OR REPLACE INTO k BY NAME SELECT a, id FROM s",
+    ],
+)  # fmt: skip
+def test_a_statement_that_changes_a_row_for_several_rows_of_its_source_is_refused(
+    sources: persist.Client, sql: str
+) -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"several rows for the one with id=[159]"):
+        execute(sources.engine, sql)
+    assert sorted(sources.load("k").snapshot().rows()) == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("MERGE INTO k t USING s ON t.id = s.id WHEN MATCHED AND s.a = 5 THEN UPDATE SET a = s.a", [(1, 5), (2, 2)]),
+        (
+            "MERGE INTO k t USING s ON t.id = s.id AND CASE WHEN s.a IS DISTINCT FROM 5 THEN true END WHEN MATCHED AND "
+            "CASE WHEN t.a > 0 THEN true END THEN UPDATE SET a = CASE WHEN s.a > 0 THEN s.a END", [(1, 6), (2, 2)],
+        ),
+        ("MERGE INTO k t USING s ON t.id = s.id WHEN MATCHED THEN DELETE", [(2, 2)]),
+        ("UPDATE k t SET a = s.a FROM s WHERE s.id = t.id AND s.a = 5", [(1, 5), (2, 2)]),
+        ("INSERT OR REPLACE INTO k SELECT id, max(a) FROM s GROUP BY id", [(1, 6), (2, 2), (9, 8)]),
+        ("INSERT OR IGNORE INTO k (a, id) SELECT max(a), id FROM s GROUP BY id", [(1, 1), (2, 2), (9, 8)]),
+        (
+            "INSERT INTO k AS x VALUES (1, 10), (4, 4) ON CONFLICT (id) DO UPDATE SET a = excluded.a + x.a",
+            [(1, 11), (2, 2), (4, 4)],
+        ),
+    ],
+)  # fmt: skip
+def test_a_source_may_have_several_rows_of_which_one_counts_and_a_key_may_be_there(
+    sources: persist.Client, sql: str, expected: list[Any]
+) -> None:
+    execute(sources.engine, sql)
+    assert sorted(sources.load("k").snapshot().rows()) == expected
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("INSERT INTO bag VALUES (1, 2) ON CONFLICT DO NOTHING", "'bag' is not keyed.*MERGE INTO"),
+        ("INSERT OR REPLACE INTO bag VALUES (1, 2)", "'bag' is not keyed.*MERGE INTO"),
+        ("MERGE INTO k USING s ON true WHEN", "syntax error"),
+        ("UPDATE k SET a = ')' FROM s WHERE", "syntax error"),
+        ("UPDATE k SET a = 3 -- ; \n; DELETE FROM k", "there are 2 statements"),
+    ],
+)
+def test_a_statement_with_a_wrong_part_is_refused_with_what_is_wrong(
+    sources: persist.Client, sql: str, says: str
+) -> None:
+    with pytest.raises(persist.InvalidUsage, match=says):
+        execute(sources.engine, sql)

@@ -38,3 +38,7 @@ SELECT to_days(a) AS i FROM t EXCEPT SELECT to_days(1);
 SELECT [to_days(a)] AS i FROM t;
 WITH RECURSIVE r(n) USING KEY (n) AS (SELECT a FROM u UNION SELECT n + 1 FROM r WHERE n < 5) SELECT * FROM r;
 PIVOT t ON b USING sum(a) GROUP BY s;
+SELECT getvariable('x') AS x FROM t;
+SELECT * FROM query('SELECT a FROM t');
+SELECT sum(a) EXPORT_STATE AS x FROM t;
+SELECT a, finalize(sum(b) EXPORT_STATE) AS x FROM t GROUP BY a;

@@ -23,6 +23,8 @@ MOMENTS = [
     "SELECT e.id, o.id AS other FROM events e JOIN events o USING (k) WHERE e.ts >= _now() - to_seconds(4)",
     "SELECT id FROM events WHERE ts = _now()",
     "SELECT id FROM events WHERE d < _now()",
+    "SELECT id FROM events WHERE ts::TIMESTAMPTZ > _now() - INTERVAL 3 SECOND",
+    "SELECT id FROM events WHERE _now() + to_seconds(2) >= ts::TIMESTAMPTZ",
     "SELECT k, max(ts) AS last FROM events GROUP BY k HAVING max(ts) > _now() - to_seconds(3)",
     "SELECT id FROM events e WHERE NOT EXISTS (SELECT 1 FROM events o WHERE o.k = e.k AND o.ts > _now())",
     "SELECT count(*) AS n FROM (SELECT id, k FROM events WHERE ts < _now()) LEFT JOIN events o USING (id)",

@@ -14,6 +14,7 @@ from persist.expression import Place
 from persist.sql import answer
 from persist.sql.adapt_expression import Expressions
 from persist.sql.algebra import Distinct, Filter, Join, Project, Scan, TopK, every
+from persist.sql.by_duckdb import Text
 from persist.sql.compile import planned
 from persist.sql.duck import place
 from persist.sql.graph import columns_read
@@ -191,9 +192,31 @@ def test_of_rows_that_all_agree_as_many_are_taken_as_are_asked_for(limit: int | 
 def test_what_a_plan_says_and_is_not_known_is_refused_where_it_stands() -> None:
     sql = "SELECT\n a FROM t"
     node = {"expression_class": "BOUND_REF", "index": 0, "query_location": 8, "collation": "NOCASE"}
-    with pytest.raises(InvalidUsage, match=r"(?s)has a member 'collation'.*line 2:  a FROM t\n +\^"):
+    with pytest.raises(
+        InvalidUsage, match=r"(?s)collation='NOCASE' of the ref is not supported.*line 2:  a FROM t\n +\^"
+    ):
         Expressions(sql).one(node)
     assert Expressions(sql).one({**node, "collation": ""}) == Place(0)
+    order = {"type": "ASCENDING", "null_order": "NULLS LAST", "expression": node}
+    aggregate = {
+        "expression_class": "BOUND_AGGREGATE",
+        "type": "BOUND_AGGREGATE",
+        "children": [],
+        "qname": {"path": ["sum"]},
+    }
+    for more, message in (
+        ({"state_export": "EXPORT"}, "EXPORT_STATE of the aggregate"),
+        ({"aggregate_type": "ANOTHER"}, "aggregate_type='ANOTHER'"),
+        ({"order_bys": {"orders": [{**order, "type": "ORDER_USING"}]}}, "type='ORDER_USING' of the orders"),
+        ({"order_bys": {"orders": [{**order, "collation": "x"}]}}, "collation='x' of the orders"),
+        ({"function_data": {"seed": 7}}, "seed=7 of the function data"),
+    ):
+        with pytest.raises(InvalidUsage, match=message):
+            Expressions(sql).check({**aggregate, **more})
+        with pytest.raises(InvalidUsage, match=message):
+            Text(Expressions(sql).one, Expressions(sql).refuse, lambda node: True, Expressions(sql).check).of(
+                {**aggregate, **more}
+            )
     with pytest.raises(InvalidUsage, match="BOUND_BETWEEN is not supported in a view"):
         Expressions(sql).one({"expression_class": "BOUND_BETWEEN"})
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from persist.blob import InvalidUsage
 from persist.closing import Closes
-from persist.codecs import python_type, with_both_zeros
+from persist.codecs import check_sql_names, python_type, with_both_zeros
 from persist.read.results.frames import DtypeBackend, in_milliseconds, to_frame
 from persist.read.scanning.reader import ClaimedRead
 from persist.read.scanning.scan import rows_without_columns
@@ -159,11 +159,15 @@ class ArrowResult(Closes, ShownByRepr):
 
         Only parts that may match a query's filter are read, and only its columns decoded. Keep this result open as
         long as the view is used.
+
+        Raises:
+            InvalidUsage: names of two columns differ by case only, which DuckDB takes for one.
         """
         if not hasattr(connection, "register"):
             raise InvalidUsage(
                 f"{connection!r} is no connection of DuckDB: give duckdb.connect(), and a name for the view"
             )
+        check_sql_names(name, self.schema)
         connection.register(name, self.dataset())
         return connection.table(name)
 

@@ -11,6 +11,7 @@ A statement that changes a collection is carried out by DuckDB, because Spark re
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -140,6 +141,14 @@ def sql(
     return spark.sql(f"{around}({bare}\n)", **{f"t{number}": frame for number, frame in enumerate(tables.values())})
 
 
+def _spelled(query: str, names: Sequence[str]) -> list[str]:
+    """Return the collections whose names stand in a query; of those that differ by case only, those spelled alike."""
+    words = {*words_of(query)}
+    folded = {word.lower() for word in words}
+    alike = Counter(name.lower() for name in names)
+    return [name for name in names if name.lower() in folded and (alike[name.lower()] == 1 or name in words)]
+
+
 def _tables(here: SparkLocation, query: str, as_of: int | Moment | None) -> tuple[str, dict[str, DataFrame]]:
     """Return a query without times of tables, and the contents of all collections that it may read, by name."""
     names, tables = here.collections(), dict[str, DataFrame]()
@@ -153,9 +162,8 @@ def _tables(here: SparkLocation, query: str, as_of: int | Moment | None) -> tupl
         return quoted(name)
 
     text = with_times(query, named, alias=quoted)
-    words = {*words_of(text)}
-    for name in names:
-        if name.lower() in words:
-            with suppress(AsOfNotSealed):  # Spark does not find it then, if it is a table and not a column.
-                tables[name] = here.snapshot(name, as_of=as_of)
+    for name in _spelled(text, names):
+        with suppress(AsOfNotSealed):  # Spark does not find it then, if it is a table and not a column.
+            tables[name] = here.snapshot(name, as_of=as_of)
+    _check_names([*tables])
     return text, tables

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import SchemaMismatch, check_type, type_from_json, type_to_json
+from persist.codecs import InvalidUpdate, SchemaMismatch, cast_column, check_type, type_from_json, type_to_json
 from tests.codecs.strategies import arrow_types
 
 
@@ -123,3 +123,18 @@ def test_reading_a_type_is_strict(written: object) -> None:
 def test_any_other_text_is_no_type(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert type_to_json(type_from_json(text)) == text
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_decimal_with_more_digits_than_its_type_is_refused_with_its_row(nested: bool) -> None:
+    wide = pa.array([1, None, 10**38], pa.decimal256(39, 0))
+    low = b"".join(wide.buffers()[1].to_pybytes()[at : at + 16] for at in range(0, 96, 32))
+    fitting = pa.array([1, None, 10**38 - 1], pa.decimal128(38, 0))
+    array = pa.Array.from_buffers(pa.decimal128(38, 0), 3, [wide.buffers()[0], pa.py_buffer(low)])
+    for given_, is_right in ((fitting, True), (array, False)):
+        column = pa.chunked_array([pa.StructArray.from_arrays([given_], ["d"]) if nested else given_])
+        if is_right:
+            assert cast_column(column, column.type, "x").equals(column)
+        else:
+            with pytest.raises(InvalidUpdate, match=r"update 2 has .* in column 'x'.*does not fit in precision"):
+                cast_column(column, column.type, "x")

@@ -1,0 +1,54 @@
+"""Names as SQL compares them: without the case of ASCII letters, and with that of all others, as DuckDB does it."""
+
+import string
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob import InvalidUsage
+
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+
+def sql_name(name: str) -> str:
+    """Return a name without the case that SQL does not look at."""
+    return name.translate(_LOWER)
+
+
+def check_sql_names(collection: str, schema: pa.Schema) -> None:
+    """Raise InvalidUsage if SQL would take two columns, or two fields of a struct, for one.
+
+    Args:
+        collection: what the message calls the table.
+    """
+    alike = _alike(schema, "")
+    if alike is not None:
+        one, other = alike
+        raise InvalidUsage(
+            f"columns {one!r} and {other!r} of {collection!r} differ by case only, and SQL takes them for one: rename "
+            "one with evolve, or read them with snapshot(columns=…, where=…), which tells them apart"
+        )
+
+
+def _alike(fields: Iterable[pa.Field], inside: str) -> tuple[str, str] | None:
+    names: dict[str, str] = {}
+    for field in fields:
+        other = names.setdefault(sql_name(field.name), field.name)
+        if other != field.name:
+            return inside + other, inside + field.name
+        inner = _alike(_parts(field.type), f"{inside}{field.name}.")
+        if inner is not None:
+            return inner
+    return None
+
+
+def _parts(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a nested type whose names a query may use."""
+    if pat.is_struct(kind):
+        return [kind.field(at) for at in range(kind.num_fields)]
+    if pat.is_map(kind):
+        return [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
+    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+        return [kind.value_field]
+    return []
