@@ -36,6 +36,26 @@ def test_each_row_has_an_interval_or_a_count_of_its_own(made: str) -> None:
     check(f"SELECT id, {made} AS x FROM t" if "--" not in made else f"SELECT id, {made}", _steps(), TABLES)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(
+            "coalesce(n, 10 // (n - 3))",
+            "ifnull(n, 10 // id)",
+            "coalesce(NULL, n, s::INT)",
+            "sqrt(coalesce(n, s::INT))",
+        ),
+        *("coalesce(p, s::INT > 1)", "[coalesce(n, s::INT)]", "coalesce(CASE WHEN p THEN 1 END, id, s::INT, n)"),
+        "coalesce([n], [s::INT])",
+    ],
+)
+def test_coalesce_computes_an_argument_only_where_those_before_it_are_null(made: str) -> None:
+    ts = datetime.datetime(2020, 1, 31)
+    rows: Any = [(at, n, ts, s, None, at > 1) for at, n, s in [(0, 3, "ab"), (2, None, "7"), (3, 5, "x"), (4, 4, "y")]]
+    where = "n > 2 OR n IS NULL"
+    check(f"SELECT id, {made} AS x FROM t WHERE {where}", [{"t": [(row, 1) for row in rows]}], TABLES)
+
+
 @pytest.mark.parametrize("where", ["id > 100", "p IS NULL", "true", "NOT p"])
 def test_count_if_of_nothing_is_null(where: str) -> None:
     check(f"SELECT count_if(p) AS c, count_if(n > 2) AS d FROM t WHERE {where}", _steps(), TABLES)
