@@ -123,7 +123,7 @@ MOMENTS = ["infinity", "-infinity", "290000-01-01", "-40000-06-07", "0044-03-15 
 @pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP", "TIMESTAMPTZ"])
 def test_parts_and_casts_of_infinite_and_extreme_moments_are_duckdbs(kind: str) -> None:
     # With a zone, DuckDB counts years before Christ from 1 on, by ICU.
-    moments = [moment for moment in MOMENTS if kind != "TIMESTAMPTZ" or moment[0] != "-" and "BC" not in moment]
+    moments = [moment for moment in MOMENTS if kind != "TIMESTAMPTZ" or (moment[0] != "-" and "BC" not in moment)]
     parts = ("year", "quarter", "month", "day", "hour", "minute", "second")
     made = ", ".join(f"{part}(s::{kind}) AS p{at}" for at, part in enumerate(parts))
     casts = f"(s::{kind}::DATE)::VARCHAR AS d, (s::{kind}::TIMESTAMP)::VARCHAR AS t, (s::{kind})::VARCHAR AS v"

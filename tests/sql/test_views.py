@@ -423,6 +423,31 @@ def test_a_view_that_was_never_refreshed_begins_when_the_row_that_it_fails_on_is
     assert rows(view) == [(3, 6), (5, 10)]
 
 
+def test_a_view_shows_its_columns_in_the_order_of_its_query(client: persist.Client) -> None:
+    filled(client)
+    view = client.create_view("v", "SELECT count(*) AS n, status FROM orders GROUP BY status")
+    view.refresh()
+    columns = ["n", "status"]
+    assert view.columns == view.snapshot().schema.names == client.sql("FROM v").to_arrow().column_names == columns
+    assert view.snapshot(1, form="diff").schema.names == [*columns, "_diff"]
+    assert view.changes(1).schema.names == [*columns, "_time", "_diff"]
+    above = client.create_view("above", "SELECT * FROM v UNION ALL SELECT 100, 'x'")
+    above.refresh()
+    assert rows(above) == [(1, "old"), (100, "x"), (2, "new")]
+    assert list(view.snapshot().rows()) == [("new", 2), ("old", 1)], "rows of Python stay key and value"
+    with persist.open(client.url) as other:
+        assert other.view("v").columns == columns
+
+
+def test_a_view_gets_the_order_of_the_query_that_it_is_redefined_to(client: persist.Client) -> None:
+    filled(client)
+    view = client.create_view("v", "SELECT status, count(*) AS n FROM orders GROUP BY status")
+    view.redefine("SELECT count(*) AS n, status FROM orders GROUP BY status")
+    assert view.columns == ["n", "status"]
+    view.redefine("SELECT sum(amount) AS s, status, count(*) AS n FROM orders GROUP BY status")
+    assert view.columns == client.view("v").columns == ["s", "status", "n"]
+
+
 FAILING = {
     "a sum": "SELECT n % 3 AS g, sum(n * 2) AS d FROM numbers GROUP BY 1",
     "an order": "SELECT n, row_number() OVER (ORDER BY n * 2) AS d FROM numbers",
