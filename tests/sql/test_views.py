@@ -423,6 +423,19 @@ def test_a_view_that_was_never_refreshed_begins_when_the_row_that_it_fails_on_is
     assert rows(view) == [(3, 6), (5, 10)]
 
 
+def test_a_view_that_is_not_refreshed_that_far_says_to_refresh_it(client: persist.Client) -> None:
+    orders = filled(client)
+    view = client.create_view("v", TOTALS)
+    with pytest.raises(persist.errors.AsOfNotSealed, match=r"view 'v' was never refreshed.* by refresh\(\)"):
+        view.snapshot()
+    view.refresh()
+    orders.seal(5).result()
+    for read in (lambda: view.snapshot(3, timeout_s=0), lambda: view.changes(0, 4, timeout_s=0)):
+        with pytest.raises(persist.errors.AsOfNotSealed, match=r"refresh the view 'v'.* wait for it") as failed:
+            read()
+        assert "seal to" not in str(failed.value)
+
+
 def test_a_view_shows_its_columns_in_the_order_of_its_query(client: persist.Client) -> None:
     filled(client)
     view = client.create_view("v", "SELECT count(*) AS n, status FROM orders GROUP BY status")
