@@ -333,7 +333,7 @@ def _schema_of(j: Json) -> CollectionSchema:
             count = sum(len(side.fields) for side in sides)
             later = _later(rest, count) if rest else ()
             if unit is None or unit in TIME_UNITS:
-                return CollectionSchema(*sides, unit, *later, order=order)
+                return replace(CollectionSchema(*sides, unit, *later), order=order)
     raise ValueError(f"{j!r:.80} is not the written form of a schema")
 
 
