@@ -139,7 +139,10 @@ class CollectionSchema:
         known: all versions of the collection's schema, this one too; none if there was never another one.
         is_widened: whether types are not those of this version, but those that its columns have in the newest one; only
             for reading, as `persist.codecs.types.evolution.newest_types` makes it.
+        order: the names of the columns as a table has them, if that is not the key and then the value: a view's query
+            may compute a column before what it groups by.
         key_names, value_names: column names per side, in order; `names` is both.
+        columns: the names in `order`; faces that show the collection as a table take these.
         required: the names of those columns that were given as not null: NULL is refused there when it is written.
         declared: the fields of key and value, as they were given.
         arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). What is required is
@@ -155,10 +158,12 @@ class CollectionSchema:
     defaults: tuple[tuple[int, str], ...] = ()
     known: tuple["CollectionSchema", ...] = field(default=(), repr=False, compare=False)
     is_widened: bool = False
+    order: tuple[str, ...] = ()
     _derived: _Derived = field(init=False, repr=False, compare=False)
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    columns: tuple[str, ...] = field(init=False, repr=False, compare=False)
     required: tuple[str, ...] = field(init=False, repr=False, compare=False)
     declared: pa.Schema = field(init=False, repr=False, compare=False)
     arrow: pa.Schema = field(init=False, repr=False, compare=False)
@@ -172,6 +177,8 @@ class CollectionSchema:
                 f"field {name!r} occurs {count} times in key {list(self.key.names)} and value "
                 f"{list(self.value.names)}: names must be unique over both. Rename one of them."
             )
+        if self.order and sorted(self.order) != sorted(names):
+            raise SchemaMismatch(f"order={list(self.order)} is no order of the columns {list(names)}")
         declared = (*self.key.fields, *self.value.fields)
         ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
         arrow = pa.schema([*(f.with_nullable(True) for f in declared), *ends])
@@ -181,6 +188,7 @@ class CollectionSchema:
             "key_names": self.key.names,
             "value_names": self.value.names,
             "names": names,
+            "columns": self.order or names,
             "required": tuple(f.name for f in declared if not f.nullable),
             "declared": pa.schema(declared),
             "arrow": arrow,
@@ -257,6 +265,8 @@ class CollectionSchema:
         sides: dict[str, Json] = {"key": self.key.to_json(), "value": self.value.to_json()}
         if self.timeline is not None:
             sides["timeline"] = self.timeline
+        if self.columns != self.names:
+            sides["order"] = list(self.order)
         if self.version > 1:
             sides |= {"version": self.version, "ids": list(self.ids)}
         if self.defaults:
@@ -319,11 +329,21 @@ def _schema_of(j: Json) -> CollectionSchema:
         case {"key": key, "value": value, **rest}:
             sides = Side.from_json(key, "key"), Side.from_json(value, "value")
             unit = rest.pop("timeline", None)
+            order = _order_of(rest.pop("order", ()), sides)
             count = sum(len(side.fields) for side in sides)
             later = _later(rest, count) if rest else ()
             if unit is None or unit in TIME_UNITS:
-                return CollectionSchema(*sides, unit, *later)
+                return replace(CollectionSchema(*sides, unit, *later), order=order)
     raise ValueError(f"{j!r:.80} is not the written form of a schema")
+
+
+def _order_of(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
+    names = [name for side in sides for name in side.names]
+    if written and not (isinstance(written, list) and all(isinstance(name, str) for name in written)):
+        raise ValueError(f"{written!r:.80} is no list of names")
+    if written and sorted(written) != sorted(names):
+        raise ValueError(f"{written!r:.80} is no order of the columns {names}")
+    return tuple(written)
 
 
 def _later(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:

@@ -63,7 +63,7 @@ def evolve(
             widen=dict(map(typed, widen or [])),
             keyed=persist.Keyed(**form) if keyed else None,
         )
-        columns = {name: str(loaded.schema.arrow.field(name).type) for name in loaded.schema.names}
+        columns = {name: str(loaded.schema.arrow.field(name).type) for name in loaded.schema.columns}
         tell_done(
             at,
             {"collection": collection, "version": version, "columns": columns},

@@ -152,7 +152,7 @@ class Shell:
                 say(collection)
         elif name == ".schema":
             schema = self.client.load(argument.strip('"')).schema
-            for column in schema.names:
+            for column in schema.columns:
                 say(f"{column}: {schema.arrow.field(column).type}")
         elif name == ".as-of":
             self.times = {"": time_of(argument)} if argument else {}

@@ -106,7 +106,7 @@ def create(
             timeline=timeline,
             keyed=persist.Keyed(**form) if keyed else None,
         )
-        columns = {name: str(made.schema.arrow.field(name).type) for name in made.schema.names}
+        columns = {name: str(made.schema.arrow.field(name).type) for name in made.schema.columns}
         tell_done(
             at,
             {"created": made.name, "location": client.url, "id": made.id, "columns": columns},

@@ -99,7 +99,7 @@ class CollectionBase:
             told += [("comment", about.comment)] if about.comment else []
             told += [*about.properties.items()]
             told += [("since", str(contents.since)), ("upper", str(contents.upper)), ("schema", f"{schema.version}")]
-            for name in schema.names:
+            for name in schema.columns:
                 role = "key " if name in schema.key_names else ""
                 comment = f": {about.columns[name].comment}" if name in about.columns else ""
                 told.append((f"{role}{name}", f"{schema.arrow.field(name).type}{comment}"))

@@ -111,8 +111,8 @@ class ReadingCalls(CollectionBase):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns, those of the key first, as far as this client knows."""
-        return [*self.handle.reading_schema().names]
+        """The names of the columns as a table has them: a view's in the order of its query, or else the key first."""
+        return [*self.handle.reading_schema().columns]
 
     def __len__(self) -> int:
         """Return the number of rows as of the latest sealed time."""

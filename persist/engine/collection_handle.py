@@ -183,7 +183,8 @@ class CollectionHandle:
             hidden = unsealed(contents)
             advice = hidden.advice if hidden else ""
             moved_ms = last_moved(self.engine.follower.recent()[1], self.id)
-            error = AsOfNotSealed(as_of, contents.upper, timeout_s or 0.0, advice, until, moved_ms)
+            view = "" if contents.view is None else self.name
+            error = AsOfNotSealed(as_of, contents.upper, timeout_s or 0.0, advice, until, moved_ms, view)
             raise with_timeline(error, contents.timeline)
         time = last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)

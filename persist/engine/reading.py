@@ -235,7 +235,7 @@ def listen_from(
             return changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
         parts = unread.at_or_after(contents, lower)
         schema = among_versions(handle.schema, contents)
-        return Scan(schema, parts, lower, upper, tuple(columns or schema.names)).with_newest_types().pruned()
+        return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().pruned()
 
     def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: Antichain) -> Sequence[Piece]:
         scan = planned(contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)

@@ -147,6 +147,7 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
         unsealed: what is there at times that are not sealed, in words; "" if that is nothing, or not known.
         until: the upper bound, if the read asked for changes.
         moved_ms: when upper was last moved, in ms since 1970; None if that is long ago, or not known.
+        view: the name of the view that is read; "" of another collection, which its writers seal.
     """
 
     as_of: int | None
@@ -155,10 +156,15 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
     unsealed: str = ""
     until: int | None = None
     moved_ms: int | None = None
+    view: str = ""
 
     def __str__(self) -> str:
         there = f" Not sealed yet are {self.unsealed}." if self.unsealed else ""
+        refresh = f"refresh the view {self.view!r}, by refresh() or `persist refresh`"
+        advance = refresh if self.view else f"seal to {self.until or (self.as_of or 0) + 1} or later"
         if self.as_of is None:
+            if self.view:
+                return f"the view {self.view!r} was never refreshed, so it holds no answer: {refresh}."
             there = there or " The collection is empty: write, then seal(upper) makes times before upper readable."
             return f"nothing is sealed yet, so there is no latest time to read.{there}"
         known = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
@@ -171,11 +177,11 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
             return (
                 f"changes until {self.shown(self.until)} are not complete, because upper={self.shown(self.upper)}: "
                 f"{waited} Ask for changes "
-                f"until {self.upper.time} (the default), seal to {self.until} or later, or wait for it with timeout_s=."
+                f"until {self.upper.time} (the default), {advance}, or wait for it with timeout_s=."
             )
         return (
             f"as_of={self.shown(self.as_of)} is not before upper={self.shown(self.upper)}: {waited} Read at an earlier "
-            f"time, seal to {self.as_of + 1} or later, or wait for it with timeout_s=."
+            f"time, {advance}, or wait for it with timeout_s=."
         )
 
 

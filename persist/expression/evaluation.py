@@ -26,7 +26,7 @@ from persist.expression.sql_functions import SQL_FUNCTIONS, computed_together
 from persist.expression.term import SQL, Call, Col, Lit, Place, Term, calls, sql_call
 
 Value = Any  # A pa.Array, or a pa.Scalar that stands for as many of it as there are records.
-LAZY = ("sql.case", "sql.and", "sql.or", "sql.error")
+LAZY = ("sql.case", "sql.coalesce", "sql.and", "sql.or", "sql.error")
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError)
 
 
@@ -87,7 +87,7 @@ class Rows(Mapping[str, pa.Array]):
 
 
 def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
-    """Return a `case`, an `and` or an `or`, of which each part sees only the records that it decides."""
+    """Return the values of a lazy function, of which each part sees only the records that it decides."""
     rows, kind = len(columns), expression.options[-1]
     if expression.function == "sql.error":
         if rows:
@@ -97,6 +97,8 @@ def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
         return pa.nulls(rows, kind)
     if expression.function == "sql.case":
         return _case(expression.arguments, columns, rows, kind)
+    if expression.function == "sql.coalesce":
+        return _coalesce(expression.arguments, columns, rows, kind)
     kleene = pc.and_kleene if expression.function == "sql.and" else pc.or_kleene
     settled = pa.scalar(expression.function == "sql.or")
     truths = as_array(evaluate(expression.arguments[0], columns), rows)
@@ -133,6 +135,21 @@ def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int,
     order = np.empty(rows, np.int64)
     order[np.concatenate([indices.to_numpy() for indices in places])] = np.arange(rows)
     return pa.concat_arrays(parts).take(pa.array(order))
+
+
+def _coalesce(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+    values = _part_of(arguments[0], columns, kind)
+    for argument in arguments[1:]:
+        at = pc.indices_nonzero(pc.is_null(values))
+        if len(at) == rows:
+            values = _part_of(argument, columns, kind)
+        elif len(at) and isinstance(argument, Lit | Col):  # These raise for no record.
+            values = as_array(pc.coalesce(values, _part_of(argument, columns, kind)), rows)
+        elif len(at):
+            order = np.arange(rows)
+            order[at.to_numpy()] = np.arange(rows, rows + len(at))
+            values = pa.concat_arrays([values, _part_of(argument, Rows(columns, at), kind)]).take(pa.array(order))
+    return values
 
 
 def _part_of(expression: Term, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:

@@ -30,7 +30,7 @@ import pyarrow.types as pat
 from persist.errors import InvalidUsage
 from persist.expression import sql_numbers as numbers
 from persist.expression.python_functions import computed_by_python
-from persist.expression.sql_numbers import cast, ordered
+from persist.expression.sql_numbers import ordered
 from persist.expression.term import DUCKDB, INTERVAL
 
 VALUE_BYTES_MAX = 16 << 20
@@ -272,8 +272,18 @@ def _as_micros(value: pa.Array) -> Any:
     return pc.cast(stamps, pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
 
 
+def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    bare = numbers.zoneless(kind)
+    if value.type != kind and bare in numbers.DUCKDB_MOMENTS and numbers.has_extreme_moments(value):
+        made = computed_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.without_zone(value), bare)
+        return made.cast(kind)
+    return numbers.cast(value, kind)
+
+
 def _part(unit: str) -> Callable[..., pa.Array]:
     def part(value: pa.Array, kind: pa.DataType) -> pa.Array:
+        if numbers.has_extreme_moments(value):
+            return computed_by_duckdb(f'"{unit}"("$1")', numbers.without_zone(value), pa.int64()).cast(kind)
         if pat.is_date(value.type) and unit in ("hour", "minute", "second"):
             value = value.cast(pa.timestamp("us"))
         return getattr(pc, unit)(value).cast(kind)
@@ -367,7 +377,7 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "coalesce": _coalesce,
     "nullif": _nullif,
     "case": _case,
-    "cast": cast,
+    "cast": _cast,
     "error": _error,
     "like": _like(True, False),
     "not_like": _like(False, False),

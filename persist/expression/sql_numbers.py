@@ -288,6 +288,15 @@ def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArr
 
 
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+EXTREME_DAYS = 11_000_000  # From 1970: some 30,000 years. Arrow has 16 bits for a year.
+DUCKDB_MOMENTS = {
+    pa.date32(): "DATE",
+    pa.time64("us"): "TIME",
+    pa.timestamp("s"): "TIMESTAMP_S",
+    pa.timestamp("ms"): "TIMESTAMP_MS",
+    pa.timestamp("us"): "TIMESTAMP",
+    pa.timestamp("ns"): "TIMESTAMP_NS",
+}
 _MOMENTS = (("date", "timestamp"), ("timestamp", "date"), ("timestamp", "time"))
 
 
@@ -345,6 +354,28 @@ def _family(kind: pa.DataType) -> str:
         return "number"
     tests = (("date", pat.is_date), ("timestamp", pat.is_timestamp), ("time", pat.is_time))
     return next((name for name, test in tests if test(kind)), "other")
+
+
+def has_extreme_moments(value: pa.Array) -> bool:
+    """Return whether there is an infinite date or timestamp, or one of a year that Arrow does not compute with."""
+    if pat.is_date32(value.type):
+        bound = EXTREME_DAYS
+    elif pat.is_timestamp(value.type):
+        bound = min(EXTREME_DAYS * 86_400 * _PER_SECOND[value.type.unit], 2**63 - 2)
+    else:
+        return False
+    ends = pc.min_max(value.view(pa.int32() if pat.is_date32(value.type) else pa.int64())).as_py()
+    return ends["min"] is not None and not (-bound <= ends["min"] and ends["max"] <= bound)
+
+
+def zoneless(kind: pa.DataType) -> pa.DataType:
+    """Return a type of timestamps without its zone; another type as it is."""
+    return pa.timestamp(kind.unit) if pat.is_timestamp(kind) else kind
+
+
+def without_zone(value: pa.Array) -> pa.Array:
+    """Return timestamps as those of UTC, without a zone."""
+    return value.cast(zoneless(value.type))
 
 
 def _to_moment(value: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -372,7 +372,7 @@ class _Answers:
 
     def _info(self, name: str) -> flight.FlightInfo:
         schema = self._face.load(name).schema
-        columns = pa.schema([schema.arrow.field(column) for column in schema.names])
+        columns = pa.schema([schema.arrow.field(column) for column in schema.columns])
         ticket = flight.Ticket(json.dumps({"get": "snapshot", "collection": name}).encode())
         endpoint = flight.FlightEndpoint(ticket, [])
         return flight.FlightInfo(columns, flight.FlightDescriptor.for_path(name), [endpoint], -1, -1)

@@ -266,7 +266,7 @@ def has_vectors(known: Publication) -> bool:
 
 def _header(contents: CollectionState, known: Publication, now_ms: int) -> list[dict[str, Any]]:
     schema = version_of(contents, known.schema)
-    fields = [_field(name, delta_type(schema.arrow.field(name).type)) for name in schema.names]
+    fields = [_field(name, delta_type(schema.arrow.field(name).type)) for name in schema.columns]
     has_ntz = any('"timestamp_ntz"' in json.dumps(field) for field in fields)
     features = ["deletionVectors"] * has_vectors(known) + ["timestampNtz"] * has_ntz
     written = [*features, *["changeDataFeed"] * has_feed(known.options), GUARD]

@@ -111,7 +111,8 @@ def properties(contents: CollectionState, known: Publication) -> dict[str, str]:
 
 def schema_json(schema: CollectionSchema) -> dict[str, Any]:
     """Return the schema of a table."""
-    fields = [_field(_id_of(f), f.name, iceberg_type(f.type)) for f in file_schema(schema) if f.name in schema.names]
+    written = {f.name: f for f in file_schema(schema)}
+    fields = [_field(_id_of(written[name]), name, iceberg_type(written[name].type)) for name in schema.columns]
     return {"type": "struct", "schema-id": schema.version, "identifier-field-ids": [], "fields": fields}
 
 

@@ -56,7 +56,7 @@ def tables_there(engine: Engine) -> list[TableAbout]:
     for contents in contents_of(engine):
         schema, _, table = contents.name.rpartition(".")
         known = contents.schema
-        columns = pa.schema([known.arrow.field(name) for name in known.names])
+        columns = pa.schema([known.arrow.field(name) for name in known.columns])
         key = () if contents.keyed is None else known.key_names
         tables.append(TableAbout(schema or MAIN, table, contents.view is not None, key, columns))
     return sorted(tables, key=lambda about: (about.schema, about.table))

@@ -59,7 +59,7 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
 def columns_of(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
     """Return the columns of a collection with their types, and `rowid` if the query may mean DuckDB's."""
     columns: list[tuple[str, str | Unreadable]] = []
-    for column in schema.names:
+    for column in schema.columns:
         kind = schema.arrow.field(column).type
         why = (
             f"column {column!r} of collection {name!r} is of type {kind}, which queries cannot read: name the columns "

@@ -292,11 +292,12 @@ def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...
 
 def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: str | None) -> CollectionSchema:
     kinds = {name: to_arrow(kind) for name, kind in columns}
-    return CollectionSchema.of(
+    schema = CollectionSchema.of(
         {name: kinds[name] for name in keys},
         {name: kind for name, kind in kinds.items() if name not in keys} or None,
         unit,
     )
+    return replace(schema, order=tuple(kinds) if tuple(kinds) != schema.names else ())
 
 
 def _last_sealed(contents: CollectionState) -> int | None:

@@ -222,11 +222,11 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
     """Return the next version of the schema of the view; None if its columns stay what they are."""
     after = draft.made.schema
     old, new = (dict(zip(schema.names, schema.types, strict=False)) for schema in (before, after))
-    if list(old.items()) == list(new.items()):
+    if list(old.items()) == list(new.items()) and before.columns == after.columns:
         return None
     values = [name for name in after.names if name not in after.key_names]
     new_schema = evolved(
-        replace(before, known=before.known or (before,)),
+        replace(before, known=before.known or (before,), order=()),
         add={name: kind for name, kind in new.items() if name not in old},
         defaults={},
         drop=[name for name in old if name not in new],
@@ -234,7 +234,7 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
         widen={name: kind for name, kind in new.items() if name in old and old[name] != kind},
         reorder=values or None,
     )
-    return new_schema.to_json()
+    return replace(new_schema, order=after.order).to_json()
 
 
 def _hold_steps(

@@ -234,8 +234,7 @@ class LiveView:
             return self._running.first_seqno
         except FAILURES as error:
             self._stop()
-            self._healed(error)
-            return None
+            return _pass_over(self.program(), self.engine, self.options, error)
         except BaseException:
             self._stop()
             raise
@@ -345,14 +344,6 @@ class LiveView:
         with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views, self.options) as together:
             together.refresh()
 
-    def _healed(self, failure: OperatorFailed | NotConverging) -> None:
-        """Go on where the query does not fail any more; raise the failure if it does at the latest time, too."""
-        try:
-            with self.program().open(self.engine, jump=True, **self.options) as running:
-                running.run()
-        except FAILURES:
-            raise failure from None
-
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run, and what was rewritten in it and why; see `View.explain`."""
         shown = self.program().explain(optimise=optimise)
@@ -389,6 +380,22 @@ class LiveView:
         running, self._running = self._running, None
         if running is not None:
             running.close()
+
+
+def _pass_over(
+    program: ViewProgram, engine: Engine, options: Mapping[str, Any], failure: OperatorFailed | NotConverging
+) -> int | None:
+    """Pass over the times at which a query fails; return the seqno of the commit, if there was one.
+
+    Raises:
+        OperatorFailed, NotConverging: the failure, if the query fails at the latest time, too.
+    """
+    try:
+        with program.open(engine, jump=True, **options) as running:
+            running.run()
+            return running.first_seqno
+    except FAILURES:
+        raise failure from None
 
 
 def _told(definition: Definition) -> list[str]:
@@ -457,6 +464,10 @@ class ViewsTogether(Closes):
                 self.close()
                 if not left:
                     raise
+            except FAILURES as error:
+                self.close()
+                _pass_over(self._program(), engine, self._options, error)
+                return
             except BaseException:
                 self.close()
                 raise

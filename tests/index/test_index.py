@@ -245,6 +245,18 @@ def test_an_index_tells_all_times_whether_it_is_behind_or_ahead(client: persist.
         assert orders.get(where="customer = 'c2'", columns=["amount"]).column_names == ["amount"]
 
 
+def test_an_open_snapshot_uses_no_index_of_times_that_its_state_does_not_know(facts: persist.Collection) -> None:
+    facts.index("d")
+    contents = facts.handle.known()
+    assert paths_of(facts.handle, contents, facts.schema, 0, ["id", "d"])
+    with facts.snapshot(0, where="d = 7919") as before:
+        facts.write([((1_000_000, (7919, 1)), 1, 1)], seal=2).result()
+        facts.index("d")
+        assert paths_of(facts.handle, facts.handle.known(), facts.schema, 0, ["id", "d"])
+        assert not paths_of(facts.handle, contents, facts.schema, 0, ["id", "d"])
+        assert 1_000_000 not in before.to_arrow()["id"].to_pylist()
+
+
 VALUES: dict[str, tuple[pa.DataType, list[Any], str]] = {
     "texts": (pa.string(), ["a", "b", "", "a" * 200, None], "x = 'a'"),
     "long texts": (pa.large_string(), ["a", "b", "", "a" * 200, None], f"x in ('{'a' * 200}', 'b')"),

@@ -36,6 +36,26 @@ def test_each_row_has_an_interval_or_a_count_of_its_own(made: str) -> None:
     check(f"SELECT id, {made} AS x FROM t" if "--" not in made else f"SELECT id, {made}", _steps(), TABLES)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(
+            "coalesce(n, 10 // (n - 3))",
+            "ifnull(n, 10 // id)",
+            "coalesce(NULL, n, s::INT)",
+            "sqrt(coalesce(n, s::INT))",
+        ),
+        *("coalesce(p, s::INT > 1)", "[coalesce(n, s::INT)]", "coalesce(CASE WHEN p THEN 1 END, id, s::INT, n)"),
+        "coalesce([n], [s::INT])",
+    ],
+)
+def test_coalesce_computes_an_argument_only_where_those_before_it_are_null(made: str) -> None:
+    ts = datetime.datetime(2020, 1, 31)
+    rows: Any = [(at, n, ts, s, None, at > 1) for at, n, s in [(0, 3, "ab"), (2, None, "7"), (3, 5, "x"), (4, 4, "y")]]
+    where = "n > 2 OR n IS NULL"
+    check(f"SELECT id, {made} AS x FROM t WHERE {where}", [{"t": [(row, 1) for row in rows]}], TABLES)
+
+
 @pytest.mark.parametrize("where", ["id > 100", "p IS NULL", "true", "NOT p"])
 def test_count_if_of_nothing_is_null(where: str) -> None:
     check(f"SELECT count_if(p) AS c, count_if(n > 2) AS d FROM t WHERE {where}", _steps(), TABLES)
@@ -95,3 +115,31 @@ def test_a_frame_may_be_counted_by_a_cast_number_and_by_no_other_expression() ->
     check(frame.format("CAST(1 AS BIGINT)"), _steps(), TABLES)
     with pytest.raises(InvalidUsage, match="a constant whole number"):
         check(frame.format("abs(1)"), _steps(), TABLES)
+
+
+MOMENTS = ["infinity", "-infinity", "290000-01-01", "-40000-06-07", "0044-03-15 (BC)", "32768-02-03", "2024-05-06"]
+
+
+@pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP", "TIMESTAMPTZ"])
+def test_parts_and_casts_of_infinite_and_extreme_moments_are_duckdbs(kind: str) -> None:
+    # With a zone, DuckDB counts years before Christ from 1 on, by ICU.
+    moments = [moment for moment in MOMENTS if kind != "TIMESTAMPTZ" or (moment[0] != "-" and "BC" not in moment)]
+    parts = ("year", "quarter", "month", "day", "hour", "minute", "second")
+    made = ", ".join(f"{part}(s::{kind}) AS p{at}" for at, part in enumerate(parts))
+    casts = f"(s::{kind}::DATE)::VARCHAR AS d, (s::{kind}::TIMESTAMP)::VARCHAR AS t, (s::{kind})::VARCHAR AS v"
+    steps: list[Changes] = [{"t": [((at, s), 1) for at, s in enumerate(moments)]}, {"t": [((0, moments[0]), -1)]}]
+    check(f"SELECT id, {made}, {casts} FROM t", steps, {"t": [("id", "int32"), ("s", "text")]})
+
+
+@pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP", "TIMESTAMP_MS"])
+def test_aggregates_and_nested_values_hold_infinite_and_extreme_moments(kind: str, tmp_path: Path) -> None:
+    made = [f"list(s::{kind} ORDER BY id)", f"max([s::{kind}])", f"min({{'a': s::{kind}}})", f"max(s::{kind})"]
+    with persist.open(str(tmp_path)) as client:
+        texts = client.create_or_load("t", key={"id": int}, value={"s": str})
+        texts.write([((at, s), 0, 1) for at, s in enumerate(MOMENTS)], seal=1).result()
+        for at, expression in enumerate(made):
+            sql = f"SELECT {expression} AS x FROM t"
+            view = client.create_view(f"v{at}", sql)
+            view.refresh()
+            held = client.sql(f"SELECT x::VARCHAR AS x FROM v{at}").to_arrow()
+            assert held == client.sql(f"SELECT x::VARCHAR AS x FROM ({sql})").to_arrow()

@@ -183,7 +183,7 @@ def test_no_task_elsewhere_computes_a_function(client: persist.Client) -> None:
     client.create_view("loud", "SELECT id, shouted(name, n) AS s FROM people")
     above = client.create_view("above", "SELECT count(s) AS n FROM loud")
     nowhere: Any = object()  # Asking it for anything fails.
-    with pytest.raises(InvalidUsage, match="shouted, which are functions of Python in this process alone"):
+    with pytest.raises(InvalidUsage, match=r'shouted, .* in this process alone: .* where="auto" or "driver"'):
         above.live.refresh(elsewhere=nowhere, where="tasks")
     assert above.live.explain_refresh(elsewhere=nowhere)
     above.live.refresh(elsewhere=nowhere)

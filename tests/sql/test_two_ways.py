@@ -376,6 +376,14 @@ def test_a_refresh_that_must_not_recompute_names_the_operator_that_would(client:
         view.refresh(policy="full")  # type: ignore[arg-type]
 
 
+def test_a_refusal_to_recompute_names_an_operator_where_several_need_all(client: persist.Client) -> None:
+    counted = "SELECT id, (SELECT count(*) FROM facts y WHERE y.amount = x.amount) AS n FROM facts x"
+    client.create_view("counted", counted).refresh()
+    change(client, 1, 99)
+    with pytest.raises(WouldRecompute, match=r"%\d+ .* needs all of read facts"):
+        client.view("counted").refresh(policy="incremental")
+
+
 def test_a_row_that_a_step_fails_on_is_named_and_the_view_stays(client: persist.Client) -> None:
     view = client.create_view("v", "SELECT id, (amount * 1000000)::INTEGER AS n FROM facts")
     view.refresh()

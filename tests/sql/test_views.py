@@ -423,6 +423,108 @@ def test_a_view_that_was_never_refreshed_begins_when_the_row_that_it_fails_on_is
     assert rows(view) == [(3, 6), (5, 10)]
 
 
+def test_a_view_that_is_not_refreshed_that_far_says_to_refresh_it(client: persist.Client) -> None:
+    orders = filled(client)
+    view = client.create_view("v", TOTALS)
+    with pytest.raises(persist.errors.AsOfNotSealed, match=r"view 'v' was never refreshed.* by refresh\(\)"):
+        view.snapshot()
+    view.refresh()
+    orders.seal(5).result()
+    for read in (lambda: view.snapshot(3, timeout_s=0), lambda: view.changes(0, 4, timeout_s=0)):
+        with pytest.raises(persist.errors.AsOfNotSealed, match=r"refresh the view 'v'.* wait for it") as failed:
+            read()
+        assert "seal to" not in str(failed.value)
+
+
+def test_a_view_shows_its_columns_in_the_order_of_its_query(client: persist.Client) -> None:
+    filled(client)
+    view = client.create_view("v", "SELECT count(*) AS n, status FROM orders GROUP BY status")
+    view.refresh()
+    columns = ["n", "status"]
+    assert view.columns == view.snapshot().schema.names == client.sql("FROM v").to_arrow().column_names == columns
+    assert view.snapshot(1, form="diff").schema.names == [*columns, "_diff"]
+    assert view.changes(1).schema.names == [*columns, "_time", "_diff"]
+    above = client.create_view("above", "SELECT * FROM v UNION ALL SELECT 100, 'x'")
+    above.refresh()
+    assert rows(above) == [(1, "old"), (100, "x"), (2, "new")]
+    assert list(view.snapshot().rows()) == [("new", 2), ("old", 1)], "rows of Python stay key and value"
+    with persist.open(client.url) as other:
+        assert other.view("v").columns == columns
+
+
+def test_a_view_gets_the_order_of_the_query_that_it_is_redefined_to(client: persist.Client) -> None:
+    filled(client)
+    view = client.create_view("v", "SELECT status, count(*) AS n FROM orders GROUP BY status")
+    view.redefine("SELECT count(*) AS n, status FROM orders GROUP BY status")
+    assert view.columns == ["n", "status"]
+    view.redefine("SELECT sum(amount) AS s, status, count(*) AS n FROM orders GROUP BY status")
+    assert view.columns == client.view("v").columns == ["s", "status", "n"]
+
+
+FAILING = {
+    "a sum": "SELECT n % 3 AS g, sum(n * 2) AS d FROM numbers GROUP BY 1",
+    "an order": "SELECT n, row_number() OVER (ORDER BY n * 2) AS d FROM numbers",
+    "a distinct": "SELECT DISTINCT n * 2 AS d FROM numbers",
+    "a join": "SELECT a.n * 2 AS d FROM numbers a JOIN numbers b ON a.n * 2 = b.n * 2",
+}
+
+
+@pytest.mark.parametrize("query", FAILING.values(), ids=FAILING)
+def test_a_view_with_state_heals_for_open_handles_and_fresh_clients(
+    client: persist.Client, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.dataflow.operators.operators.PIECE_ROWS", 1)  # Of sums.
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
+    numbers.write([((1, None), 0, 1), ((2, None), 0, 1)], seal=1).result()
+    view = client.create_view("v", query)
+    upper = client.create_view("w", "SELECT count(*) AS n FROM v")
+    upper.refresh()
+    numbers.write([((2**62, None), 1, 1)], seal=2).result()
+    with pytest.raises(persist.errors.OperatorFailed):
+        upper.refresh()
+    numbers.write([((2**62, None), 2, -1)], seal=3).result()
+    for time in range(3, 6):
+        assert upper.refresh() == view.upper == persist.Antichain(time)
+        assert client.view("w").refresh() == persist.Antichain(time)
+        numbers.write([((time, None), time, 1)], seal=time + 1).result()
+    assert rows(upper, 4) == [(client.sql(query, as_of=4).to_arrow().num_rows,)]
+
+
+def test_views_that_are_refreshed_together_heal(client: persist.Client) -> None:
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
+    numbers.write([((1, None), 0, 1)], seal=1).result()
+    views = [
+        client.create_view("total", FAILING["a sum"]),
+        client.create_view("n", "SELECT count(*) AS n FROM numbers"),
+    ]
+    with open_together(views) as together:
+        together.refresh()
+        numbers.write([((2**62, None), 1, 1)], seal=2).result()
+        with pytest.raises(persist.errors.OperatorFailed):
+            together.refresh()
+        numbers.write([((2**62, None), 2, -1), ((2, None), 2, 1)], seal=3).result()
+        for _ in range(2):
+            together.refresh()
+    assert [rows(view) for view in views] == [[(1, 2), (2, 4)], [(2,)]]
+
+
+def test_a_row_of_a_join_that_comes_and_goes_at_one_time_fails_no_view(client: persist.Client) -> None:
+    left, right = (client.create_or_load(name, key={"k": pa.int64()}, value={"x": pa.int64()}) for name in "lr")
+
+    def commit(time: int, left_rows: list[tuple[int, int]], right_rows: list[tuple[int, int]]) -> None:
+        with client.multi_write() as multi:
+            for collection, changed in ((left, left_rows), (right, right_rows)):
+                multi.write(collection, [((1, x), time, diff) for x, diff in changed])
+                multi.seal(collection, time + 1)
+
+    commit(0, [(5, 1)], [(3, 1)])
+    view = client.create_view("v", "SELECT 10 // (l.x - r.x) AS d FROM l JOIN r ON l.k = r.k")
+    view.refresh()
+    commit(1, [(5, -1), (6, 1)], [(3, -1), (5, 1)])
+    view.refresh()
+    assert rows(view) == [(10,)]
+
+
 def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -> None:
     numbers = client.create_or_load("numbers", key={"n": pa.int64()})
     numbers.seal(1).result()

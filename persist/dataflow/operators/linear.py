@@ -33,7 +33,7 @@ from persist.dataflow.plan.stages import (
     Unnest,
     moved_column,
 )
-from persist.dataflow.updates.batch import negated, products, reordered
+from persist.dataflow.updates.batch import negated, products, reordered, uncancelled
 from persist.dataflow.updates.times import Flags, Ints
 from persist.dataflow.updates.words import NULL, Domain
 from persist.errors import OperatorFailed
@@ -207,7 +207,17 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
             frame = step(frame)
         return frame
 
-    return run
+    def run_uncancelled(frame: Frame) -> Frame:
+        """Run the stages; if they fail, without records that come and go at one time: no contents have those."""
+        try:
+            return run(frame)
+        except OperatorFailed:
+            kept = frame.where(uncancelled(frame.updates(frame.columns)))
+            if len(kept) == len(frame):
+                raise
+        return run(kept)
+
+    return run_uncancelled
 
 
 class _Sieve:

@@ -24,7 +24,7 @@ from persist.antichain import Antichain, Coordinates, as_given
 from persist.dataflow.operators.linear import Shape
 from persist.dataflow.plan.draft import Captured, Probed, to_table
 from persist.dataflow.state.spine import Allocate, Spine
-from persist.dataflow.updates.batch import Layout, matches, to_batch
+from persist.dataflow.updates.batch import Layout, matches, to_batch, uncancelled
 from persist.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_of
 from persist.dataflow.updates.words import Domain
 from persist.errors import OperatorFailed
@@ -190,7 +190,8 @@ class StashingOperator(Operator):
                 source.out = None  # It goes with this frame, before anything is sorted.
         if given is None or not self._adds_up or given.shape[1] <= PIECE_ROWS:
             return None if given is None else self.shape(given)
-        starts = range(0, given.shape[1], PIECE_ROWS)
+        given = given[:, uncancelled(given)]  # A piece does not see that another one takes a record back.
+        starts = range(0, max(1, given.shape[1]), PIECE_ROWS)
         pieces = [to_batch(self.shape(given[:, start : start + PIECE_ROWS]), self.layout)[1:] for start in starts]
         return np.concatenate(pieces, axis=1)
 

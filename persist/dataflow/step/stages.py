@@ -341,12 +341,10 @@ def _held(holds: tuple[frozenset[str], ...], stages: Sequence[LinearStage]) -> t
 
 
 def fed_by(stages: Sequence[StagePlan], exchange: int) -> Node:
-    """Return the node that reads an exchange."""
-    [node] = {
-        node.number: node
+    """Return the first node that reads an exchange; several nodes of a stage may read it."""
+    return next(
+        node
         for stage in stages
         for node in stage.nodes
-        for (number, _), fed in stage.feeds.items()
-        if (number, fed.number) == (node.number, exchange)
-    }.values()
-    return node
+        if any(number == node.number and fed.number == exchange for (number, _), fed in stage.feeds.items())
+    )

@@ -194,7 +194,7 @@ class Stepping:
         if self.where == "tasks":
             raise InvalidUsage(
                 f"{program.name} calls {', '.join(sorted(program.local_functions))}, which are functions of Python in "
-                'this process alone: run it here, with where="auto" or "here"'
+                'this process alone: run it here, with where="auto" or "driver"'
             )
         return replace(self, program=lambda: program, elsewhere=None)
 

@@ -112,6 +112,26 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
     return _consolidated(batch, layout, is_own=True)
 
 
+def uncancelled(updates: Ints) -> Flags:
+    """Return which updates are of records whose diffs at their time do not sum up to zero.
+
+    Cost: a hash for each update; only those that may equal a retraction are sorted.
+    """
+    is_kept = np.ones(updates.shape[1], np.bool_)
+    is_negative = updates[-1] < 0
+    if not is_negative.any():
+        return is_kept
+    hashes = mixed(updates[:-1])
+    retracted = np.unique(hashes[is_negative])
+    places = np.minimum(retracted.searchsorted(hashes), len(retracted) - 1)
+    rows = np.flatnonzero(retracted[places] == hashes)
+    _, groups = np.unique(updates[:-1, rows], axis=1, return_inverse=True)
+    sums = np.zeros(len(rows), np.int64)
+    np.add.at(sums, groups.reshape(-1), updates[-1, rows])
+    is_kept[rows] = sums[groups.reshape(-1)] != 0
+    return is_kept
+
+
 def settled(batch: Ints, layout: Layout) -> Ints:
     """Sort and consolidate a batch whose hashes are set.
 

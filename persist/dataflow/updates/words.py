@@ -61,7 +61,7 @@ class Interner:
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
         self._is_nested = pat.is_nested(kind)
-        self._plain = _without_nanoseconds(kind)
+        self._plain = _without_moments(kind)
         self._numbers: dict[Any, int] = {}
         self._values: npt.NDArray[np.object_] = np.empty(16, object)
         self._free: list[int] = []
@@ -251,8 +251,8 @@ class WideDecimals(Interner):
         super().retain(live[live >= FIRST_WIDE] - FIRST_WIDE)
 
 
-def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
-    """Return a type with integers in place of times in nanoseconds, inside nested types, too: Python's have no room."""
+def _without_moments(kind: pa.DataType) -> pa.DataType:
+    """Return a type with integers in place of moments, inside nested types, too: Python lacks some of Arrow's."""
     if pat.is_list(kind):
         return pa.list_(_plain_field(kind.value_field))
     if pat.is_large_list(kind):
@@ -263,12 +263,14 @@ def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
         return pa.struct([_plain_field(kind.field(at)) for at in range(kind.num_fields)])
     if pat.is_map(kind):
         return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), keys_sorted=kind.keys_sorted)
-    counts_nanoseconds = (pat.is_time64(kind) or pat.is_timestamp(kind) or pat.is_duration(kind)) and kind.unit == "ns"
-    return pa.int64() if counts_nanoseconds else kind
+    if pat.is_date32(kind):
+        return pa.int32()
+    is_moment = pat.is_date64(kind) or pat.is_time64(kind) or pat.is_timestamp(kind) or pat.is_duration(kind)
+    return pa.int64() if is_moment else kind
 
 
 def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_without_nanoseconds(field.type))
+    return field.with_type(_without_moments(field.type))
 
 
 def _frozen(value: Any) -> Any:

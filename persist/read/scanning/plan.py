@@ -101,7 +101,7 @@ def snapshot_scan(
     schema = among_versions(schema, contents)
     filter = None if filter is None else with_both_zeros(filter)
     filter = filter if raw else _with_live(contents, schema, filter)
-    names = schema.names if columns is None else tuple(columns)
+    names = schema.columns if columns is None else tuple(columns)
     history = contents.history_parts
     candidates = _nearest(contents, as_of)
     best = candidates[0]
@@ -167,7 +167,7 @@ def changes_scan(
     schema = among_versions(schema, contents)
     filter = None if filter is None else with_both_zeros(filter)
     filter = filter if raw else _with_live(contents, schema, filter)
-    names = schema.names if columns is None else tuple(columns)
+    names = schema.columns if columns is None else tuple(columns)
     return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().pruned()
 
 

@@ -99,7 +99,7 @@ class PersistDataSource(DataSource):
                 asked = options.schema if isinstance(options, ReadOptions) else None
                 schema = handle.reading_schema(asked)
                 self._version = schema.version
-                names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
+                names = schema.columns if options.columns is None else schema.distinct("columns", options.columns)
                 fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
                 extra = _EXTRA[options.form]
                 if options.form == "upserts":

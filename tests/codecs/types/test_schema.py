@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -196,3 +197,12 @@ def test_what_is_no_side_is_refused(key: Any, message: str) -> None:
 def test_reading_a_schema_is_strict(written: Any) -> None:
     with pytest.raises(ValueError, match=r"written form|not supported"):
         CollectionSchema.from_json(written)
+
+
+def test_an_order_of_columns_is_stored_and_checked() -> None:
+    schema = replace(CollectionSchema.of({"g": pa.int64()}, {"n": pa.int64()}), order=("n", "g"))
+    assert (schema.names, schema.columns) == (("g", "n"), ("n", "g"))
+    assert CollectionSchema.from_json(schema.to_json()) == schema
+    for wrong in (["n"], ["n", 1], "ng", {"n": 1}):
+        with pytest.raises(ValueError, match=r"order|list of names"):
+            CollectionSchema.from_json({**schema.to_json(), "order": wrong})
