@@ -48,21 +48,21 @@ def test_each_function_takes_each_type_as_it_is(spark: SparkSession, tmp_path: P
         persist.spark.write(frame, path, "c", mode="overwrite", where=f"{quoted(key)} IS NULL OR true")
         check("c", rows, "overwrite")
         persist.spark.delete(spark, path, "c", f"{quoted(key)} IS NOT NULL")
-        persist.spark.foreach_batch_writer(path, {"c": lambda df: df.dropna(subset=[quoted(key)])}, query_id="q")(
-            frame, 0
-        )
+        persist.spark.foreach_batch_writer(
+            path, {"c": lambda df: df.where(f"{quoted(key)} IS NOT NULL")}, query_id="q"
+        )(frame, 0)
         check("c", rows, "batch")
         assert shown(persist.spark.pruned(spark, path, "c", lambda df: df.select(quoted(value)).distinct())) == shown(
             frame.select(quoted(value))
         )
         with persist.open(path) as client:
             schema = client.load("c").handle.schema
-            fields = {field.name: field for field in schema.arrow}
-            client.create_or_load("u", key=[fields[key]], value=[fields[value]], keyed=persist.Keyed())
+            kinds = {field.name: field.type for field in schema.arrow}
+            client.create_or_load("u", key={key: kinds[key]}, value={value: kinds[value]}, keyed=persist.Keyed())
         for where in ("driver", "tasks"):
-            persist.spark.upsert(frame.dropna(subset=[quoted(key)]), path, "u", where=where)  # type: ignore[arg-type]
+            persist.spark.upsert(frame.where(f"{quoted(key)} IS NOT NULL"), path, "u", where=where)
         check("u", rows[:1] if "None" not in rows[0] else rows[1:], "upsert")
-        persist.spark.delete(spark, path, "u", only_keys.dropna())
+        persist.spark.delete(spark, path, "u", only_keys.where(f"{quoted(key)} IS NOT NULL"))
         check("u", [], "delete of a keyed collection")
         with persist.open(path, mode="read") as client:
             upper = client.load("c").upper.time

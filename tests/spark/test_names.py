@@ -38,7 +38,7 @@ def test_names_with_dots_and_backticks_are_taken_everywhere(spark: SparkSession,
     with persist.open(path) as client:
         client.create_or_load("u", key={key: int}, value={name: int}, keyed=persist.Keyed())
     for where in ("driver", "tasks"):
-        persist.spark.upsert(frame, path, "u", where=where)  # type: ignore[arg-type]
+        persist.spark.upsert(frame, path, "u", where=where)
     persist.spark.delete(spark, path, "u", frame.where(f"{quoted} = 20").select(f"`{key.replace('`', '``')}`"))
     persist.spark.foreach_batch_writer(path, {"u": lambda df: df}, query_id="q")(frame.where(f"{quoted} = 10"), 0)
     persist.spark.foreach_batch_writer(path, {"c": lambda df: df}, query_id="q")(frame.where(f"{quoted} = 10"), 0)

@@ -5,6 +5,7 @@ then find records that it does not name. So a cast that Spark has put in by itse
 same after it. Spark Connect shows no plan; there the casts are Spark's.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -86,7 +87,8 @@ class Condition:
 
 
 def _kind(term: Any) -> T.DataType:
-    return T._parse_datatype_json_string(term.dataType().json())
+    field = {"name": "", "type": json.loads(term.dataType().json()), "nullable": True, "metadata": {}}
+    return T.StructField.fromJson(field).dataType
 
 
 _ARITHMETIC = ("Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod")
