@@ -35,6 +35,9 @@ FOREIGN_PRIVATES = {
     ("persist.codecs.updates.tuples", "_make"): "a public method of named tuples",
     ("persist.notify.flight_calls", "_rpc_event"): "gRPC ends a blocked call with a status of choice in no other way",
     ("persist.spark.data_source.source", "_getframe"): "PySpark has no other way to tell whether filters are pushed",
+    ("persist.spark.data_source.pruning", "_jdf"): "PySpark has no other way to a plan",
+    ("persist.spark.writing.conditions", "_jdf"): "the same",
+    ("persist.spark.writing.conditions", "_jvm"): "the same for the mark of a cast that somebody wrote",
     ("persist.spark.reading.store", "_jsparkSession"): "PySpark has no other way to the JVM's file systems",
     ("persist.spark.reading.store", "_jvm"): "the same",
 }

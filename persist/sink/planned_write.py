@@ -390,8 +390,7 @@ class PlannedWrite:
                 if self.replaces:
                     commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper.elements)])
                     commit.add(handle, [ExpectErasures(handle.id, self.erasures)])
-                at_commit = self.at_commit and (self.replaces or bool(parts))
-                commit.add_parts(handle, parts, digest=digest, at_commit=at_commit)
+                commit.add_parts(handle, parts, digest=digest, at_commit=self.at_commit)
                 if not self.at_commit:
                     check_times(handle, parts, allow_future=self.options.allow_future)
                 if self.seal is not None:

@@ -18,8 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
+from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from persist.codecs import children
 from persist.errors import InvalidUsage, SchemaMismatch
@@ -166,3 +167,84 @@ def quoted(name: str) -> str:
 def utc_arrow_schema(schema: StructType) -> pa.Schema:
     """Return the schema of a DataFrame in Arrow, with moments in UTC."""
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def to_stored_schema(schema: StructType, *, creates: bool = False) -> pa.Schema:
+    """Return the schema of rows to be stored, in Arrow.
+
+    Args:
+        creates: the columns are to have these types, so that each type must be the same when it is read.
+
+    Raises:
+        SchemaMismatch: a collection cannot hold a type of Spark as it is.
+    """
+    for field in schema.fields:
+        _check_kept(field.dataType, field.name, creates=creates)
+    return utc_arrow_schema(schema)
+
+
+_KEPT = (
+    types.BooleanType,
+    types.ByteType,
+    types.ShortType,
+    types.IntegerType,
+    types.LongType,
+    types.FloatType,
+    types.DoubleType,
+    types.DecimalType,
+    types.BinaryType,
+    types.DateType,
+    types.TimestampType,
+    types.TimestampNTZType,
+)
+_REMEDIES: dict[type[DataType], str] = {
+    types.VariantType: "to_json(…) makes it a STRING, and CAST(… AS STRUCT<…>) one of typed columns",
+    types.GeometryType: "ST_AsBinary(…) makes it BINARY",
+    types.GeographyType: "ST_AsBinary(…) makes it BINARY",
+    types.NullType: "CAST(NULL AS STRING), say, has a type",
+    types.CharType: "CAST(… AS STRING) has the same values",
+    types.VarcharType: "CAST(… AS STRING) has the same values",
+    types.YearMonthIntervalType: "CAST(CAST(… AS INTERVAL MONTH) AS INT) counts its months",
+    types.CalendarIntervalType: "Store its months, days and microseconds in columns of their own",
+    types.UserDefinedType: "Store its parts, such as vector_to_array(…), in columns of their own",
+}
+
+
+def _check_kept(kind: DataType, column: str, *, creates: bool) -> None:
+    """Refuse a type of Spark that is another one when it is read; or that holds other values, if creates is not set."""
+    if isinstance(kind, types.StructType):
+        for field in kind.fields:
+            _check_kept(field.dataType, column, creates=creates)
+        if len({*kind.names}) == len(kind.names) > 0:
+            return
+        remedy = "Give each of its fields a name of its own, and at least one"
+    elif isinstance(kind, types.ArrayType):
+        return _check_kept(kind.elementType, column, creates=creates)
+    elif isinstance(kind, types.MapType):
+        _check_kept(kind.keyType, column, creates=creates)
+        return _check_kept(kind.valueType, column, creates=creates)
+    elif isinstance(kind, _KEPT):
+        return
+    elif same := _same_values(kind):
+        if kind == same or not creates:
+            return
+        remedy = f"CAST(… AS {same.simpleString().upper()}) has the same values"
+    elif isinstance(kind, types.NullType) and not creates:
+        return
+    else:
+        remedy = next(
+            (remedy for refused, remedy in _REMEDIES.items() if isinstance(kind, refused)), "Cast it to another type"
+        )
+    raise SchemaMismatch(
+        f"column {column!r} holds {kind.simpleString().upper()}, a type of Spark that a collection cannot hold as it "
+        f"is: it would be another one when it is read. {remedy}."
+    )
+
+
+def _same_values(kind: DataType) -> DataType | None:
+    """Return the type in which Spark reads values of a type that is written with the same ones; None for others."""
+    if isinstance(kind, types.StringType):
+        return types.StringType()
+    if isinstance(kind, types.DayTimeIntervalType):
+        return types.DayTimeIntervalType()
+    return types.TimeType() if isinstance(kind, types.TimeType) else None

@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, Part, Side, Stamp, to_updates
+from persist.codecs import DIFF, TIME, CollectionSchema, Part, Side, Stamp, to_updates
 from persist.engine import loaded, read_engine
 from persist.errors import (
     FrontierRegression,
@@ -43,11 +43,14 @@ from persist.errors import (
 from persist.log import KeyedForm
 from persist.read import check_one_row_per_key, machine_needed
 from persist.sink import DigestSum, KeyedWork, LateFilter, SinkOptions, Target, digests_added, gathered, upload
-from persist.spark.types import as_collection_expects, quoted, utc_arrow_schema
+from persist.spark.frames import map_in_tasks, match_names
+from persist.spark.types import as_collection_expects, quoted, to_stored_schema, utc_arrow_schema
 from persist.spark.workers import surfaced_errors, writable
 from persist.state import CollectionState
 from persist.timeline import timeline_of
-from persist.upsert import EventTable, Machine, event_fields, machine_of, to_events
+from persist.upsert import DELETED, SEQ, EventTable, Machine, event_fields, machine_of, to_events
+
+RESERVED = (TIME, DIFF, DELETED, SEQ)  # Columns that say more of a row.
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,14 @@ class Rows:
     Attributes:
         time: of every row, if neither `_time` nor column says it.
         column: whose values are the times; stored too if the collection has a column of that name.
+        folds: columns of a DataFrame stand for those of the collection whatever the case of their letters. Tasks of a
+            data source are not told how the session has it.
     """
 
     schema: CollectionSchema
     time: int | None = None
     column: str | None = None
+    folds: bool = True
 
     def check(self, schema: StructType) -> None:
         """Check the columns of a DataFrame before any of its rows is made.
@@ -70,7 +76,8 @@ class Rows:
             SchemaMismatch: they do not fit the collection.
             InvalidUsage: they contradict the options.
         """
-        names = schema.names
+        rows = to_stored_schema(schema).empty_table()
+        names = self._renamed(rows).column_names
         if "_time" in names and (self.time is not None or self.column is not None):
             other = "the option time" if self.column is None else f"time={self.column!r}"
             raise InvalidUsage(
@@ -78,13 +85,19 @@ class Rows:
             )
         if self.column is not None and self.column not in names:
             raise SchemaMismatch(
-                f"{self.column!r}, which is to say the times, is not a column of the DataFrame, which has {names}. A "
-                "time that all rows have is a number, or a moment such as 2026-11-20T12:00:00Z."
+                f"{self.column!r}, which is to say the times, is not a column of the DataFrame, which has "
+                f"{schema.names}. A time that all rows have is a number, or a moment such as 2026-11-20T12:00:00Z."
             )
-        self.updates(utc_arrow_schema(schema).empty_table())
+        self.updates(rows)
+
+    def _renamed(self, table: pa.Table) -> pa.Table:
+        """Return rows under the names of the collection, and of what says the times."""
+        known = (*self.schema.names, *RESERVED, *(() if self.column is None else (self.column,)))
+        return table.rename_columns(match_names(table.column_names, known, folds=self.folds))
 
     def updates(self, table: pa.Table) -> pa.Table:
         """Return rows as a table of updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
+        table = self._renamed(table)
         if self.column is not None:
             table = self._with_times(table, self.column)
         _check_diffs(table)
@@ -223,7 +236,7 @@ def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
 
     Only one attempt of each task counts; what others have stored is garbage, as is all if the job fails.
     """
-    rows = df.mapInArrow(task.__call__, "uploaded binary").collect()
+    rows = map_in_tasks(df, task.__call__, "uploaded binary").collect()
     return Uploaded.together([msgspec.json.decode(row.uploaded, type=Uploaded) for row in rows])
 
 
@@ -233,6 +246,8 @@ def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = Non
     Args:
         partitions: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
     """
+    if not _has_distinct_names(schema):
+        return df if partitions is None else df.repartition(partitions)
     keys = ascending(schema, schema.key_names)
     if keys:
         df = df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
@@ -244,10 +259,14 @@ def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = Non
 
 def is_ranged_by_key(schema: CollectionSchema) -> bool:
     """Whether all rows of one key come to the same task in `ranged`."""
-    folded = {name.lower() for name in schema.arrow.names}
-    if len(folded) < len(schema.arrow.names):
-        return False  # Mostly, Spark cannot tell columns apart that differ by case only.
+    if not _has_distinct_names(schema):
+        return False
     return bool(schema.key_names) and not pt.is_nested(schema.arrow.field(schema.key_names[0]).type)
+
+
+def _has_distinct_names(schema: CollectionSchema) -> bool:
+    """Return whether Spark can tell columns apart: mostly, it cannot if they differ by case only."""
+    return len({name.lower() for name in schema.arrow.names}) == len(schema.arrow.names)
 
 
 def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
@@ -263,17 +282,22 @@ class EventRows:
     Attributes:
         stamp: what rows without a column `_time` lack.
         machine: of the collection, if it is none of those in the box.
+        folds: as of `Rows`.
     """
 
     schema: CollectionSchema
     form: KeyedForm
     stamp: Stamp | None
     machine: Machine | None = None
+    folds: bool = True
 
     def __call__(self, rows: pa.Table) -> EventTable:
         """Return rows as events; raises what `to_events` does."""
         fields = event_fields(self.schema, self.form)
         expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline).arrow
+        column = self.stamp.time if self.stamp is not None and isinstance(self.stamp.time, str) else None
+        known = (*expected.names, *RESERVED, *(() if column is None else (column,)))
+        rows = rows.rename_columns(match_names(rows.column_names, known, folds=self.folds))
         rows = as_collection_expects(rows, expected)
         return to_events(rows, self.schema, self.form, self.stamp, timeline_of(self.schema), self.machine)
 
@@ -283,9 +307,9 @@ class EventRows:
         Raises:
             SchemaMismatch: they do not fit the collection.
         """
-        if self.stamp is not None and "_time" in schema.names:
+        if self.stamp is not None and TIME in match_names(schema.names, RESERVED, folds=self.folds):
             raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
-        self(utc_arrow_schema(schema).empty_table())
+        self(to_stored_schema(schema).empty_table())
 
 
 def planned(
@@ -295,6 +319,7 @@ def planned(
     *,
     is_plain: bool = False,
     collects: bool = False,
+    folds: bool = True,
 ) -> KeyedWork:
     """Plan a batch of events, and check what can be checked before any task starts.
 
@@ -302,6 +327,7 @@ def planned(
         schema: of the DataFrame of events.
         is_plain: rows have no times yet, and get one when they are committed.
         collects: late events are left out, so a time that all of them have may be one.
+        folds: as of `Rows`.
 
     Raises:
         CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
@@ -322,7 +348,7 @@ def planned(
     if contents.keyed is None:
         raise NotKeyed(name)
     needed = machine_needed(machine_of(contents.keyed, machine, name), contents.keyed, name)
-    rows = EventRows(target.schema, contents.keyed, stamp, machine)
+    rows = EventRows(target.schema, contents.keyed, stamp, machine, folds)
     rows.check(schema)
     work = KeyedWork(target, contents, needed, rows, end, options.token, collects, is_done)
     if not work.is_done:

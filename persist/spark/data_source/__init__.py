@@ -4,15 +4,8 @@ Promises: the rows are those that Python reads; all of a write is in one record,
 again count once; every micro-batch is one commit, exactly once.
 """
 
-from persist.spark.data_source.source import (
-    PersistDataSource,
-    columns_used,
-    introduce,
-    prepared,
-    pruned,
-    read_by_source,
-    register,
-)
+from persist.spark.data_source.pruning import columns_used, pruned
+from persist.spark.data_source.source import PersistDataSource, introduce, prepared, read_by_source, register
 from persist.spark.data_source.writers import DataFrameWrite, commit_difference, present_time
 
 __all__ = [

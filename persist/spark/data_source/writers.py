@@ -35,7 +35,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from persist.codecs import Part, PartStream, with_time
+from persist.codecs import DIFF, TIME, Part, PartStream, with_time
 from persist.engine import loaded, read_engine, snapshot
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.expression import parse_where
@@ -54,8 +54,9 @@ from persist.sink import (
     seal_done,
     writing,
 )
+from persist.spark.frames import match_names
 from persist.spark.options import StreamWriteOptions, WriteOptions
-from persist.spark.uploads import Replanning, Rows, Uploaded, UploadTask, packed, planned, rows_of
+from persist.spark.uploads import RESERVED, Replanning, Rows, Uploaded, UploadTask, packed, planned, rows_of
 from persist.spark.workers import surfaced_errors, writable
 from persist.write import group_bytes_max
 
@@ -83,28 +84,36 @@ class DataFrameWrite:
     multiset: bool = False
 
     @classmethod
-    def append(cls, options: WriteOptions, schema: StructType) -> "DataFrameWrite":
+    def append(cls, options: WriteOptions, schema: StructType, *, folds: bool = True) -> "DataFrameWrite":
         """Plan to append, and check what can be checked before any task starts.
+
+        Args:
+            folds: as of `Rows`.
 
         Raises:
             CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
         """
         with writable(options.collection):
-            planned = PlannedWrite.append(options, has_times="_time" in schema.names)
-        return cls._checked(planned, schema, options.column)
+            planned = PlannedWrite.append(
+                options, has_times="_time" in match_names(schema.names, RESERVED, folds=folds)
+            )
+        return cls._checked(planned, schema, options.column, folds=folds)
 
     @classmethod
-    def overwrite(cls, options: WriteOptions, schema: StructType, where: str | None = None) -> "DataFrameWrite":
+    def overwrite(
+        cls, options: WriteOptions, schema: StructType, where: str | None = None, *, folds: bool = True
+    ) -> "DataFrameWrite":
         """Plan to write what makes the contents those of a DataFrame: by default at the time of the commit, sealed.
 
         Args:
             where: the text of a condition: only records that fulfil it are replaced.
+            folds: as of `Rows`.
 
         Raises:
             UpdatesBeyondUpper: somebody appends to the collection.
             CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
         """
-        if taken := sorted({"_time", "_diff"} & set(schema.names)):
+        if taken := sorted({TIME, DIFF} & {*match_names(schema.names, RESERVED, folds=folds)}):
             raise InvalidUsage(
                 f'mode "overwrite" takes the rows that are to be there, and the DataFrame has {" and ".join(taken)}. '
                 'Drop these columns, and say the time with the option time; or use mode "append" for updates.'
@@ -118,16 +127,18 @@ class DataFrameWrite:
             planned = PlannedWrite.overwrite(options, where)
         if options.where is not None:  # Read it here, before any task starts.
             parse_where(options.where, planned.target.schema)
-        return replace(cls._checked(planned, schema, None), multiset=options.multiset)
+        return replace(cls._checked(planned, schema, None, folds=folds), multiset=options.multiset)
 
     @classmethod
-    def _checked(cls, planned: PlannedWrite, schema: StructType, column: str | None) -> "DataFrameWrite":
+    def _checked(
+        cls, planned: PlannedWrite, schema: StructType, column: str | None, *, folds: bool
+    ) -> "DataFrameWrite":
         if planned.target.keyed is not None:
             raise InvalidUsage(
                 f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
                 'option("mode", "upsert"), or with persist.spark.upsert(df, …); delete keys with persist.spark.delete'
             )
-        rows = Rows(planned.target.schema, planned.time, column)
+        rows = Rows(planned.target.schema, planned.time, column, folds)
         rows.check(schema)
         planned.check()
         return cls(planned, rows)
@@ -313,7 +324,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
-        self._times = options.times(schema.names)
+        self._times = options.times(match_names(schema.names, RESERVED))
         self._first = options.first_batch
         with writable(options.collection), read_engine(options.location, options.storage) as engine:
             handle = loaded(engine, options.collection)
@@ -355,7 +366,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
-        self._times = options.times(schema.names)
+        self._times = options.times(match_names(schema.names, RESERVED))
         self._first = options.first_batch
         self._schema = schema
         to = SinkOptions(

@@ -37,6 +37,7 @@ from persist.settings import Settings, Tuning
 from persist.sink import gathered
 from persist.source import CollectionAddress
 from persist.spark.data_source import prepared
+from persist.spark.frames import ignores_case, map_in_tasks, match_names
 from persist.spark.options import seen_by_all
 from persist.spark.reading.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes
 from persist.spark.reading.store import Tombstoned
@@ -149,6 +150,7 @@ class SparkLocation(Closes):
         """
         rows, then = self._load(collection)
         as_of = None if as_of == "latest" else as_of
+        columns = self._spelled(rows, columns, schema)
         if then is not None:  # What can be read there can be read anywhere later, for it does not change.
             as_of = engine_snapshot(then, as_of, timeout_s=0).as_of
         snapshot = engine_snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
@@ -182,10 +184,19 @@ class SparkLocation(Closes):
         rows, then = self._load(collection)
         if then is not None:
             engine_changes(then, start, until, timeout_s=0)
+        columns = self._spelled(rows, columns, schema)
         changes = engine_changes(
             rows, start, until, columns=columns, form=form, schema=schema, times=times, timeout_s=timeout_s
         )
         return plan_changes(self.spark, changes, *self._read(rows, changes), native)
+
+    def _spelled(
+        self, rows: CollectionHandle, columns: Sequence[str] | None, schema: int | None
+    ) -> Sequence[str] | None:
+        """Return columns with the spelling of the collection, as the session resolves them."""
+        if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
+            return columns  # Whatever else it is, whoever reads says what is wrong.
+        return match_names(columns, rows.reading_schema(schema).names, folds=ignores_case(self.spark))
 
     def _read(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
         """Keep what a DataFrame reads until this is closed; return where it is, and which rows are tombstones."""
@@ -292,7 +303,7 @@ def _check_session(spark: SparkSession) -> None:
 
 @dataclass(frozen=True)
 class _Join:
-    """A join as it was planned: what each task does with its rows, for `DataFrame.mapInArrow`."""
+    """A join as it was planned: what each task does with its rows, for `map_in_tasks`."""
 
     location: str
     storage: Mapping[str, Any]
@@ -356,13 +367,18 @@ def as_of_join(
     names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
     wanted = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
     plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, wanted, timeout_s)
+    folds = ignores_case(df.sparkSession)
     with plan.opened() as engine:
         handle = loaded(engine, collection)
+        time, *on = match_names([time, *(names or handle.schema.key_names)], df.columns, folds=folds)
+        if wanted is not None:
+            wanted = tuple(match_names(wanted, handle.schema.value_names, folds=folds))
+        plan = replace(plan, time=time, on=tuple(on), columns=wanted)
         empty = plan.joined(handle, utc_arrow_schema(df.schema).empty_table())
         added = pa.schema([empty.schema.field(name) for name in empty.column_names[len(df.columns) :]])
         schema = StructType([*df.schema.fields, *spark_schema(added).fields])
-        keys = [quoted(name) for name in names or handle.schema.key_names]
+        keys = [quoted(name) for name in on]
         plan = replace(plan, id=handle.id, schema=schema)
     if keys:
         df = df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
-    return df.mapInArrow(plan, schema)
+    return map_in_tasks(df, plan.__call__, schema)

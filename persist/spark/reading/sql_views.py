@@ -135,10 +135,12 @@ def sql(
     storage = dict(storage_options or {})
     with read_engine(seen_by_all(location), storage) as engine, SparkLocation(spark, engine, storage).at() as here:
         text, tables = _tables(here, statement, as_of)
+    bare = f"({_END.sub('', text)}\n)"
+    if not tables:  # Spark formats a text only with arguments, and so braces stand for themselves.
+        return spark.sql(bare)
     subqueries = [f"{quoted(name)} AS (SELECT * FROM {{t{number}}})" for number, name in enumerate(tables)]
-    around = f"WITH {', '.join(subqueries)} " if tables else ""
-    bare = _END.sub("", text).replace("{", "{{").replace("}", "}}")
-    return spark.sql(f"{around}({bare}\n)", **{f"t{number}": frame for number, frame in enumerate(tables.values())})
+    around = f"WITH {', '.join(subqueries)} {bare.replace('{', '{{').replace('}', '}}')}"
+    return spark.sql(around, **{f"t{number}": frame for number, frame in enumerate(tables.values())})
 
 
 def _spelled(query: str, names: Sequence[str]) -> list[str]:

@@ -23,10 +23,14 @@ from pyspark.sql.types import StructField, StructType
 from persist.codecs import DIFF, TIME, CollectionSchema, Part
 from persist.log import KeyedForm
 from persist.read import Scan
+from persist.spark.frames import set_for_now
 from persist.spark.types import as_spark_expects, quoted, spark_schema
+from persist.spark.workers import parallelism
 from persist.state import CollectionState, form_in
 from persist.upsert import live_filter
 
+# Spark looks for many paths in a job, which has by default a task for each.
+LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _DAY_US = 86_400 * 10**6
 
 # Whatever the session is set to: what is missing or damaged is not silently left out, names are taken as they are, and
@@ -185,7 +189,9 @@ def _version_frame(
     stored = [*names] if lifted is None else lifted.names(names) or [DIFF]
     of_parts = schema if lifted is None else lifted.stored
     types = spark_schema(pa.schema([of_parts.arrow.field(name) for name in stored]))
-    read = spark.read.options(**READ_OPTIONS).schema(types).parquet(*(f"{root}/{part.blob}" for part in parts))
+    reader = spark.read.options(**READ_OPTIONS).schema(types)
+    with set_for_now(spark, LISTING_TASKS, str(4 * parallelism(spark))):
+        read = reader.parquet(*(f"{root}/{part.blob}" for part in parts))
     if lifted is None and file is None:
         return read
     columns = [] if file is None else [F.element_at(F.split(F.input_file_name(), "/"), -1).alias(file)]

@@ -17,52 +17,24 @@ from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, canonical, digest_of, int64_array
-from persist.engine import create_target_of_rows, open_engine
+from persist.engine import create_target_of_rows, loaded, open_engine
 from persist.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
 from persist.sink import PlannedWrite, Target
 from persist.source import CollectionAddress
 from persist.spark.data_source import DataFrameWrite, commit_difference, prepared, present_time
 from persist.spark.data_source.source import read_by_source
+from persist.spark.frames import cast_exactly, ignores_case, map_in_tasks, match_names, rename, set_for_now, spell
 from persist.spark.options import write_options
-from persist.spark.reading.store import unused
-from persist.spark.types import as_collection_expects, quoted, utc_arrow_schema
-from persist.spark.uploads import Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
+from persist.spark.reading.store import holds_map, unused
+from persist.spark.types import as_collection_expects, quoted, to_stored_schema
+from persist.spark.uploads import RESERVED, Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
 from persist.spark.workers import surfaced_errors, writable
+from persist.spark.writing.conditions import Condition
 from persist.spark.writing.upserting import upsert
 from persist.timeline import Moment
 
 Mode = Literal["append", "overwrite"]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Which records are meant: those for which it is true, and neither false nor NULL.
-
-    Attributes:
-        text: it, for messages and for the digest of what a token names.
-    """
-
-    column: Column
-    text: str
-
-    @classmethod
-    def of(cls, given: str | Column) -> "Condition":
-        """Return a condition from SQL text or a column."""
-        if isinstance(given, str) and given.strip():
-            return cls(F.expr(given), given)
-        if isinstance(given, Column):
-            return cls(given, str(given))
-        raise InvalidUsage(f'{given!r:.80} is no condition: give SQL text such as "amount > 5", or a column of Spark')
-
-    def raised(self, df: DataFrame) -> Column:
-        """Return a column of longs that fails the task, naming a row of df for which this is not true."""
-        refusal = (
-            f"persist.errors.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would "
-            "come beside what is there and not in its place: leave them out, or widen the condition. Nothing was "
-            "written. One of them is "
-        )
-        row = F.to_json(F.struct(*(F.col(quoted(name)) for name in df.columns)))
-        return F.raise_error(F.concat(F.lit(refusal), row)).cast("long")
+PUSHES_FILTERS = ("spark.sql.python.filterPushdown.enabled", "true")  # Spark hands conditions to the data source.
 
 
 def write(
@@ -123,8 +95,9 @@ def write(
     """
     if mode not in get_args(Mode):
         raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
+    df = rename(df, RESERVED)
     options = write_options(
-        location, collection, time, seal, token, partitions, storage_options, allow_future=allow_future
+        location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future
     )
     condition = None if where is None else Condition.of(where)
     if condition is not None and mode != "overwrite":
@@ -132,22 +105,28 @@ def write(
     if multiset and mode != "overwrite":
         raise InvalidUsage('multiset=True goes with mode="overwrite": to append, keys may have several rows anyway')
     prepared(df.sparkSession)
+    folds = ignores_case(df.sparkSession)
     if key is not None:
-        columns = pa.schema([field.with_nullable(True) for field in utc_arrow_schema(df.schema)])
         with open_engine(options.location, options.storage) as engine:
+            is_there = collection in engine.names()
+            known = loaded(engine, collection).schema.names if is_there else df.columns
+            key = [key] if isinstance(key, str) else match_names(key, known, folds=folds)
+            held = to_stored_schema(df.schema, creates=not is_there)
+            columns = pa.schema([field.with_nullable(True) for field in held])
             create_target_of_rows(engine, collection, columns, key=key, timeline=timeline, time=time)
     elif timeline is not ...:
         raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
     if mode == "append":
-        write = DataFrameWrite.append(options, df.schema)
+        write = DataFrameWrite.append(options, df.schema, folds=folds)
         planned = write.planned
         frame = df if planned.is_done else ranged(df, planned.target.schema, partitions)
         uploaded = upload_by_tasks(frame, write.task)
         planned.commit(uploaded.parts, uploaded.digest)
     else:
         text = None if condition is None else condition.text
-        write = DataFrameWrite.overwrite(replace(options, multiset=multiset), df.schema, text)
+        write = DataFrameWrite.overwrite(replace(options, multiset=multiset), df.schema, text, folds=folds)
         if is_ranged_by_key(write.planned.target.schema):
+            df = cast_exactly(rename(df, write.planned.target.schema.names), _fields(write.planned.target.schema))
             if not (multiset or write.planned.is_done):
                 _check_nested_keys(df, write.planned.target)
             write.planned.until_committed(
@@ -180,7 +159,8 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     rows, by = Rows(schema), planned.digest_by
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
     both = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
-    uploaded = upload_by_tasks(ranged(both, schema, partitions), task)
+    with set_for_now(df.sparkSession, *PUSHES_FILTERS):
+        uploaded = upload_by_tasks(ranged(both, schema, partitions), task)
     planned.commit(uploaded.parts, uploaded.digest)
 
 
@@ -226,7 +206,7 @@ def retracted(spark: SparkSession, planned: PlannedWrite, condition: Condition |
         spark, CollectionAddress(target.location, target.storage, target.name), as_of=as_of, form="diff"
     )
     if condition is not None:
-        present = present.where(condition.column)
+        present = condition.filter(present)
     # The least diff has no opposite: as two halves.
     halves = F.when(F.col("_diff") == -(2**63), F.array(F.lit(2**62), F.lit(2**62))).otherwise(F.array(-F.col("_diff")))
     return present.withColumn("_diff", F.explode(halves))
@@ -292,7 +272,9 @@ def delete(
             present = _with_keys(present, keys, schema)
         rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
         rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
-        planned.commit_deletion(upload_by_tasks(rows, UploadTask(planned.target, Rows(schema))).parts, digest)
+        with set_for_now(spark, *PUSHES_FILTERS):
+            uploaded = upload_by_tasks(rows, UploadTask(planned.target, Rows(schema)))
+        planned.commit_deletion(uploaded.parts, digest)
 
     planned.until_committed(attempt)
 
@@ -309,13 +291,21 @@ def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
     upsert(events, target.location, target.name, time=options.time, storage_options=options.storage, **more)
 
 
+def _fields(schema: CollectionSchema) -> pa.Schema:
+    return pa.schema([schema.arrow.field(name) for name in schema.names])
+
+
 def _checked(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
-    wanted = [*schema.key_names]
-    if not wanted:
+    """Return keys, each once, with the names and types of the collection."""
+    wanted = pa.schema([schema.arrow.field(name) for name in schema.key_names])
+    if not wanted.names:
         raise InvalidUsage("the collection has no key columns: delete by a condition")
-    if sorted(keys.columns) != sorted(wanted):
-        raise SchemaMismatch(f"the DataFrame of keys has the columns {keys.columns}, and the key is {wanted}")
-    return keys.select(*map(quoted, wanted)).distinct()
+    renamed = rename(keys, wanted.names)
+    if sorted(renamed.columns) != sorted(wanted.names):
+        raise SchemaMismatch(f"the DataFrame of keys has the columns {keys.columns}, and the key is {wanted.names}")
+    if any(holds_map(field.type) for field in wanted):
+        raise InvalidUsage(f"the key {wanted.names} holds a map, which Spark cannot compare: delete by a condition")
+    return cast_exactly(renamed, wanted).distinct()
 
 
 def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
@@ -327,7 +317,7 @@ def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) ->
 
 
 def _digest(keys: DataFrame, schema: CollectionSchema) -> int:
-    rows = keys.mapInArrow(_KeysDigest(schema).__call__, "digest decimal(20,0)").collect()
+    rows = map_in_tasks(keys, _KeysDigest(schema).__call__, "digest decimal(20,0)").collect()
     return sum(int(row.digest) for row in rows) % DIGEST_MODULUS
 
 

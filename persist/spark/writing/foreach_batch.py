@@ -27,8 +27,9 @@ from persist.sink import (
     commit_large_batch,
     report_late,
 )
+from persist.spark.frames import ignores_case, rename
 from persist.spark.options import COUNT_MAX, check_whole, seen_by_all
-from persist.spark.uploads import Replanning, Rows, UploadTask, planned, ranged, upload_by_tasks
+from persist.spark.uploads import RESERVED, Replanning, Rows, UploadTask, planned, ranged, upload_by_tasks
 from persist.spark.workers import check_workers, writable
 from persist.spark.writing.upserting import ON_DRIVER_BYTES_MAX, by_key, gathered_rows, run
 from persist.state import CollectionState
@@ -126,7 +127,7 @@ class _Writer:
         if len(self.writes) > 1:
             df = df.persist()
         try:
-            frames = {name: of(df) for name, of in self.writes.items()}
+            frames = {name: rename(of(df), RESERVED) for name, of in self.writes.items()}
             times = self._times(frames)
             commit_batch(mark, self._uploaded(frames, targets, states, times, mark), times)
         finally:
@@ -141,10 +142,10 @@ class _Writer:
                 "collection are written by a query, or a foreach_batch_writer with a query_id, of its own."
             )
         ((name, of),) = self.writes.items()
-        frame = of(df)
+        frame = rename(of(df), RESERVED)
         times = self._times({name: frame}, is_keyed=True)
         options = SinkOptions(location=self.location, collection=name, storage=self.storage)
-        work = planned(options, frame.schema, is_plain=times.is_plain)
+        work = planned(options, frame.schema, is_plain=times.is_plain, folds=ignores_case(frame.sparkSession))
         plan = Replanning(work)
         rows = gathered_rows(frame, ON_DRIVER_BYTES_MAX)
         if rows is not None:
@@ -171,7 +172,7 @@ class _Writer:
             time = 0  # Until they get that of the commit.
         tasks = {}
         for (name, frame), state in zip(frames.items(), states, strict=True):
-            rows = Rows(targets[name].schema, time)
+            rows = Rows(targets[name].schema, time, folds=ignores_case(frame.sparkSession))
             rows.check(frame.schema)
             tasks[name] = UploadTask(targets[name], rows, state.upper.time if times.late == "drop" else None)
         shares: list[Share] = []

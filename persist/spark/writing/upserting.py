@@ -31,8 +31,9 @@ from persist.sink import (
     writing,
 )
 from persist.spark.data_source import prepared
+from persist.spark.frames import ignores_case, map_in_tasks, rename, spell
 from persist.spark.options import write_options
-from persist.spark.uploads import Replanning, ascending, is_ranged_by_key, packed, planned, rows_of
+from persist.spark.uploads import RESERVED, Replanning, ascending, is_ranged_by_key, packed, planned, rows_of
 from persist.spark.workers import surfaced_errors
 from persist.timeline import Moment
 from persist.upsert import SEQ, Machine
@@ -94,12 +95,14 @@ def upsert(
     """
     check_one_of("where", where, get_args(Where))
     check_one_of("late", late, get_args(Late))
+    df = rename(df, RESERVED)
     options = write_options(
-        location, collection, time, seal, token, partitions, storage_options, allow_future=allow_future
+        location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future
     )
     collects = late == "collect"
     prepared(df.sparkSession)
-    work = planned(options, df.schema, machine, collects=collects)
+    folds = ignores_case(df.sparkSession)
+    work = planned(options, df.schema, machine, collects=collects, folds=folds)
     with writing(options.location, options.storage) as engine:
         if work.is_done:
             seal_done(engine, work)
@@ -116,7 +119,7 @@ def upsert(
                 is_late = at_commit and not isinstance(error, LateEvents)
                 if not (collects or is_late) or attempt == ATTEMPTS - 1:
                     raise
-            work = planned(options, df.schema, machine, collects=collects)
+            work = planned(options, df.schema, machine, collects=collects, folds=folds)
         raise AssertionError("the last attempt returns or raises")
 
 
@@ -171,14 +174,14 @@ class _Task:
 
 def run(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
     """Run the job that stores what comes of events; only one attempt of each task counts."""
-    rows = df.mapInArrow(_Task(work, resolves).__call__, "stored binary").collect()
+    rows = map_in_tasks(df, _Task(work, resolves).__call__, "stored binary").collect()
     answers = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
     return Stored.together(answers)
 
 
 def gathered_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:
     """Return all rows on the driver, or None if they are more than bytes_max."""
-    sent = df.mapInArrow(_Gathering(bytes_max).__call__, "rows binary, size long").collect()
+    sent = map_in_tasks(df, _Gathering(bytes_max).__call__, "rows binary, size long").collect()
     if any(row.rows is None for row in sent) or (bytes_max is not None and sum(row.size for row in sent) > bytes_max):
         return None
     return rows_of(df.schema, [row.rows for row in sent])

@@ -14,6 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 import persist
 import persist.spark
 from persist.blob import FileBlob
+from persist.sink import PlannedWrite, SinkOptions, upload
+from persist.spark.reading.store import LISTING_TASKS
 
 QUIET = persist.Settings(background=False, grace_s=0, orphan_grace_s=0)
 KEY = {"id": pa.int64(), "part": pa.string()}
@@ -296,3 +298,25 @@ def test_columns_and_keys_that_spark_treats_in_its_own_way(spark: SparkSession, 
     assert "keys that hold maps" in persist.spark.explain(spark, path, "maps")
     with pytest.raises(persist.InvalidUsage, match="native='yes' is none of"):
         persist.spark.snapshot(spark, path, "odd", native="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.thorough
+def test_many_parts_are_looked_for_by_few_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    with persist.open(path) as client:
+        client.create_or_load("many", key={"id": int})
+    planned = PlannedWrite.append(SinkOptions(location=path, collection="many", time=0, seal=1))
+    rows = pa.table({"id": range(40), "_time": [0] * 40, "_diff": [1] * 40})
+    planned.commit([part for at in range(40) for part in upload(planned.target, [rows.slice(at, 1)])])
+    context = spark.sparkContext
+    context.setJobGroup("looking", "for parts")
+    before = spark.conf.get(LISTING_TASKS)
+    try:
+        frame = persist.spark.snapshot(spark, path, "many", native=True)
+        tracker = context.statusTracker()
+        stages = [s for job in tracker.getJobIdsForGroup("looking") for s in tracker.getJobInfo(job).stageIds]  # type: ignore[union-attr]
+        assert [tracker.getStageInfo(stage).numTasks for stage in stages] == [4 * context.defaultParallelism]  # type: ignore[union-attr]
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    assert spark.conf.get(LISTING_TASKS) == before
+    assert frame.count() == 40

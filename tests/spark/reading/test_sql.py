@@ -119,3 +119,13 @@ def test_reads_at_one_seqno_belong_together(spark: SparkSession, tmp_path: Path)
 def test_the_option_columns_takes_a_json_list(spark: SparkSession, location: str) -> None:
     reader = spark.read.format("persist").option("collection", "orders").option("columns", json.dumps(["amount", "id"]))
     assert reader.load(location).columns == ["amount", "id"]
+
+
+def test_braces_in_a_query_of_no_collection_stay_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    with persist.open(path) as client:
+        client.create_or_load("c", key={"id": int}, value={"v": int}).write([(1, 1)]).result()
+    for query in ("""SELECT '{"a":1}' AS j, '{{}}' AS k""", "SELECT '{t0}' AS j, '}{' AS k"):
+        assert persist.spark.sql(spark, path, query).collect() == spark.sql(query).collect()
+        found = persist.spark.sql(spark, path, f"{query} FROM c").collect()
+        assert found == spark.sql(query).collect()

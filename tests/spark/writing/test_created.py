@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 import persist
 import persist.spark
+from tests.spark.sessions import records
 
 
 def test_a_write_with_a_key_makes_the_collection_with_the_columns_of_the_frame(
@@ -75,3 +76,14 @@ def test_no_statement_of_spark_changes_what_a_view_shows(spark: SparkSession, tm
         with pytest.raises(Exception, match=r"Unexpected table relation|does not support|RDD-based|persist"):
             spark.sql(statement).collect()
     assert persist.spark.sql(spark, path, "DELETE FROM shown WHERE k = 1").rows == 1
+
+
+def test_an_empty_write_seals_its_time(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    rows = spark.createDataFrame([(1, "a")], "id long, v string")
+    persist.spark.write(rows.where("false"), path, "created", key=["id"])
+    assert records(path, "created") == []
+    with persist.open(path) as client:
+        client.create_or_load("there", key={"id": int}, value={"v": str})
+    rows.where("false").write.format("persist").option("collection", "there").mode("append").save(path)
+    assert records(path, "there") == []
