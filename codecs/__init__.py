@@ -69,6 +69,7 @@ from persist.codecs.types.evolution import (
 )
 from persist.codecs.types.python_types import arrow_type, field_types, stored_type
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side
+from persist.codecs.types.texts import is_exact_float, parse_column
 from persist.codecs.types.values import cut, to_array, to_values
 from persist.codecs.updates.inputs import (
     TableStream,

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pat
 
 from persist.blob import InvalidUsage, PersistError
-from persist.codecs import TIME_MAX, CollectionSchema, cast_column, cut, did_you_mean
+from persist.codecs import TIME_MAX, CollectionSchema, cast_column, cut, did_you_mean, parse_column
 from persist.timeline import Timeline, timeline_of
 
 Cast = Callable[[pa.ChunkedArray], pa.ChunkedArray]
@@ -113,14 +112,14 @@ class Caster:
         if name == self.time_column and name not in self.schema.names:
             return cast_each(column, self._time_cast(is_text), pa.int64(), name)
         if is_text:
-            return cast_each(column, lambda piece: text_as(piece, wanted), wanted, name)
+            return cast_each(column, lambda piece: parse_column(piece, wanted), wanted, name)
         return cast_each(column, lambda piece: cast_column(piece, wanted, name), wanted, name)
 
     def _time_cast(self, is_text: bool) -> Cast:
         def cast(piece: pa.ChunkedArray) -> pa.ChunkedArray:
             if is_text:
                 try:
-                    return text_as(piece, pa.int64())
+                    return parse_column(piece, pa.int64())
                 except pa.ArrowException:
                     piece = piece.cast(pa.string())
             if self.timeline is not None:
@@ -172,35 +171,11 @@ def cast_each(
     return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], wanted), failed
 
 
-def text_as(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """Return UTF-8 text as values of a type; without an offset, timestamps are in UTC.
-
-    Raises:
-        ArrowInvalid: a value is none. ArrowNotImplementedError: none can be read from text.
-    """
-    text = column.cast(pa.string())
-    if pat.is_string(wanted) or pat.is_large_string(wanted):
-        return text.cast(wanted)
-    if pat.is_binary(wanted) or pat.is_large_binary(wanted) or pat.is_fixed_size_binary(wanted):
-        raise pa.ArrowNotImplementedError("bytes cannot be told from text")
-    text = pc.utf8_trim_whitespace(text)
-    if pat.is_duration(wanted):
-        return text.cast(pa.int64()).cast(wanted)
-    if pat.is_float16(wanted):
-        return text.cast(pa.float32()).cast(wanted)
-    if not pat.is_timestamp(wanted) or wanted.tz is None:
-        return text.cast(wanted)
-    try:
-        return text.cast(wanted)
-    except pa.ArrowInvalid:
-        return pc.assume_timezone(text.cast(pa.timestamp(wanted.unit)), "UTC").cast(wanted)
-
-
 def check_text_types(types: dict[str, pa.DataType], format: str) -> None:
     """Raise InvalidUsage if values of some type cannot be read from text."""
     for name, wanted in types.items():
         try:
-            text_as(pa.chunked_array([pa.array([], pa.binary())]), wanted)
+            parse_column(pa.chunked_array([pa.array([], pa.binary())]), wanted)
         except pa.ArrowNotImplementedError as error:
             raise InvalidUsage(
                 f"column {name!r} of type {wanted} cannot be read from {format}: use Parquet or Arrow"
