@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs import InvalidUpdate, boolean_array, int64_array, int64_values
+from persist.upsert.envelopes.json_numbers import check_numbers, has_inexact
 from persist.upsert.envelopes.messages import Unreadable
 
 PIECE_BYTES = 8 << 20  # What is read in one go: large enough for 0.1 ms of preparations, small enough for the caches.
@@ -62,12 +63,15 @@ def in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.nd
     return rows, table
 
 
-def parse(texts: pa.Array, fields: pa.Schema | None) -> pa.Table:
+def parse(
+    texts: pa.Array, fields: pa.Schema | None, others: Literal["ignore", "error", "infer"] = "ignore"
+) -> pa.Table:
     """Return one row for each document: the given fields, or all that there are if None.
 
     Args:
         texts: large_binary without NULL.
-        fields: fields of documents that are not listed are passed over; a listed one that is missing is NULL.
+        fields: a listed field that is missing is NULL.
+        others: what becomes of fields that are not listed.
 
     Raises:
         Unreadable, pa.ArrowException: some document is not one JSON object, or a value does not fit its field.
@@ -76,11 +80,13 @@ def parse(texts: pa.Array, fields: pa.Schema | None) -> pa.Table:
 
     _check_ends(texts)
     stream = _joined(texts)
-    options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, "ignore")
+    options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, others)
     reading = pj.ReadOptions(use_threads=False, block_size=stream.size + 1)
     table = pj.read_json(pa.BufferReader(stream), read_options=reading, parse_options=options)
     if table.num_rows != len(texts):
         raise Unreadable("it holds more than one JSON object")
+    if fields is not None:
+        check_numbers(texts, fields)
     return table
 
 
@@ -203,7 +209,7 @@ def suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
             decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             is_suspect[at] = True
-    return is_suspect
+    return is_suspect | has_inexact(texts, fields)
 
 
 @lru_cache(maxsize=64)
