@@ -47,6 +47,7 @@ from persist.codecs.types.arrow_types import (
     children,
     is_flat,
     is_text,
+    leaf_arrays,
     leaf_count,
     scalar_from_json,
     type_from_json,
@@ -68,7 +69,7 @@ from persist.codecs.types.evolution import (
     widened_column,
 )
 from persist.codecs.types.python_types import arrow_type, field_types, stored_type
-from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side
+from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side, check_field
 from persist.codecs.types.texts import is_exact_float, parse_column
 from persist.codecs.types.values import cut, to_array, to_values
 from persist.codecs.updates.inputs import (

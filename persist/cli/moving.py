@@ -44,7 +44,7 @@ def evolve(
     ] = "last",
 ) -> int:
     """Change the schema for every reader and every time from now on; no data is rewritten."""
-    from persist.cli.rows_in import typed
+    from persist.cli.columns import typed
 
     names = dict(_pair(renaming) for renaming in rename or [])
     if not (add or drop or names or widen or keyed):

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs import InvalidUpdate, boolean_array, int64_array, int64_values
+from persist.codecs import InvalidUpdate, boolean_array, int64_array, int64_values, leaf_arrays
 from persist.upsert.envelopes.json_numbers import check_numbers, has_inexact
 from persist.upsert.envelopes.messages import Unreadable
 
@@ -87,6 +87,10 @@ def parse(
         raise Unreadable("it holds more than one JSON object")
     if fields is not None:
         check_numbers(texts, fields)
+        for column in table.columns:
+            for leaf in (leaf for chunk in column.chunks for leaf in leaf_arrays(chunk)):
+                if pat.is_decimal(leaf.type):
+                    leaf.validate(full=True)  # Reading checks the scale, and not the precision.
     return table
 
 
@@ -147,6 +151,8 @@ def reason_of(error: Exception) -> str:
         return f"{failed[2]} does not fit {failed[1]}"[:REASON_CHARS_MAX]
     if syntax := re.search(r"JSON parse error: (.*?)(?: in row \d+)?$", text, re.DOTALL):
         return f"it is not JSON: {syntax[1].rstrip('.')}"[:REASON_CHARS_MAX]
+    if large := re.search(r"Decimal value (\S+) does not fit in precision of (.*?)\.?$", text):
+        return f"the number of digits {large[1]} does not fit {large[2]}"
     if isinstance(error, UnicodeDecodeError) or "Invalid UTF8" in text:
         return "it is not UTF-8"
     return re.sub(r"^update \d+ has ", "it has ", text)[:REASON_CHARS_MAX]
