@@ -195,8 +195,8 @@ class Kafka:
                 if is_open(kind):
                     first = f"the first {counted(len(messages), 'message')} of {route.topic!r}"
                     raise InvalidUsage(
-                        f"{self.name}: {first} have the column {name!r}, and no value in it tells its type, {kind}. Say "
-                        f'the types of all columns, such as columns = {{ {name} = "string", … }}, or begin when a '
+                        f"{self.name}: {first} have the column {name!r}, and no value in it tells its type, {kind}. "
+                        f'Say the types of all columns, such as columns = {{ {name} = "string", … }}, or begin when a '
                         "message has one"
                     )
             types |= seen
