@@ -55,7 +55,7 @@ def is_exact_float(text: str, bits: int = 64) -> bool:
     """Return whether a float of so many bits stands for the number that a text says, up to a fraction's rounding."""
     number = text.lstrip("+-").lower()
     with np.errstate(over="ignore"):
-        held = float({16: np.float16, 32: np.float32, 64: np.float64}[bits](float(text)))
+        held = float(np.array(float(text)).astype(f"f{bits // 8}"))
     if abs(held) == float("inf"):
         return number in ("inf", "infinity")
     if number.isdigit():

@@ -6,7 +6,7 @@ offset, and string. Whole numbers that an int64 or a double would change make it
 code and no number, so it stays text. A column without a value has the type null: a later file tells.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 
 import pyarrow as pa
@@ -174,18 +174,16 @@ def _with_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
                 for at, leaf in enumerate(leaf_arrays(chunk)):
                     if pat.is_string(leaf.type):
                         guesses.setdefault((name, at), _Guess()).add(leaf)
-    fields = []
-    for field in schema:
-        leaves = count()
-        fields.append((field.name, _replaced(field.type, lambda at, name=field.name: guesses.get((name, at)), leaves)))
-    return pa.schema(fields)
+    return pa.schema([(f.name, _replaced(f.type, f.name, guesses, count())) for f in schema])
 
 
-def _replaced(kind: pa.DataType, guess_of: Callable[[int], "_Guess | None"], leaves: Iterator[int]) -> pa.DataType:
-    """Return a type whose moments are what was guessed of the leaves of their numbers."""
+def _replaced(
+    kind: pa.DataType, name: str, guesses: "Mapping[tuple[str, int], _Guess]", leaves: Iterator[int]
+) -> pa.DataType:
+    """Return the type of a column whose moments are what was guessed of the leaves of their numbers."""
     if pat.is_nested(kind):
-        return with_children(kind, [_replaced(f.type, guess_of, leaves) for f in children(kind)])
-    guess = guess_of(next(leaves))
+        return with_children(kind, [_replaced(f.type, name, guesses, leaves) for f in children(kind)])
+    guess = guesses.get((name, next(leaves)))
     return guess.kind if pat.is_timestamp(kind) and guess is not None else kind
 
 
