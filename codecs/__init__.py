@@ -47,6 +47,7 @@ from persist.codecs.types.arrow_types import (
     children,
     is_flat,
     is_text,
+    leaf_arrays,
     leaf_count,
     scalar_from_json,
     type_from_json,
@@ -69,8 +70,18 @@ from persist.codecs.types.evolution import (
 )
 from persist.codecs.types.objects import find_unwritable, to_dicts, to_objects
 from persist.codecs.types.python_types import arrow_type, field_types, stored_type
-from persist.codecs.types.schema import DIFF, NAME_CHARS_MAX, TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side
+from persist.codecs.types.schema import (
+    DIFF,
+    NAME_CHARS_MAX,
+    TIME,
+    TIME_MAX,
+    TIME_UNITS,
+    CollectionSchema,
+    Side,
+    check_field,
+)
 from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.codecs.types.texts import is_exact_float, parse_column
 from persist.codecs.types.values import cut, python_type, to_array, to_values
 from persist.codecs.updates.inputs import (
     TableStream,

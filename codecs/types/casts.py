@@ -3,7 +3,7 @@
 A conversion stays within a family, and every value must survive it exactly:
 
     integers to integers or floats; floats to floats; decimals to decimals
-    floats and decimals that are whole numbers to integers
+    floats and decimals that are whole numbers to integers; integers to decimals
     string, large_string, string_view; binary, large_binary, binary_view, fixed_size_binary
     date32, date64; time32, time64; durations; timestamps both with or both without a zone (the instant stays)
     list, large_list, fixed_size_list of what fits; structs with the same field names; maps of what fits
@@ -107,6 +107,8 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         column = column.cast(pa.binary())
     if pat.is_floating(source) and pat.is_integer(target):
         _check_bounds(column, target)
+    if pat.is_integer(source) and pat.is_decimal(target):  # Arrow looks at the type of integers, and not at them.
+        column = column.cast(pa.decimal128(INTEGER_DIGITS))
     result = column.cast(target)
     if _may_round(source, target):
         wide = column.cast(pa.float64())
@@ -174,7 +176,7 @@ def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
     if pat.is_integer(target) and (pat.is_floating(source) or pat.is_decimal(source)):
         return top
     if pat.is_integer(source) and pat.is_decimal(target):
-        return bool(target.precision - target.scale >= INTEGER_DIGITS)
+        return top or bool(target.precision - target.scale >= INTEGER_DIGITS)
     if is_number(source) and pat.is_floating(target):
         return top or not _may_round(source, target)
     if pat.is_timestamp(source) and pat.is_timestamp(target):

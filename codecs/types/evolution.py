@@ -34,6 +34,7 @@ import pyarrow.types as pt
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json, scalar_to_json
+from persist.codecs.types.casts import cast_column
 from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.values import to_field
 
@@ -486,7 +487,10 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
             f"column {name!r} is of type {kind}, and only flat columns can have a default: leave it out"
         )
     try:
-        array = _as_scalar_says(value, kind) if isinstance(value, pa.Scalar) else to_field([value], kind, "the default")
+        if isinstance(value, pa.Scalar):
+            array = cast_column(pa.chunked_array([pa.array([value])]), kind, name)
+        else:
+            array = to_field([value], kind, "the default")
         scalar = canonical(pa.table({"default": array})).column(0)[0]
         return scalar_from_json(scalar_to_json(scalar), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -494,20 +498,6 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         shown = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
         reason = str(error).rpartition(": ")[2] if isinstance(error, InvalidUpdate) else str(error)
         raise SchemaMismatch(f"the default {shown} does not fit column {name!r} of type {kind}: {reason}") from error
-
-
-def _as_scalar_says(value: pa.Scalar, kind: pa.DataType) -> pa.Array:
-    """Return the array of one value of Arrow's in a type; raises pa.ArrowException if it would be another value."""
-    given = pa.array([value])
-    cast_value = given.cast(kind)
-    is_other = pt.is_temporal(given.type) and given.type != kind and not cast_value.cast(given.type).equals(given)
-    is_other |= pt.is_timestamp(given.type) and pt.is_timestamp(kind) and (given.type.tz is None) != (kind.tz is None)
-    is_other |= (
-        pt.is_floating(kind) and pt.is_floating(given.type) and not pc.is_inf(cast_value).equals(pc.is_inf(given))
-    )
-    if is_other:
-        raise pa.ArrowInvalid("it would be another value")
-    return cast_value
 
 
 def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:

@@ -1,31 +1,18 @@
-"""Columns of a file as the columns of a collection: what casts, row by row where it must be, and what does not."""
+"""Columns of a file as the columns of a collection, with the times that a write takes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.blob import InvalidUsage, PersistError
-from persist.codecs import TIME_MAX, CollectionSchema, cast_column, cut, did_you_mean
+from persist.blob import InvalidUsage
+from persist.codecs import TIME_MAX, CollectionSchema, cast_column, parse_column
+from persist.ingest import CastTable, cast_each, cast_rows, cast_texts, check_columns, fitting
 from persist.timeline import Timeline, timeline_of
-
-Cast = Callable[[pa.ChunkedArray], pa.ChunkedArray]
-REASON_CHARS_MAX = 200
-
-
-@dataclass(frozen=True)
-class CastTable:
-    """The rows of a piece that fit; and the others by their index in the piece, each with its reason."""
-
-    table: pa.Table
-    misfits: dict[int, str]
-
-    def first(self, count: int) -> list[tuple[int, str]]:
-        """Return the first misfits, in order."""
-        return [(row, self.misfits[row]) for row in sorted(self.misfits)[:count]]
 
 
 @dataclass(frozen=True)
@@ -67,60 +54,58 @@ class Caster:
         return [name for name in names if name in self.types or name in own]
 
     def check_names(self, names: Sequence[str], file: str) -> None:
-        """Raise InvalidUsage unless a file has the columns that are wanted, once each, and no others."""
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise InvalidUsage(f"{file} has the column {twice[0]!r} more than once: give each a name of its own")
+        """Raise InvalidUsage unless a file has the columns that are wanted, and no others."""
         missing = [name for name in self.types if name not in names]
         if missing == ["_time"]:
             raise InvalidUsage(
                 f"{file} has no column '_time': say at which time the rows are, with --time 12, or --time-column NAME"
             )
-        if missing:
-            hint = did_you_mean(missing[0], names) or ""
-            raise InvalidUsage(f"{file} has no column {missing[0]!r}{hint.rstrip(',')}; it has {list(names)}")
+        check_columns(names, self.types, file)
         extra = [name for name in names if name not in self.wanted(names) and name not in self.ignored]
         if extra:
             hint = " A time for all rows goes with rows without one." if "_time" in extra else ""
             raise InvalidUsage(
-                f"{file} has the column {extra[0]!r}, which the collection has not: leave it out of the file, or say "
-                f"--ignore {extra[0]}.{hint}"
+                f"{file} has the column {extra[0]!r}, which the collection has not: leave it out of the file, or "
+                f"{self.advice(extra[0])}.{hint}"
             )
 
-    def cast(self, table: pa.Table, *, is_text: bool = False) -> CastTable:
+    def advice(self, name: str) -> str:
+        """Return what to do about a field that is no column."""
+        return f"say --ignore {name}"
+
+    def json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
+        """Return the fields to read: those of the collection; of times, what the first object has."""
+        types = dict(self.types)
+        time = self.time_column
+        if time is not None and time not in self.schema.names and isinstance(first.get(time), str):
+            types[time] = pa.string()
+        for name, kind in (("_diff", pa.int64()), ("_deleted", pa.bool_())):
+            if self.wanted([name]) and (name in first or name == "_deleted"):
+                types[name] = kind
+        return types
+
+    def cast(self, table: pa.Table, *, is_text: bool) -> CastTable:
         """Return a piece of a file with the wanted types.
 
         Args:
-            is_text: all columns are UTF-8 as binary, to be read as text is.
+            is_text: text is to be parsed: UTF-8, as string or as binary.
         """
-        misfits: dict[int, str] = {}
-        columns = {}
-        for name in table.column_names:
-            column, failed = self._column(table[name], name, is_text)
-            columns[name] = column
-            for row, why in failed.items():
-                misfits.setdefault(row, why)
-        cast_rows = pa.table(columns) if columns else table
-        self._check_times(cast_rows, misfits)
-        if misfits:
-            keep = np.ones(len(cast_rows), bool)
-            keep[[*misfits]] = False
-            cast_rows = cast_rows.filter(pa.array(keep))
-        return CastTable(cast_rows, misfits)
+        cast = cast_rows(table, lambda column, name: self._column(column, name, is_text))
+        self._check_times(cast.table, cast.misfits)
+        return fitting(cast)
 
     def _column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:
         wanted = self.types.get(name, pa.bool_() if name == "_deleted" else pa.int64())
         if name == self.time_column and name not in self.schema.names:
             return cast_each(column, self._time_cast(is_text), pa.int64(), name)
-        if is_text:
-            return cast_each(column, lambda piece: text_as(piece, wanted), wanted, name)
-        return cast_each(column, lambda piece: cast_column(piece, wanted, name), wanted, name)
+        cast = cast_texts if is_text else cast_column
+        return cast_each(column, lambda piece: cast(piece, wanted, name), wanted, name)
 
-    def _time_cast(self, is_text: bool) -> Cast:
+    def _time_cast(self, is_text: bool) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
         def cast(piece: pa.ChunkedArray) -> pa.ChunkedArray:
-            if is_text:
+            if is_text and pat.is_binary(piece.type):
                 try:
-                    return text_as(piece, pa.int64())
+                    return parse_column(piece, pa.int64())
                 except pa.ArrowException:
                     piece = piece.cast(pa.string())
             if self.timeline is not None:
@@ -151,93 +136,5 @@ class Caster:
         return f"its time {time} is none: times go from 0 to {TIME_MAX}"
 
 
-def cast_each(
-    column: pa.ChunkedArray, cast: Cast, wanted: pa.DataType, name: str
-) -> tuple[pa.ChunkedArray, dict[int, str]]:
-    """Return a column cast as a whole, or, where that fails, in halves; NULL for the rows that fail by themselves."""
-    failed: dict[int, str] = {}
-
-    def halves(start: int, stop: int) -> list[pa.ChunkedArray]:
-        piece = column.slice(start, stop - start)
-        try:
-            return [cast(piece)]
-        except (pa.ArrowException, PersistError) as error:
-            if stop - start > 1:
-                middle = (start + stop) // 2
-                return [*halves(start, middle), *halves(middle, stop)]
-            failed[start] = f"column {name!r}: {_why(piece, wanted, error)}"
-            return [pa.chunked_array([pa.nulls(1, wanted)])]
-
-    pieces = halves(0, len(column)) if len(column) else [pa.chunked_array([], wanted)]
-    return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], wanted), failed
-
-
-def text_as(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """Return UTF-8 text as values of a type; without an offset, timestamps are in UTC.
-
-    Raises:
-        ArrowInvalid: a value is none. ArrowNotImplementedError: none can be read from text.
-    """
-    text = column.cast(pa.string())
-    if pat.is_string(wanted) or pat.is_large_string(wanted):
-        return text.cast(wanted)
-    if pat.is_binary(wanted) or pat.is_large_binary(wanted) or pat.is_fixed_size_binary(wanted):
-        raise pa.ArrowNotImplementedError("bytes cannot be told from text")
-    text = pc.utf8_trim_whitespace(text)
-    if pat.is_duration(wanted):
-        return text.cast(pa.int64()).cast(wanted)
-    if pat.is_float16(wanted):
-        return text.cast(pa.float32()).cast(wanted)
-    if not pat.is_timestamp(wanted) or wanted.tz is None:
-        return text.cast(wanted)
-    try:
-        return text.cast(wanted)
-    except pa.ArrowInvalid:
-        return pc.assume_timezone(text.cast(pa.timestamp(wanted.unit)), "UTC").cast(wanted)
-
-
-def check_text_types(types: dict[str, pa.DataType], format: str) -> None:
-    """Raise InvalidUsage if values of some type cannot be read from text."""
-    for name, wanted in types.items():
-        try:
-            text_as(pa.chunked_array([pa.array([], pa.binary())]), wanted)
-        except pa.ArrowNotImplementedError as error:
-            raise InvalidUsage(
-                f"column {name!r} of type {wanted} cannot be read from {format}: use Parquet or Arrow"
-            ) from error
-
-
-def _why(piece: pa.ChunkedArray, wanted: pa.DataType, error: Exception) -> str:
-    value = piece[0].as_py()
-    if isinstance(value, bytes):
-        try:
-            value = value.decode()
-        except UnicodeDecodeError:
-            return f"{cut(value)} is not UTF-8"
-    if isinstance(error, PersistError):
-        return str(error).replace("the time of update 0: ", "").replace("update 0 ", "it ")[:REASON_CHARS_MAX]
-    return f"{cut(value)} is no {wanted}"
-
-
 def _rows(flags: pa.ChunkedArray) -> list[int]:
     return [int(row) for row in np.flatnonzero(flags.combine_chunks().to_numpy(zero_copy_only=False))]
-
-
-REASONS_MAX = 10
-
-
-@dataclass
-class Misfits:
-    """The rows that do not fit: how many, and the first reasons with their places."""
-
-    count: int = 0
-    reasons: list[str] = field(default_factory=list)
-
-    def add(self, count: int, reasons: list[str]) -> None:
-        """Count some more, with the reasons of the first of them."""
-        self.count += count
-        self.reasons += reasons[: REASONS_MAX - len(self.reasons)]
-
-    def __str__(self) -> str:
-        more = self.count - len(self.reasons)
-        return "\n".join([*self.reasons, *([f"and {more:,} more"] if more > 0 else [])])

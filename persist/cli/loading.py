@@ -19,19 +19,13 @@ import pyarrow as pa
 import xxhash
 
 import persist
-from persist.cli.casting import Caster, Misfits
-from persist.cli.rows_in import RowFile
+from persist.cli.casting import Caster
 from persist.cli.text import tell
+from persist.ingest import DoesNotFit, Misfits, RowFile, pieces_of
 from persist.work import task
 
 PIECE_ROWS = 1_000_000
 READ_BYTES = 1 << 20
-
-
-class DoesNotFit(persist.InvalidUsage):
-    """Rows of a file do not fit, and nothing was written. Its message has several lines."""
-
-    has_lines = True
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ def spooled(path: str, format: str | None) -> Iterator[RowFile]:
     if path != "-":
         if not os.path.isfile(path):
             raise persist.InvalidUsage(f"there is no file {path!r}: give the path of one, or - for standard input")
-        yield RowFile.of(path, format)
+        yield RowFile.at(path, format)
         return
     if format is None:
         raise persist.InvalidUsage(
@@ -91,7 +85,7 @@ def spooled(path: str, format: str | None) -> Iterator[RowFile]:
     with tempfile.NamedTemporaryFile(prefix="persist-") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
         file.flush()
-        yield RowFile.of(file.name, format, name="standard input")
+        yield RowFile.at(file.name, format, name="standard input")
 
 
 def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]:
@@ -102,7 +96,7 @@ def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]
     """
     misfits, rows = Misfits(), 0
     with task("check", file.name) as done:
-        for piece in file.pieces(caster, misfits):
+        for piece in pieces_of(file, caster, misfits):
             rows += len(piece)
             done(len(piece))
     if misfits.count and not skip_bad:
@@ -132,7 +126,7 @@ def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: 
         return Loaded(rows, skipped, 0, pieces, None)
     before, seqno = sum(handle.remembers(contents, f"{token}/{n}") for n in range(pieces)), None
     with task("write", file.name, total=rows) as done:
-        for n, piece in enumerate(_cut(file.pieces(caster, Misfits()), plan.piece_rows)):
+        for n, piece in enumerate(_cut(pieces_of(file, caster, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
             if not is_ours or not handle.remembers(contents, f"{token}/{n}"):
                 seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
@@ -196,7 +190,7 @@ def _digest(file: RowFile, *way: Any) -> str:
 
 def rows_of(file: RowFile, caster: Caster) -> pa.RecordBatchReader:
     """Return the rows of a file that fit, as a stream."""
-    pieces = file.pieces(caster, Misfits())
+    pieces = pieces_of(file, caster, Misfits())
     first = next(pieces)
 
     def batches() -> Iterator[pa.RecordBatch]:

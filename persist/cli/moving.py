@@ -44,7 +44,7 @@ def evolve(
     ] = "last",
 ) -> int:
     """Change the schema for every reader and every time from now on; no data is rewritten."""
-    from persist.cli.rows_in import typed
+    from persist.cli.columns import typed
 
     names = dict(_pair(renaming) for renaming in rename or [])
     if not (add or drop or names or widen or keyed):
@@ -121,12 +121,14 @@ def index(
 def _defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
     import pyarrow as pa
 
+    from persist.codecs import parse_column
+
     defaults: dict[str, Any] = {}
     for name, text in (_pair(assignment, "--default NAME=VALUE") for assignment in given):
         if name not in added:
             raise persist.InvalidUsage(f"--default {name}={text}: it is of a column that --add adds")
         try:
-            defaults[name] = pa.array([text]).cast(added[name])[0].as_py()
+            defaults[name] = parse_column(pa.chunked_array([[text]]), added[name])[0]
         except pa.ArrowException as error:
             raise persist.InvalidUsage(f"--default {name}={text} is no {added[name]}: {error}") from error
     return defaults

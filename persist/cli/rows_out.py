@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.cli.rows_in import WRITTEN
+from persist.cli.columns import WRITTEN
 from persist.cli.text import cell, print_table, tell
 from persist.codecs import to_objects
 from persist.egress import row_writer

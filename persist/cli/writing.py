@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from persist.cli.casting import Caster
     from persist.cli.loading import Plan
-    from persist.cli.rows_in import RowFile
+    from persist.ingest import RowFile
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="CSV, JSON lines, Parquet or Arrow IPC; - for standard input.")
@@ -89,7 +89,7 @@ def create(
     format: Format = None,
 ) -> int:
     """Make a collection, empty; the location, too, if it is not there."""
-    from persist.cli.rows_in import sides
+    from persist.cli.columns import sides
 
     if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
         raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")
@@ -214,13 +214,14 @@ def _load(
     With a key, the collection is created if there is none.
     """
     from persist.cli.loading import load, spooled, was_begun
+    from persist.ingest import names_in
 
     is_events = plan.late is not None
     with spooled(file, format) as rows, at.writing(may_be_new=key is not None) as client:
         if key is not None:
             _made_like(client, collection, rows, key, plan, ignore, timeline)
         target = _own(client, collection, None if is_events or key is not None else rows)
-        has_times = plan.time is None and time_column is None and rows.has_column("_time")
+        has_times = plan.time is None and time_column is None and "_time" in names_in(rows)
         if plan.seal is not None and plan.time is None and not has_times:
             raise persist.InvalidUsage(
                 f"--seal {plan.seal} goes with times, and neither --time nor a column _time says any: the commit gives "
@@ -427,11 +428,11 @@ def _made_like(
     """Create a collection with the columns of a file, if there is none; if there is, check that its key is this one."""
     import pyarrow as pa
 
-    from persist.cli.rows_in import types_of
+    from persist.cli.columns import columns_in
     from persist.engine import create_target_of_rows
 
     is_new = client.seqno < 0 or collection not in client
-    types = types_of(rows.path, rows.format) if is_new else {}
+    types = columns_in(rows) if is_new else {}
     columns = pa.schema([(name, kind) for name, kind in types.items() if name not in (ignore or ())])
     unit: Any = ... if timeline is None else None if timeline == "none" else timeline
     create_target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)

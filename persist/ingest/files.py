@@ -7,29 +7,34 @@ is none, it is the moment of its last change.
 A time is a moment: that at which a file was taken in, or the next one that is free.
 """
 
+import json
 import logging
 import posixpath
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist.blob import Backoff
 from persist.client import Client
-from persist.codecs import arrow_type, did_you_mean
+from persist.codecs import arrow_type, check_field, did_you_mean
 from persist.collection import Collection
 from persist.errors import InvalidUsage, PersistError
-from persist.ingest.row_formats import BLOCK_BYTES, csv_batches, format_by_name, schema_of, stored_batches
+from persist.ingest.file_rows import DELETED, FileRows
+from persist.ingest.row_casts import Misfits
+from persist.ingest.row_files import DoesNotFit, names_in, pieces_of
+from persist.ingest.row_formats import MEND, RowFile, format_by_name
+from persist.ingest.row_types import is_open, types_of
 from persist.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
 from persist.shown import without_secrets
 from persist.timeline import Timeline
 
 logger = logging.getLogger(__name__)
-DELETED = "_deleted"
+EMPTY = "ingest.empty"  # A property: columns of files that had no value yet, as JSON.
 RETRY_S = 600.0
 _LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs", "urllib3"}
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
@@ -180,32 +185,60 @@ class Files:
             raise self._problem
 
     def _made(self) -> Target:
-        """Return the collection as the options and the first file say."""
+        """Return the collection as the options and the first files with values say.
+
+        A column that has no value yet is not made: the first file that has one adds it.
+        """
         config = self.config
-        types = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
-        with self._answering():
-            first = next(iter(self._listed()), None)
-        if first is not None:
-            with self._answering(), self._opened(first) as (stream, form):
-                schema = _schema_of(stream, form, first.path)
-            named = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
-            types |= {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in named.items()}
-        elif not types:
+        said = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
+        types, told_by = self._types_of_files(said)
+        if not types:
             raise InvalidUsage(
-                f"there is no file at {self.name} yet, and no collection {config.collection!r}: say what columns it "
-                'has, such as columns = { id = "int64" }, or begin when the first file is there'
+                f"there is no file with columns at {self.name} yet, and no collection {config.collection!r}: say what "
+                'columns it has, such as columns = { id = "int64" }, or begin when the first file is there'
             )
         missing = [name for name in config.key if name not in types]
         if missing:
             hint = did_you_mean(missing[0], types)
+            where = next(iter(told_by.values()), self.name)
             raise InvalidUsage(
-                f"the key column {missing[0]!r} is not there{hint or ''}. Columns are {', '.join(types)}"
+                f"{where}: the key column {missing[0]!r} is not there{hint or ''}. Columns are {', '.join(types)}"
             )
         if config.keyed and not config.key:
             raise InvalidUsage('keyed = true needs the columns that are the key: key = ["id"]')
-        value = {name: kind for name, kind in types.items() if name not in config.key}
+        for name, kind in types.items():
+            if is_open(kind) and (name in config.key or not pa.types.is_null(kind) or len(types) == 1):
+                raise InvalidUsage(
+                    f"{told_by[name]} has no value in the column {name!r} that tells its type, and neither has any "
+                    f'file after it. Say it, such as columns = {{ {name} = "string" }}, or begin when a file has values'
+                )
+            if name in told_by and not is_open(kind):
+                types[name] = arrow_type(kind, f"column {name!r} of {told_by[name]}")
+                check_field(name, types[name], f"{told_by[name]}: {'key' if name in config.key else 'value'}")
+        empty = [name for name, kind in types.items() if is_open(kind)]
+        value = {name: kind for name, kind in types.items() if name not in (*config.key, *empty)}
         key = {name: types[name] for name in config.key}
-        return Target(config.collection, key, value, config.keyed, config.timeline)
+        about = {EMPTY: json.dumps(empty)} if empty else {}
+        return Target(config.collection, key, value, config.keyed, config.timeline, properties=about)
+
+    def _types_of_files(self, said: dict[str, pa.DataType]) -> tuple[dict[str, pa.DataType], dict[str, str]]:
+        """Return the types of all columns, and the file that tells of each; later files tell what is still open."""
+        types, told_by = dict(said), dict[str, str]()
+        with self._answering():
+            listed = [file for file in self._listed() if file.size]
+            for file in listed:
+                source = self._row_file(file)
+                names = names_in(source)
+                found = said if names and {*names} <= said.keys() else types_of(source, said)
+                found = {name: kind for name, kind in found.items() if name != DELETED}
+                is_first = not told_by
+                for name, kind in found.items():
+                    if name not in said and (is_first or (name in types and is_open(types[name]))):
+                        types[name] = kind
+                        told_by[name] = file.path
+                if types and not any(map(is_open, types.values())):
+                    break
+        return types, told_by
 
     def _listed(self) -> list[SourceFile]:
         """Return all files there are, in the order of their names. Names that begin with _ or . are no data."""
@@ -258,80 +291,75 @@ class Files:
     def _changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
         """Yield the rows of a file, and then its mark, if it is still the same file."""
         if file.size:
-            with self._opened(file) as (stream, form):
-                rows = self._rows(collection, stream, form, file, batch)
-                first = next(rows, None)
-                if first is not None:
-                    yield Change(collection.name, _reader(first, rows), time)
+            rows = self._rows(collection, file, batch)
+            first = next(rows, None)
+            if first is not None:
+                yield Change(collection.name, chain([first], rows), time)
         now = self._files.info(file.path)
         if _described(file.path, file.name, now) != file:
             raise SourceMoved(f"{file.path} changed while it was read: nothing of it was taken in, and it is read anew")
         mark = {"file": file.name, "size": file.size, "version": file.version, "rows": batch.rows, "time": time}
         yield Change(f"{collection.name}.files", [mark], time)
 
-    def _rows(
-        self, collection: Collection, stream: Any, form: str, file: SourceFile, batch: Batch
-    ) -> Iterator[pa.RecordBatch]:
-        names = collection.schema.names
-        is_keyed = collection.handle.keyed is not None
-        wanted = {name: collection.schema.arrow.field(name).type for name in names}
-        wanted |= {DELETED: pa.bool_()} if is_keyed else {}
-        is_first = True
-        try:
-            for rows in _batches(stream, form, wanted):
-                if is_first:
-                    self._check_columns(collection, rows.schema, wanted, file)
-                    is_first = False
-                batch.rows += rows.num_rows
-                yield _typed(rows, wanted)
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # It is of the store. Those of a compressed file that is damaged have no number.
-            raise InvalidUsage(
-                f"{file.path} cannot be read as {form}: {' '.join(str(error).split())}. Nothing of it was taken in: "
-                "mend the file, or move it away"
-            ) from None
-
-    def _check_columns(
-        self, collection: Collection, schema: pa.Schema, wanted: dict[str, pa.DataType], file: SourceFile
-    ) -> None:
-        """Say what a file has more or less than the collection, or refuse it, or let the collection follow."""
-        names = collection.schema.names
-        more = [name for name in schema.names if name not in wanted]
-        less = [name for name in names if name not in schema.names]
-        lost = [name for name in less if name in collection.schema.key_names]
-        if lost:
-            raise InvalidUsage(f"{file.path} has no column {lost[0]!r}, which is of the key of {collection.name!r}")
-        if more and self.config.drift == "refuse":
-            raise InvalidUsage(
-                f"{file.path} has the column {more[0]!r}, which the collection {collection.name!r} has not"
-                f'{did_you_mean(more[0], names)}. Nothing of it was taken in. Say drift = "add" to add such columns to '
-                'the collection, or drift = "ignore" to leave them out'
+    def _rows(self, collection: Collection, file: SourceFile, batch: Batch) -> Iterator[pa.Table]:
+        source, misfits = self._row_file(file), Misfits()
+        for piece in pieces_of(source, self._columns(collection, source), misfits):
+            batch.rows += len(piece)
+            yield piece
+        if misfits.count:
+            raise DoesNotFit(
+                f"{misfits.count:,} of the {batch.rows + misfits.count:,} rows of {file.path} do not fit. {MEND}:\n"
+                f"{misfits}"
             )
-        if more and self.config.drift == "add":
-            added = {name: schema.field(name).type for name in more}
-            added = {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in added.items()}
-            collection.evolve(add=added)
-            wanted |= added
-            logger.warning("%s has new columns, which %r has from now on: %s", file.path, collection.name, added)
-        elif more:
-            logger.warning("%s has columns that are left out: %s", file.path, ", ".join(more))
-        if less:
-            logger.warning("%s does not have all columns, these are NULL: %s", file.path, ", ".join(less))
 
-    @contextmanager
-    def _opened(self, file: SourceFile) -> Iterator[tuple[Any, str]]:
-        """Yield the bytes of a file, and its format."""
-        told, compression = format_by_name(file.path)
-        form = self.config.format or told
+    def _columns(self, collection: Collection, source: RowFile) -> FileRows:
+        """Return the columns to read, after the collection has got those that it is to follow."""
+        types = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
+        types |= {DELETED: pa.bool_()} if collection.handle.keyed is not None else {}
+        drift, empty = self.config.drift, json.loads(collection.about.properties.get(EMPTY, "[]"))
+        if source.format == "json" and drift == "refuse" and not {*empty} - {*types}:
+            return FileRows(collection.name, types, collection.schema.key_names, ())  # A line is refused by itself.
+        found = types_of(source, types) if source.format == "json" else dict.fromkeys(names_in(source), pa.null())
+        more = [name for name in found if name not in types]
+        if more and (drift == "add" or {*empty} & {*more}):
+            found = types_of(source, types)
+        added = {
+            name: found[name]
+            for name in more
+            if (drift == "add" or name in empty) and not pa.types.is_null(found[name])
+        }
+        for name, kind in added.items():
+            if is_open(kind):
+                raise InvalidUsage(
+                    f"{source.name} has the new column {name!r}, and no value in it tells its type, {kind}. {MEND}"
+                )
+        if added:
+            collection.evolve(add=added)
+            types |= added
+            logger.warning("%s has new columns, which %r has from now on: %s", source.name, collection.name, added)
+        ignored = [n for n in more if n not in added and (drift != "refuse" or n in empty)]
+        if drift == "ignore" and ignored:
+            logger.warning("%s has columns that are left out: %s", source.name, ", ".join(ignored))
+        if less := [name for name in collection.schema.names if name not in found]:
+            logger.warning("%s does not have all columns, these are NULL: %s", source.name, ", ".join(less))
+        return FileRows(collection.name, types, collection.schema.key_names, tuple(ignored))
+
+    def _row_file(self, file: SourceFile) -> RowFile:
+        by_name, compression = format_by_name(file.path)
+        form = self.config.format or by_name
         if form is None:
             raise InvalidUsage(
                 f'the format of {file.path} cannot be told from its name: say format = "csv", "json", "parquet" or '
                 '"arrow", or name the files that are meant, such as orders/*.csv'
             )
+        return RowFile(file.path, file.path, form, compression, lambda: self._opened(file))
+
+    @contextmanager
+    def _opened(self, file: SourceFile) -> Iterator[Any]:
+        """Yield the bytes of a file."""
         try:
             with self._files.open(file.path, "rb") as raw:
-                yield (pa.CompressedInputStream(pa.PythonFile(raw), compression) if compression else raw), form
+                yield raw
         except FileNotFoundError:
             raise SourceMoved(f"{file.path} was deleted before it was read: nothing of it was taken in") from None
 
@@ -348,44 +376,3 @@ def _described(path: str, name: str, info: Mapping[str, Any]) -> SourceFile:
     by, version = next(((by, info[by]) for by in _VERSIONS if info.get(by) is not None), ("", ""))
     changed = info.get("mtime") if by == "mtime" else None
     return SourceFile(path, name, int(info["size"]), str(version), None if changed is None else float(changed))
-
-
-def _batches(stream: Any, form: str, wanted: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in blocks; columns that are wanted get their types, if text tells none."""
-    if form == "csv":
-        yield from csv_batches(stream, wanted)
-    elif form == "json":
-        import pyarrow.json as pa_json
-
-        options = pa_json.ParseOptions(explicit_schema=pa.schema(wanted.items()), unexpected_field_behavior="infer")
-        yield from pa_json.open_json(stream, pa_json.ReadOptions(False, BLOCK_BYTES), options)
-    else:
-        yield from stored_batches(stream, form)
-
-
-def _schema_of(stream: Any, form: str, path: str) -> pa.Schema:
-    """Return the columns of a file."""
-    try:
-        return schema_of(stream, form)
-    except pa.ArrowException as error:
-        raise InvalidUsage(f"{path} cannot be read as {form}: {' '.join(str(error).split())}") from None
-
-
-def _typed(rows: pa.RecordBatch, wanted: Mapping[str, pa.DataType]) -> pa.RecordBatch:
-    """Return rows with just the columns of the collection, and NULL where the file has none."""
-    arrays = {
-        name: rows.column(name).cast(kind) if name in rows.schema.names else pa.nulls(rows.num_rows, kind)
-        for name, kind in wanted.items()
-        if name != DELETED or DELETED in rows.schema.names
-    }
-    if DELETED in arrays:
-        arrays[DELETED] = pc.fill_null(arrays[DELETED], False)
-    return pa.RecordBatch.from_arrays([*arrays.values()], [*arrays])
-
-
-def _reader(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    def both() -> Iterator[pa.RecordBatch]:
-        yield first
-        yield from rest
-
-    return pa.RecordBatchReader.from_batches(first.schema, both())

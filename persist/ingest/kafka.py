@@ -26,7 +26,9 @@ from persist.errors import InvalidUsage, Unavailable
 from persist.ingest.avro import Registry
 from persist.ingest.kafka_config import KafkaConfig, Route, brokers_of
 from persist.ingest.kafka_topics import MESSAGE, Place, Poll, Position, Topics, positions_of, positions_table
+from persist.ingest.row_types import is_open
 from persist.ingest.source import Batch, Change, Run, Target
+from persist.shown import counted
 from persist.upsert import Events, canal, debezium, maxwell, plain
 
 logger = logging.getLogger(__name__)
@@ -197,7 +199,15 @@ class Kafka:
             messages, _ = self._readable(messages)
             schema = _events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
             seen = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
-            types |= {name: pa.string() if pa.types.is_null(kind) else kind for name, kind in seen.items()}
+            for name, kind in seen.items():
+                if is_open(kind):
+                    first = f"the first {counted(len(messages), 'message')} of {route.topic!r}"
+                    raise InvalidUsage(
+                        f"{self.name}: {first} have the column {name!r}, and no value in it tells its type, {kind}. "
+                        f'Say the types of all columns, such as columns = {{ {name} = "string", … }}, or begin when a '
+                        "message has one"
+                    )
+            types |= seen
         missing = [name for name in route.key if name not in types]
         if missing or not types:
             what = f"the key column {missing[0]!r}" if missing else "any column"

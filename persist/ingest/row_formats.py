@@ -1,13 +1,18 @@
-"""Files of rows: their format by their name, and how Arrow reads it. What casts rows is elsewhere.
+"""Files of rows: their format by their name, their bytes, and how Arrow reads those that tell types.
 
-In CSV an empty field is NULL, unless it is in quotes; then it is empty text. A record may span several lines.
+A file that ends too early is refused: a compressed one by its checksum, a stream of Arrow by the mark at its end.
 """
 
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.ingest.int96 import exact_batches, exact_schema
 
 READ = ("csv", "json", "parquet", "arrow")
 BY_SUFFIX = {
@@ -26,81 +31,103 @@ def format_by_name(name: str) -> tuple[str | None, str | None]:
     return BY_SUFFIX.get(ending.lower()), compression
 
 
-def csv_batches(
-    stream: Any,
-    types: Mapping[str, pa.DataType],
-    *,
-    columns: Sequence[str] | None = None,
-    skipped: Callable[[Any], str] | None = None,
-    is_checked: bool = True,
-) -> Iterable[pa.RecordBatch]:
-    """Return the rows of CSV in blocks.
+@dataclass(frozen=True)
+class RowFile:
+    """A file of rows.
 
-    Args:
-        types: of columns; others get those that the first block shows.
-        columns: those that are read; None for all.
-        skipped: hears of records with more or fewer fields than the head, and says "skip" or "error".
-        is_checked: whether text must be UTF-8.
+    Attributes:
+        path: of the file itself.
+        name: for people: standard input is spooled to another file.
+        format: one of `READ`.
+        compression: of its bytes, if any.
+        source: opens its bytes.
     """
-    import pyarrow.csv as pa_csv
 
-    reader: Iterable[pa.RecordBatch] = pa_csv.open_csv(
-        stream,
-        pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-        pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skipped),
-        pa_csv.ConvertOptions(
-            column_types=dict(types),
-            include_columns=columns,
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-            check_utf8=is_checked,
-        ),
-    )
-    return reader
+    path: str
+    name: str
+    format: str
+    compression: str | None
+    source: Callable[[], AbstractContextManager[Any]]
+
+    @classmethod
+    def at(cls, path: str, format: str | None, *, name: str | None = None) -> "RowFile":
+        """Return the file at a path of this machine; its name tells the format, unless it is given.
+
+        Raises:
+            InvalidUsage: the format is unknown.
+        """
+        if format is not None and format not in READ:
+            raise InvalidUsage(f"--format {format!r} is no format of rows: use one of {', '.join(READ)}")
+        by_name, compression = format_by_name(name or path)
+        file_format = format or by_name
+        if file_format is None:
+            raise InvalidUsage(f"the format of {name or path!r} cannot be told from its name: say --format, of {READ}")
+        return cls(path, name or path, file_format, compression, lambda: pa.OSFile(path))
+
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Yield the bytes, without their compression, as a file of Arrow.
+
+        Raises:
+            InvalidUsage: what is read meanwhile is damaged, or not what the format says.
+        """
+        try:
+            with self.source() as raw:
+                stream = raw if isinstance(raw, pa.NativeFile) else pa.PythonFile(raw, mode="r")
+                yield pa.CompressedInputStream(stream, self.compression) if self.compression else stream
+        except (pa.ArrowException, OSError) as error:
+            if not isinstance(error, pa.ArrowException) and (type(error) is not OSError or error.errno is not None):
+                raise  # It is of the store. Those of a compressed file that is damaged have no number.
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise InvalidUsage(f"{self.name} cannot be read as {self.format}: {reason}. {MEND}") from error
 
 
-def stored_batches(stream: Any, form: str) -> Iterator[pa.RecordBatch]:
+MEND = "Nothing of it was taken in: mend the file, or move it away"
+
+
+def stored_batches(file: RowFile) -> Iterator[pa.RecordBatch]:
     """Yield the rows of Parquet or Arrow IPC; if there are none, an empty batch with the columns."""
     batch = None
-    for batch in _parquet(stream) if form == "parquet" else _arrow(stream):
-        yield batch
+    with file.opened() as stream:
+        for batch in exact_batches(stream) if file.format == "parquet" else _arrow(stream, file):
+            yield batch
     if batch is None:
-        yield pa.RecordBatch.from_pylist([], schema=schema_of(stream, form))
+        yield pa.RecordBatch.from_pylist([], schema=stored_schema(file))
 
 
-def schema_of(stream: Any, form: str, *, is_whole: bool = False) -> pa.Schema:
-    """Return the columns of a file, by its footer or head; of text, by its first block, or by the whole file."""
-    if form == "csv":
-        import pyarrow.csv as pa_csv
-
-        read = pa_csv.read_csv if is_whole else pa_csv.open_csv
-        return read(stream, pa_csv.ReadOptions(block_size=BLOCK_BYTES)).schema
-    if form == "json":
-        import pyarrow.json as pa_json
-
-        read = pa_json.read_json if is_whole else pa_json.open_json
-        return read(stream, pa_json.ReadOptions(False, BLOCK_BYTES)).schema
-    stream.seek(0)
-    if form == "parquet":
-        import pyarrow.parquet as pq
-
-        return pq.ParquetFile(stream).schema_arrow
-    return _arrow_reader(stream).schema
+def stored_schema(file: RowFile) -> pa.Schema:
+    """Return the columns of Parquet or Arrow IPC."""
+    with file.opened() as stream:
+        if file.format == "parquet":
+            return exact_schema(stream)
+        return _arrow_reader(stream).schema
 
 
-def _parquet(stream: Any) -> Iterator[pa.RecordBatch]:
-    import pyarrow.parquet as pq
-
-    yield from pq.ParquetFile(stream).iter_batches()
-
-
-def _arrow(stream: Any) -> Iterator[pa.RecordBatch]:
+def _arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
+    watched = _Watched(stream)
     reader = _arrow_reader(stream)
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
-    else:
-        yield from reader
+        return
+    stream.seek(0)
+    yield from pa.ipc.open_stream(pa.PythonFile(watched, mode="r"))
+    if watched.is_short:
+        raise InvalidUsage(f"{file.name} ends without the mark of the end of a stream: it was cut off. {MEND}")
+
+
+class _Watched:
+    """A file that notes whether a read gave less than was asked for."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.is_short = False
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._stream.read(size)
+        self.is_short = len(data) < size
+        return data
 
 
 def _arrow_reader(stream: Any) -> Any:

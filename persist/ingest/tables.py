@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.client import Client
-from persist.codecs import int64_array
+from persist.codecs import InvalidUpdate, SchemaMismatch, cast_column, int64_array
 from persist.collection import Collection
 from persist.errors import InvalidUsage, PersistError
 from persist.ingest.source import Batch, Change, Run, Target
@@ -208,14 +209,18 @@ class Tables:
         def rows() -> Iterator[pa.RecordBatch]:
             for sign, changed in self._table.changes(before, version):
                 batch.rows += changed.num_rows
-                yield _signed(changed, schema, sign, time)
+                try:
+                    yield _signed(changed, schema, sign, time)
+                except (SchemaMismatch, InvalidUpdate) as error:
+                    raise InvalidUsage(
+                        f"version {version.number} of {self.name} does not fit: {error} Nothing of it was taken in"
+                    ) from None
 
         def changes() -> Iterator[Change]:
             updates = rows()
             first = next(updates, None)
             if first is not None:
-                reader = pa.RecordBatchReader.from_batches(first.schema, _chained(first, updates))
-                yield Change(collection.name, reader)
+                yield Change(collection.name, chain([first], updates))
             mark = {"time": time, "version": version.number, "at_ms": version.at_ms}
             yield Change(f"{collection.name}.versions", [mark], time)
 
@@ -273,7 +278,11 @@ class _Delta:
 
     def _fragments(self, version: int) -> dict[str, tuple[Any, Any]]:
         """Return the files of a version by their paths, each with its dataset."""
-        dataset = self._at(version).to_pyarrow_dataset()
+        import pyarrow.dataset as ds
+
+        # A moment of INT96 is in microseconds here; in nanoseconds, those of other centuries would change.
+        options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+        dataset = self._at(version).to_pyarrow_dataset(parquet_read_options=options)
         return {fragment.path: (dataset, fragment) for fragment in dataset.get_fragments()}
 
     def _reason(self, done: str, version: int | None, error: object) -> str:
@@ -396,13 +405,10 @@ def _signed(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> p
     """Return rows as updates at a time; a column that their version did not have is NULL."""
     there = {*batch.schema.names}
     columns = [
-        batch.column(field.name).cast(field.type) if field.name in there else pa.nulls(len(batch), field.type)
+        cast_column(pa.chunked_array([batch.column(field.name)]), field.type, field.name).combine_chunks()
+        if field.name in there
+        else pa.nulls(len(batch), field.type)
         for field in schema
     ]
     columns += [int64_array(np.full(len(batch), value, np.int64)) for value in (time, sign)]
     return pa.RecordBatch.from_arrays(columns, [*schema.names, "_time", "_diff"])
-
-
-def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest

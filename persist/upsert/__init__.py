@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING
 from persist.late_names import late_names
 
 if TYPE_CHECKING:
-    from persist.upsert.envelopes import Events, canal, debezium, maxwell, plain
+    from persist.upsert.envelopes import (
+        Events,
+        NumberGuess,
+        Unreadable,
+        canal,
+        debezium,
+        exact_fields,
+        in_order,
+        maxwell,
+        parse,
+        plain,
+        reason_of,
+        sifted,
+        suspects,
+    )
     from persist.upsert.machines import (
         AppendDistinct,
         Checked,
@@ -50,24 +64,23 @@ from persist.upsert.keyed import (
 from persist.upsert.machine import DELETED, NAME, SEQ, Machine, Replacing
 from persist.upsert.taking import EventTable, joined_events, to_events, watermark_below, watermarks_of
 
+_ENVELOPES = ("Events", "canal", "debezium", "maxwell", "plain")
+_JSON = ("NumberGuess", "Unreadable", "exact_fields", "in_order", "parse", "reason_of", "sifted", "suspects")
 __all__ = [
     "AppendDistinct",
     "Checked",
     "Event",
-    "Events",
     "History",
     "InsertIfAbsent",
     "PerKey",
     "Sessions",
-    "canal",
-    "debezium",
-    "maxwell",
-    "plain",
+    *_ENVELOPES,
+    *_JSON,
 ]
 __getattr__ = late_names(
     __name__,
     {
-        "envelopes": ("Events", "canal", "debezium", "maxwell", "plain"),
+        "envelopes": (*_ENVELOPES, *_JSON),
         "machines": (
             "AppendDistinct",
             "Checked",

@@ -139,7 +139,7 @@ def test_a_new_column_is_refused_added_or_left_out(tmp_path: Path, folder: Path,
 def test_a_value_that_does_not_fit_stops_before_its_file(tmp_path: Path, folder: Path, options: dict[str, Any]) -> None:
     ingested(tmp_path, options)
     (folder / "b.csv").write_text("id,amount\n3,3.5\n4,much\n")
-    with pytest.raises(persist.InvalidUsage, match=r"b\.csv cannot be read as csv: .*much.*mend the file"):
+    with pytest.raises(persist.InvalidUsage, match=r"(?s)^1 of the 2 rows of .*b\.csv.*mend .*'much'"):
         ingested(tmp_path, options)
     assert contents(tmp_path) == ROWS
     (folder / "b.csv").write_text("id,amount\n3,3.5\n")
@@ -162,7 +162,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_anew(
         collections = {name: client.load(name) for name in ("orders", "orders.files")}
         [batch] = source.batches(Run(client, collections, True, threading.Event()))
         changes = iter(batch.changes)
-        assert next(changes).rows.read_all().num_rows == 2
+        assert sum(map(len, next(changes).rows)) == 2
         (folder / "a.csv").write_text("id,amount\n1,1.5\n2,2.5\n3,3.5\n")
         with pytest.raises(SourceMoved, match="changed while it was read"):
             next(changes)

@@ -306,3 +306,17 @@ def test_the_products_of_flink_and_paimon_come_to_what_they_expect(
         taken(client, cluster, topic, format=form, key=["id"], columns=columns, **more)
     found = {row["id"]: tuple(row[name] for name in ROW) for row in held(client)}
     assert (found, reasons(client)) == (PRODUCTS, [])
+
+
+@pytest.mark.parametrize(
+    "message", [{"id": 1, "a": None}, {"id": 1, "a": []}, {"id": 1, "a": {}}, {"id": 1, "a": {"b": None}}]
+)
+def test_messages_that_tell_no_type_ask_for_it(client: Any, cluster: Cluster, topic: str, message: Any) -> None:
+    cluster.send(topic, (None, message))
+    with pytest.raises(
+        persist.InvalidUsage, match=r"the first 1 message of .* the column 'a', and no value .*columns ="
+    ):
+        taken(client, cluster, topic, key=["id"])
+    cluster.send(topic, (None, {"id": 2, "a": {"b": 1}} if isinstance(message["a"], dict) else {"id": 2, "a": [1]}))
+    taken(client, cluster, topic, key=["id"])
+    assert len(held(client)) == 2

@@ -3,10 +3,12 @@
 import contextlib
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import persist
@@ -92,6 +94,30 @@ def test_columns_of_a_delta_table_are_followed(tmp_path: Path) -> None:
     delta(tmp_path, [{"id": "text", "b": 3}], mode="overwrite", schema_mode="overwrite")
     with pytest.raises(persist.InvalidUsage, match=r"version 3 of delta:.* has columns that 'orders' cannot follow"):
         ingested(tmp_path, source)
+
+
+def test_a_value_of_a_delta_table_that_would_change_stops_before_its_version(tmp_path: Path) -> None:
+    source = delta(tmp_path, [{"id": 1, "a": 0.1, "s": {"x": 1, "y": 2}}])
+    for kind, column in (({"a": pa.float32()}, "a"), ({"s": pa.struct([("x", pa.int64())])}, "s")):
+        columns = {"id": pa.int64(), "a": pa.float64(), "s": pa.struct([("x", pa.int64()), ("y", pa.int64())]), **kind}
+        with persist.open(str(tmp_path / "location")) as client:
+            client.create_or_load("orders", key=None, value=columns, timeline="ms")
+        with pytest.raises(persist.InvalidUsage, match=rf"version 0 of delta:.* does not fit: .*'{column}'"):
+            ingested(tmp_path, source)
+        with persist.open(str(tmp_path / "location")) as client:
+            client.load("orders").drop()
+
+
+def test_moments_of_int96_of_a_delta_table_come_in_right(tmp_path: Path) -> None:
+    rows = [{"id": 1, "at": datetime(1000, 1, 1, tzinfo=UTC)}, {"id": 2, "at": datetime(9999, 12, 31, tzinfo=UTC)}]
+    source = delta(tmp_path, rows)
+    [file] = (tmp_path / "table").glob("*.parquet")
+    before = file.stat().st_size
+    pq.write_table(pq.read_table(file), file, use_deprecated_int96_timestamps=True, store_schema=False)
+    [log] = (tmp_path / "table" / "_delta_log").glob("*.json")
+    log.write_text(log.read_text().replace(f'"size":{before}', f'"size":{file.stat().st_size}'))
+    ingested(tmp_path, source)
+    assert [row["at"] for row in contents(tmp_path)] == [row["at"] for row in rows]
 
 
 def test_a_collection_that_was_there_keeps_columns_of_its_own(tmp_path: Path) -> None:

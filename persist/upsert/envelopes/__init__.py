@@ -7,6 +7,23 @@ that a message or the caller could say. Pure functions of columns, vectorised th
 from persist.upsert.envelopes.assembly import Events
 from persist.upsert.envelopes.binlog import canal, maxwell
 from persist.upsert.envelopes.debezium import debezium
+from persist.upsert.envelopes.json_numbers import NumberGuess, exact_fields
+from persist.upsert.envelopes.json_rows import in_order, parse, reason_of, sifted, suspects
+from persist.upsert.envelopes.messages import Unreadable
 from persist.upsert.envelopes.plain import plain
 
-__all__ = ["Events", "canal", "debezium", "maxwell", "plain"]
+__all__ = [
+    "Events",
+    "NumberGuess",
+    "Unreadable",
+    "canal",
+    "debezium",
+    "exact_fields",
+    "in_order",
+    "maxwell",
+    "parse",
+    "plain",
+    "reason_of",
+    "sifted",
+    "suspects",
+]

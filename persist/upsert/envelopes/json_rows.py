@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs import InvalidUpdate, boolean_array, int64_array, int64_values
+from persist.codecs import InvalidUpdate, boolean_array, int64_array, int64_values, leaf_arrays
+from persist.upsert.envelopes.json_numbers import check_numbers, has_inexact
 from persist.upsert.envelopes.messages import Unreadable
 
 PIECE_BYTES = 8 << 20  # What is read in one go: large enough for 0.1 ms of preparations, small enough for the caches.
@@ -62,12 +63,15 @@ def in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.nd
     return rows, table
 
 
-def parse(texts: pa.Array, fields: pa.Schema | None) -> pa.Table:
+def parse(
+    texts: pa.Array, fields: pa.Schema | None, others: Literal["ignore", "error", "infer"] = "ignore"
+) -> pa.Table:
     """Return one row for each document: the given fields, or all that there are if None.
 
     Args:
         texts: large_binary without NULL.
-        fields: fields of documents that are not listed are passed over; a listed one that is missing is NULL.
+        fields: a listed field that is missing is NULL.
+        others: what becomes of fields that are not listed.
 
     Raises:
         Unreadable, pa.ArrowException: some document is not one JSON object, or a value does not fit its field.
@@ -76,11 +80,17 @@ def parse(texts: pa.Array, fields: pa.Schema | None) -> pa.Table:
 
     _check_ends(texts)
     stream = _joined(texts)
-    options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, "ignore")
+    options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, others)
     reading = pj.ReadOptions(use_threads=False, block_size=stream.size + 1)
     table = pj.read_json(pa.BufferReader(stream), read_options=reading, parse_options=options)
     if table.num_rows != len(texts):
         raise Unreadable("it holds more than one JSON object")
+    if fields is not None:
+        check_numbers(texts, fields)
+        for column in table.columns:
+            for leaf in (leaf for chunk in column.chunks for leaf in leaf_arrays(chunk)):
+                if pat.is_decimal(leaf.type):
+                    leaf.validate(full=True)  # Reading checks the scale, and not the precision.
     return table
 
 
@@ -141,6 +151,8 @@ def reason_of(error: Exception) -> str:
         return f"{failed[2]} does not fit {failed[1]}"[:REASON_CHARS_MAX]
     if syntax := re.search(r"JSON parse error: (.*?)(?: in row \d+)?$", text, re.DOTALL):
         return f"it is not JSON: {syntax[1].rstrip('.')}"[:REASON_CHARS_MAX]
+    if large := re.search(r"Decimal value (\S+) does not fit in precision of (.*?)\.?$", text):
+        return f"the number of digits {large[1]} does not fit {large[2]}"
     if isinstance(error, UnicodeDecodeError) or "Invalid UTF8" in text:
         return "it is not UTF-8"
     return re.sub(r"^update \d+ has ", "it has ", text)[:REASON_CHARS_MAX]
@@ -203,7 +215,7 @@ def suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
             decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             is_suspect[at] = True
-    return is_suspect
+    return is_suspect | has_inexact(texts, fields)
 
 
 @lru_cache(maxsize=64)

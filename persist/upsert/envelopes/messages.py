@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import boolean_values, int64_values
+from persist.codecs import boolean_values, cast_column, int64_values, parse_column
 
 
 class Unreadable(ValueError):
@@ -298,10 +298,10 @@ def reader(
     """
     if pat.is_struct(target):
         inner = {f.name: reader(f.type, values_at(samples, f.name), f"{name}.{f.name}", binary) for f in target}
-        return _cast_after(row_reader(inner), target)
+        return _cast_after(row_reader(inner), target, name)
     if pat.is_list(target) or pat.is_large_list(target) or pat.is_fixed_size_list(target):
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
-        return _cast_after(list_reader(reader(target.value_type, values, name, binary)), target)
+        return _cast_after(list_reader(reader(target.value_type, values, name, binary)), target, name)
     if pat.is_map(target):
         raise InvalidUsage(
             f"column {name!r} is a map, and maps are not read from JSON. Give it type string or a struct, and let the "
@@ -311,8 +311,16 @@ def reader(
     return Reader(wire, convert, target)
 
 
-def _cast_after(inner: Reader, target: pa.DataType) -> Reader:
-    return Reader(inner.wire, lambda column: inner.convert(column).cast(target), target)
+def _cast_after(inner: Reader, target: pa.DataType, name: str) -> Reader:
+    return Reader(inner.wire, lambda column: _exact(inner.convert(column), target, name), target)
+
+
+def _exact(column: pa.Array, target: pa.DataType, name: str) -> pa.Array:
+    return cast_column(pa.chunked_array([column]), target, name).combine_chunks()
+
+
+def _parsed(texts: pa.Array, target: pa.DataType) -> pa.Array:
+    return parse_column(pa.chunked_array([texts]), target).combine_chunks()
 
 
 def _kind(samples: list[Any]) -> str:
@@ -333,18 +341,23 @@ def _flat(
     if pat.is_null(target):  # Nothing declares the column, and no message of this call has a value in it.
         return target, _same
     if pat.is_boolean(target):
-        by_kind = {"number": (pa.int64(), _truth), "text": (pa.string(), lambda column: column.cast(target))}
+        by_kind = {"number": (pa.int64(), _truth), "text": (pa.string(), lambda column: _parsed(column, target))}
         return by_kind.get(kind, (target, _same))
+    if text and (pat.is_integer(target) or pat.is_floating(target)):
+        return pa.string(), lambda column: _parsed(column, target)
     if pat.is_integer(target) or pat.is_floating(target):
-        wire = pa.string() if text else pa.bool_() if kind == "boolean" else target
-        wire = pa.float32() if pat.is_float16(wire) else wire
+        wire = pa.bool_() if kind == "boolean" else pa.float64() if pat.is_float16(target) else target
+        if pat.is_float16(target):
+            return wire, lambda column: _parsed(column.cast(pa.string()), target)
         return wire, lambda column: column.cast(target)
     if pat.is_decimal(target):
         return target, _same  # Arrow reads both numbers and text, and refuses what it would have to round.
     if pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
         return pa.string(), lambda column: _bytes(binary(column), target)
     if pat.is_timestamp(target):
-        return (pa.int64(), lambda column: column.cast(target)) if kind == "number" else (pa.string(), _moments(target))
+        return (
+            (pa.int64(), lambda column: column.cast(target)) if kind == "number" else (pa.string(), _from_text(target))
+        )
     if pat.is_date(target) or pat.is_time(target) or pat.is_duration(target):
         return (pa.string(), _from_text(target)) if text else _counted(target)
     return pa.string(), lambda column: column.cast(target)
@@ -383,20 +396,7 @@ def _within_a_day(column: pa.Array) -> pa.Array:
 
 
 def _from_text(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
+    """Return a function that reads ISO 8601; text without a zone stands for UTC in a column with one."""
     if pat.is_duration(target):
         raise InvalidUsage(f"text is not read as {target}: give the column type string.")
-    plain = pa.date32() if pat.is_date64(target) else target
-    return lambda column: column.cast(plain).cast(target)
-
-
-def _moments(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """Return a function that reads ISO 8601; text without a zone stands for UTC in a column with one."""
-
-    def convert(texts: pa.Array) -> pa.Array:
-        if target.tz is None:
-            return texts.cast(target)
-        zoned = pc.match_substring_regex(texts, r"(Z|[+-]\d\d:?(\d\d)?)$")
-        utc = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
-        return utc.cast(target)
-
-    return convert
+    return lambda texts: _parsed(texts, target)

@@ -20,6 +20,7 @@ import pyarrow.types as pat
 from persist.blob import InvalidUsage
 from persist.codecs import boolean_array
 from persist.upsert.envelopes.connect import NAMES, Described, described_reader
+from persist.upsert.envelopes.json_numbers import exact_fields
 from persist.upsert.envelopes.json_rows import parse, pieces, suspects
 from persist.upsert.envelopes.messages import Reader, Unreadable, list_reader, reader, row_reader, samples_of, values_at
 
@@ -128,7 +129,16 @@ def inferred(texts: pa.Array, places: tuple[str, ...], listed: bool = False) -> 
     rows = [whole.field(p).type for whole in wholes for p in places if whole.get_field_index(p) >= 0]
     rows = [t.value_type if listed and pat.is_list(t) else t for t in (rows if places else wholes)]
     row_type = merged([as_sent(t) for t in rows if pat.is_struct(t)])
-    return {f.name: f.type for f in row_type} if pat.is_struct(row_type) else {}
+    if not pat.is_struct(row_type):
+        return {}
+    if not places:
+        row_type = pa.struct(list(exact_fields(pa.schema(list(row_type)), lambda: [texts])))
+    else:
+        whole = exact_fields(
+            pa.schema([(p, pa.list_(row_type) if listed else row_type) for p in places]), lambda: [texts]
+        )
+        row_type = merged([field.type.value_type if listed else field.type for field in whole])
+    return {f.name: f.type for f in row_type}
 
 
 def _wholes(texts: pa.Array, places: tuple[str, ...]) -> list[pa.StructType]:
@@ -206,6 +216,8 @@ def merged(types: list[pa.DataType], name: str = "") -> pa.DataType:
         return max(kinds, key=lambda kind: kind.bit_width)
     if all(pat.is_integer(kind) or pat.is_floating(kind) for kind in kinds):
         return pa.float64()
+    if all(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind) for kind in kinds):
+        return max((kind for kind in kinds if pat.is_decimal(kind)), key=lambda kind: int(kind.scale))
     if all(pat.is_struct(kind) for kind in kinds):
         names = list(dict.fromkeys(f.name for kind in kinds for f in kind))
         types_by_name = {n: [kind.field(n).type for kind in kinds if kind.get_field_index(n) >= 0] for n in names}

@@ -227,6 +227,7 @@ CONVERTED = [
     (pa.time32("s"), [dt.time(1, 2)], pa.time64("us"), [dt.time(1, 2)]),
     (pa.duration("us"), [dt.timedelta(1)], pa.duration("s"), [dt.timedelta(1)]),
     (pa.decimal128(5, 1), [Decimal("1.5")], pa.decimal256(50, 3), [Decimal("1.500")]),
+    (pa.int64(), [5, None], pa.decimal128(10, 2), [Decimal("5.00"), None]),
     (pa.list_(pa.int8()), [[1], None], pa.large_list(pa.int64()), [[1], None]),
     (pa.large_list(pa.int8()), [[1, 2]], pa.list_(pa.int8(), 2), [[1, 2]]),
     (
@@ -268,7 +269,7 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
             (pa.timestamp("us", tz="UTC"), pa.timestamp("us")),
         ),
         *(
-            (pa.int64(), pa.decimal128(18, 0)),
+            (pa.bool_(), pa.decimal128(18, 0)),
             (pa.float64(), pa.decimal128(20, 0)),
             (pa.string(), pa.list_(pa.string())),
         ),
@@ -301,6 +302,7 @@ def test_a_column_of_another_family_is_a_schema_mismatch(source: pa.DataType, ta
         (pa.int64(), [1, -1], pa.uint64(), "-1"),
         (pa.int64(), [1, 2**53 + 1], pa.float64(), str(2**53 + 1)),
         (pa.int64(), [1, 2**17 - 1], pa.float16(), str(2**17 - 1)),
+        (pa.int64(), [1, 10**8], pa.decimal128(10, 2), str(10**8)),
         (pa.float64(), [0.5, 0.1, 0.1], pa.float32(), "0.1"),
         (pa.float64(), [math.nan, 1e300], pa.float32(), "1e+300"),
         (

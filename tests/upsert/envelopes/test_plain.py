@@ -2,6 +2,7 @@
 
 import json
 import random
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -148,3 +149,42 @@ def test_a_value_of_another_kind_than_its_column_is_bad() -> None:
     made = plain(table((None, good), *((None, each) for each in others)), schema=schema, on_error="collect")
     assert [str(each) for each in made.table["d"].to_pylist()] == ["1.50", "2.25"]
     assert made.rejected["message"].to_pylist() == [2, 3, 4]
+
+
+IDS = [12345678901234567890, 12345678901234567891, 12345678901234567892]
+
+
+@pytest.mark.parametrize("place", ['{"id": %s}', '{"id": 1, "in": {"side": [{"it": %s}]}}'])
+def test_whole_numbers_that_no_integer_type_holds_are_inferred_as_decimals(place: str) -> None:
+    rows = plain([place % number for number in IDS]).table.to_pylist()
+    found = [row["in"]["side"][0]["it"] if "in" in row else row["id"] for row in rows]
+    assert [int(number) for number in found] == IDS
+
+
+def test_a_whole_number_beside_a_fraction_stays_what_it_is() -> None:
+    table = plain(['{"v": 9007199254740993}', '{"v": 1.25}']).table
+    assert table["v"].to_pylist() == [Decimal("9007199254740993.00"), Decimal("1.25")]
+    with pytest.raises(InvalidUsage, match="column 'v' has the number 9007199254740993 beside 1e300"):
+        plain(['{"v": 9007199254740993}', '{"v": 1e300}'])
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("9007199254740993", pa.float64()),
+        ('"9007199254740993"', pa.float64()),
+        ("1e-400", pa.float64()),
+        ('"1e400"', pa.float64()),
+        ("1e39", pa.float32()),
+        ("16777217", pa.float32()),
+        ("2049", pa.float16()),
+        ('{"a": [9007199254740993]}', pa.struct([("a", pa.list_(pa.float64()))])),
+    ],
+)
+def test_a_number_that_its_float_would_round_is_rejected(value: str, kind: pa.DataType) -> None:
+    events = plain(['{"v": null}', f'{{"v": {value}}}', "{}"], schema={"v": kind}, on_error="collect")
+    assert events.table["v"].to_pylist() == [None, None]
+    [bad] = events.rejected.to_pylist()
+    assert bad["message"] == 1
+    assert "column 'v" in bad["reason"]
+    assert "would round" in bad["reason"] or "would be rounded" in bad["reason"]

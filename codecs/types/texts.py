@@ -1,0 +1,99 @@
+"""Text as values of a type: what the text says exactly, or an error.
+
+bool                    true and false in any case, 1 and 0
+integers, decimals      digits that the type holds without rounding
+floats                  the nearest float of a fraction; a whole number must be exact; neither infinity nor zero
+                        stands for another number
+date, time, timestamp   ISO 8601, no finer than the type; with an offset only if the type has a zone, and without
+                        one in UTC then
+duration                a whole number of the type's unit
+string                  itself, if it is UTF-8
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.types.arrow_types import is_flat
+
+_EXACT_BITS = {16: 11, 32: 24, 64: 53}
+
+
+def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Return text, as string or as UTF-8 bytes, in type `target`.
+
+    Raises:
+        ArrowInvalid: a text does not say a value of the type, or would be another value in it.
+        ArrowNotImplementedError: the type is not read from text: bytes, and what is nested.
+    """
+    texts = texts.cast(pa.string())
+    if pat.is_string(target) or pat.is_large_string(target):
+        return texts.cast(target)
+    if not is_flat(target) or pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
+        raise pa.ArrowNotImplementedError(f"{target} is not read from text")
+    return _parser(target)(pc.utf8_trim_whitespace(texts), target)
+
+
+def _parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:
+    if pat.is_floating(target):
+        return _parse_floats
+    if pat.is_time(target):
+        return _parse_times
+    if pat.is_timestamp(target) and target.tz is not None:
+        return _parse_instants
+    if pat.is_duration(target):
+        return lambda texts, kind: texts.cast(pa.int64()).cast(kind)
+    if pat.is_date64(target):
+        return lambda texts, kind: texts.cast(pa.date32()).cast(kind)
+    return lambda texts, kind: texts.cast(kind)
+
+
+def is_exact_float(text: str, bits: int = 64) -> bool:
+    """Return whether a float of so many bits stands for the number that a text says, up to a fraction's rounding."""
+    number = text.lstrip("+-").lower()
+    with np.errstate(over="ignore"):
+        held = float(np.array(float(text)).astype(f"f{bits // 8}"))
+    if abs(held) == float("inf"):
+        return number in ("inf", "infinity")
+    if number.isdigit():
+        return int(held) == int(text)
+    return held != 0 or not any(digit in "123456789" for digit in number.partition("e")[0])
+
+
+def _parse_floats(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    bits = target.bit_width
+    if bits == 16:
+        wide = texts.cast(pa.float64())
+        with np.errstate(over="ignore"):
+            halves = pa.array(wide.to_numpy().astype(np.float16), mask=wide.is_null().to_numpy())
+        floats = pa.chunked_array([halves], target)
+    else:
+        floats = wide = texts.cast(target)
+    # Only these may have become another number.
+    doubtful = pc.or_(pc.greater_equal(pc.abs(wide), 2.0 ** _EXACT_BITS[bits]), pc.equal(wide, 0.0))
+    if bits == 16:
+        doubtful = pc.or_(doubtful, pc.less(pc.abs(wide), 1e-4))
+    for text in texts.filter(doubtful).unique().to_pylist():
+        if not is_exact_float(text, bits):
+            raise pa.ArrowInvalid(f"{text} would be rounded to another number as {target}")
+    return floats
+
+
+def _parse_times(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    day = pa.scalar("1970-01-01")
+    return pc.binary_join_element_wise(day, texts, "T").cast(pa.timestamp(target.unit)).cast(target)
+
+
+def _parse_instants(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    try:
+        return texts.cast(target)
+    except pa.ArrowInvalid:
+        has_offset = pc.match_substring_regex(texts, r"(Z|z|[+-]\d\d:?(\d\d)?)$")
+        is_day = pc.match_substring_regex(texts, r"^\d{4}-\d\d(-\d\d)?$")
+        is_local = pc.or_(pc.invert(has_offset), is_day)
+        local = pc.if_else(is_local, texts, pa.scalar(None, pa.string())).cast(pa.timestamp(target.unit))
+        instants = pc.if_else(is_local, pa.scalar(None, pa.string()), texts).cast(target)
+        return pc.coalesce(instants, pc.assume_timezone(local, "UTC").cast(target))
