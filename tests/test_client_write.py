@@ -148,7 +148,7 @@ UNTYPED: dict[str, Any] = {
     ),
     "twice": pd.DataFrame([[1, 2, 3]], columns=["id", "odd", "odd"]),
     "wide": pd.DataFrame({"id": [1, 2], "odd": pd.Series([2**70, 1], dtype=object)}),
-    "complex": pd.DataFrame({"id": [1], "odd": [1 + 2j]}),
+    "complex": pd.DataFrame({"id": [1], "odd": [complex(1, 2)]}),
     "objects": pd.DataFrame({"id": [1], "odd": pd.Series([object()], dtype=object)}),
     "nested": pd.DataFrame({"id": [1], "odd": [[[1, 2], 3]]}),
     "int128": pl.DataFrame({"id": [1], "odd": pl.Series([2**100], dtype=pl.Int128)}),

@@ -220,4 +220,4 @@ def test_a_header_that_is_no_token_has_no_rights(header: str) -> None:
 def test_a_write_token_needs_something_to_write_through_and_a_token_for_readers(client: persist.Client) -> None:
     for options in ({"token": READS}, {"store": True}, {"commits": True}):
         with pytest.raises(persist.InvalidUsage, match="write_token= goes with store=True or commits=True"):
-            client.serve(LOCAL, write_token=WRITES, **options)  # type: ignore[arg-type]
+            client.serve(LOCAL, write_token=WRITES, **options)
