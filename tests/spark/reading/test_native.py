@@ -314,9 +314,9 @@ def test_many_parts_are_looked_for_by_few_tasks(spark: SparkSession, tmp_path: P
     try:
         frame = persist.spark.snapshot(spark, path, "many", native=True)
         tracker = context.statusTracker()
-        stages = [s for job in tracker.getJobIdsForGroup("looking") for s in tracker.getJobInfo(job).stageIds]  # type: ignore[union-attr]
-        assert [tracker.getStageInfo(stage).numTasks for stage in stages] == [4 * context.defaultParallelism]  # type: ignore[union-attr]
+        stages = [s for job in tracker.getJobIdsForGroup("looking") for s in tracker.getJobInfo(job).stageIds]
+        assert [tracker.getStageInfo(stage).numTasks for stage in stages] == [4 * context.defaultParallelism]
     finally:
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        context.setLocalProperty("spark.jobGroup.id", None)
     assert spark.conf.get(LISTING_TASKS) == before
     assert frame.count() == 40
