@@ -21,7 +21,7 @@ import xxhash
 import persist
 from persist.cli.casting import Caster
 from persist.cli.text import tell
-from persist.ingest import DoesNotFit, Misfits, RowFile, pieces_of
+from persist.ingest import Misfits, RowFile, misfit_error, pieces_of
 from persist.work import task
 
 PIECE_ROWS = 1_000_000
@@ -92,7 +92,7 @@ def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]
     """Return how many rows fit, and how many do not.
 
     Raises:
-        DoesNotFit: some do not, and this is not allowed; the message has the first reasons.
+        InvalidUsage: some do not, and this is not allowed; the message has the first reasons.
     """
     misfits, rows = Misfits(), 0
     with task("check", file.name) as done:
@@ -100,7 +100,7 @@ def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]
             rows += len(piece)
             done(len(piece))
     if misfits.count and not skip_bad:
-        raise DoesNotFit(
+        raise misfit_error(
             f"{misfits.count:,} of the {rows + misfits.count:,} rows of {file.name} do not fit, and nothing was "
             f"written. Mend them, or say --skip-bad to leave them out:\n{misfits}"
         )

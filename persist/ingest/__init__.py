@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from persist.ingest.kafka_config import Brokers, brokers_at
     from persist.ingest.pg_database import PgAddress, one_line
     from persist.ingest.row_casts import CastTable, Misfits, cast_each, cast_rows, cast_texts, fitting
-    from persist.ingest.row_files import DoesNotFit, check_columns, names_in, pieces_of
+    from persist.ingest.row_files import check_columns, misfit_error, names_in, pieces_of
     from persist.ingest.row_formats import BY_SUFFIX, READ, RowFile
     from persist.ingest.row_types import types_of
     from persist.ingest.source import BEHIND, SOURCE, Batch, Change, Run, Source, SourceMoved, Target
@@ -24,7 +24,7 @@ _SOURCE = ("BEHIND", "SOURCE", "Batch", "Change", "Run", "Source", "SourceMoved"
 _DRIVER = ("Ingested", "check_no_options", "checked", "described", "ingest")
 _PG_DATABASE = ("PgAddress", "one_line")
 _CASTS = ("CastTable", "Misfits", "cast_each", "cast_rows", "cast_texts", "fitting")
-_FILES = ("DoesNotFit", "check_columns", "names_in", "pieces_of")
+_FILES = ("misfit_error", "check_columns", "names_in", "pieces_of")
 _FORMATS = ("BY_SUFFIX", "READ", "RowFile")
 __all__ = ["Brokers", "brokers_at", "types_of", *_CASTS, *_DRIVER, *_FILES, *_FORMATS, *_PG_DATABASE, *_SOURCE]
 __getattr__ = late_names(

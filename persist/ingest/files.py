@@ -26,7 +26,7 @@ from persist.collection import Collection
 from persist.errors import InvalidUsage, PersistError
 from persist.ingest.file_rows import DELETED, FileRows
 from persist.ingest.row_casts import Misfits
-from persist.ingest.row_files import DoesNotFit, names_in, pieces_of
+from persist.ingest.row_files import misfit_error, names_in, pieces_of
 from persist.ingest.row_formats import MEND, RowFile, format_by_name
 from persist.ingest.row_types import is_open, types_of
 from persist.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
@@ -307,7 +307,7 @@ class Files:
             batch.rows += len(piece)
             yield piece
         if misfits.count:
-            raise DoesNotFit(
+            raise misfit_error(
                 f"{misfits.count:,} of the {batch.rows + misfits.count:,} rows of {file.path} do not fit. {MEND}:\n"
                 f"{misfits}"
             )

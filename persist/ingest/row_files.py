@@ -26,10 +26,11 @@ from persist.ingest.row_formats import BLOCK_BYTES, MEND, RowFile, stored_batche
 from persist.upsert import Unreadable, in_order, parse, sifted, suspects
 
 
-class DoesNotFit(InvalidUsage):
-    """Rows of a file do not fit, and nothing was written. Its message has several lines."""
-
-    has_lines = True
+def misfit_error(message: str) -> InvalidUsage:
+    """Return the error of rows of a file that do not fit; its message has several lines."""
+    error = InvalidUsage(message)
+    setattr(error, "has_lines", True)  # noqa: B010
+    return error
 
 
 def pieces_of(file: RowFile, caster: RowCaster, misfits: Misfits) -> Iterator[pa.Table]:
